@@ -67,8 +67,8 @@ PARTS = {
 #: Packages that take a second to import and are not always needed. Only these may be imported within a function.
 HEAVY = frozenset(
     (
-        "cryptography", "huggingface_hub", "jwt", "llguidance", "numpy", "opentelemetry", "tokenizers", "torch",
-        "transformers", "zmq",
+        "cryptography", "huggingface_hub", "jwt", "llguidance", "numpy", "obstore", "opentelemetry", "redis",
+        "tokenizers", "torch", "transformers", "zmq",
     )
 )  # fmt: skip
 

@@ -1,0 +1,49 @@
+"""The interface of a client of a remote store, and its error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from slime_tiered_store.tiers.block_header import Buffer
+
+__all__ = ["RemoteClient", "RemoteError"]
+
+
+class RemoteError(Exception):
+    """A call failed. ``retry``: it may work when it is repeated. ``is_full``: the store has no space left."""
+
+    def __init__(self, message: str, *, retry: bool = True, is_full: bool = False) -> None:
+        super().__init__(message)
+        self.retry = retry
+        self.is_full = is_full
+
+
+class RemoteClient(Protocol):
+    """Named objects in a remote store. All calls may be cancelled, and raise RemoteError.
+
+    An object is written whole or not at all. ``url`` is the place for messages, without a password.
+    """
+
+    url: str
+
+    async def get(self, name: str) -> Buffer | None:
+        """Return an object, or None when the store says that there is none."""
+
+    async def put(self, name: str, content: bytes) -> None:
+        """Write an object, in place of an earlier one."""
+
+    async def exists(self, name: str) -> bool:
+        """Return whether there is an object, by the word of the store."""
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Delete objects. Those that are not there are ignored."""
+
+    async def is_there(self, format_name: str) -> bool:
+        """Return whether the store itself is there: a missing bucket or directory also says that it has no object.
+
+        ``format_name``: the name of an object that was written at the start.
+        """
+
+    async def aclose(self) -> None:
+        """Close connections."""

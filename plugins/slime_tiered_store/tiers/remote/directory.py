@@ -1,0 +1,95 @@
+"""``file://``: a directory, usually of a file system that several machines mount."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from errno import EDQUOT, ENOSPC
+from pathlib import Path
+from typing import TypeVar
+from uuid import uuid4
+
+import anyio.to_thread
+from anyio import CapacityLimiter
+
+from slime_tiered_store.tiers.remote.client import RemoteError
+
+__all__ = ["DirectoryClient"]
+
+T = TypeVar("T")
+
+_THREADS = 8
+
+
+class DirectoryClient:
+    """A file for each object. A file gets its name when its content is on the device."""
+
+    def __init__(self, path: Path) -> None:
+        self.url = path.as_uri()
+        self._path = path
+        self._limiter = CapacityLimiter(_THREADS)
+
+    async def get(self, name: str) -> bytes | None:
+        def read() -> bytes | None:
+            try:
+                return (self._path / name).read_bytes()
+            except FileNotFoundError:
+                return None
+
+        return await self._call(read)
+
+    async def put(self, name: str, content: bytes) -> None:
+        await self._call(lambda: _write(self._path, self._path / name, content))
+
+    async def exists(self, name: str) -> bool:
+        def found() -> bool:
+            try:
+                (self._path / name).stat()
+            except FileNotFoundError:
+                return False
+            return True
+
+        return await self._call(found)
+
+    async def delete(self, names: Sequence[str]) -> None:
+        def unlink() -> None:
+            for name in names:
+                (self._path / name).unlink(missing_ok=True)
+
+        # A thread that ran on could delete what is written later.
+        await self._call(unlink, abandon=False)
+
+    async def is_there(self, format_name: str) -> bool:
+        return await self.exists(format_name)
+
+    async def aclose(self) -> None:
+        """Nothing stays open."""
+
+    async def _call(self, call: Callable[[], T], *, abandon: bool = True) -> T:
+        try:
+            return await anyio.to_thread.run_sync(call, abandon_on_cancel=abandon, limiter=self._limiter)
+        except OSError as error:
+            is_full = error.errno in (ENOSPC, EDQUOT)
+            raise RemoteError(error.strerror or str(error), is_full=is_full, retry=not is_full) from None
+
+
+def _write(root: Path, path: Path, content: bytes) -> None:
+    """Write a file atomically and durably. ``root`` must be there."""
+    path.parent.mkdir(exist_ok=True)
+    new = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
+    try:
+        with new.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fdatasync(file.fileno())
+        new.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            new.unlink()
+        raise
+    fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)  # the name, too
+    finally:
+        os.close(fd)

@@ -1,0 +1,75 @@
+"""``redis://``: a server of Redis or Valkey."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar, cast
+from urllib.parse import urlsplit
+
+from redis import asyncio as aioredis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    OutOfMemoryError,
+    RedisError,
+    ResponseError,
+)
+
+from router_core.errors import SettingsError
+from slime_tiered_store.tiers.remote.client import RemoteError
+
+__all__ = ["RedisClient"]
+
+T = TypeVar("T")
+
+_PREFIX = "slime-store:"
+
+
+class RedisClient:
+    """Keys ``slime-store:NAME``. ``url``: ``redis[s]://[USER:PASSWORD@]HOST[:PORT][/DB]``. Raises SettingsError."""
+
+    def __init__(self, url: str, timeout_s: float, connections: int) -> None:
+        parts = urlsplit(url)
+        self.url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        try:
+            self._redis = aioredis.Redis.from_url(
+                url,
+                socket_timeout=timeout_s,
+                socket_connect_timeout=timeout_s,
+                max_connections=connections,
+                retry=Retry(NoBackoff(), 0),  # the tier retries
+            )
+        except ValueError as error:
+            raise SettingsError(f"--store-remote {self.url}: {error}") from None
+
+    async def get(self, name: str) -> bytes | None:
+        return cast("bytes | None", await self._call(self._redis.get(_PREFIX + name)))
+
+    async def put(self, name: str, content: bytes) -> None:
+        await self._call(self._redis.set(_PREFIX + name, content))
+
+    async def exists(self, name: str) -> bool:
+        return bool(await self._call(self._redis.exists(_PREFIX + name)))
+
+    async def delete(self, names: Sequence[str]) -> None:
+        await self._call(self._redis.unlink(*(_PREFIX + name for name in names)))
+
+    async def is_there(self, format_name: str) -> bool:
+        return True  # a server that answers is the store
+
+    async def aclose(self) -> None:
+        await self._redis.aclose()
+
+    async def _call(self, call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except OutOfMemoryError as error:
+            raise RemoteError(str(error), retry=False, is_full=True) from None
+        except (AuthenticationError, AuthorizationError) as error:
+            raise RemoteError(str(error), retry=False) from None
+        except ResponseError as error:
+            raise RemoteError(str(error), retry=False) from None
+        except (RedisError, OSError) as error:
+            raise RemoteError(str(error) or type(error).__name__) from None

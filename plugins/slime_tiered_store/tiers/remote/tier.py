@@ -1,0 +1,258 @@
+"""The remote tier: blocks by key in a store that several routers share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import TypeVar
+
+import anyio
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+
+from router_core.errors import StartupError
+from slime_tiered_store.errors import BlockCorrupt, BlockMissing, StoreError, TierFailed, TierFull
+from slime_tiered_store.tier import Block, BlockKey
+from slime_tiered_store.tiers.backpressure import WriteLimit
+from slime_tiered_store.tiers.block_header import HEADER_BYTES, block_header, mismatch
+from slime_tiered_store.tiers.counts import TierCounts
+from slime_tiered_store.tiers.remote.client import RemoteClient, RemoteError
+
+__all__ = ["CALLS_AT_ONCE", "TIMEOUT_S", "RemoteTier"]
+
+logger = logging.getLogger(__name__)
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+CALLS_AT_ONCE = 16
+_CAPACITY = 1 << 24
+_PENDING_BYTES = 256 << 20
+_WAIT_S = 30.0
+TIMEOUT_S = 10.0
+_ATTEMPTS = 4
+_DELETED_AT_ONCE = 1000
+_TRY_AGAIN_S = 60.0
+_FIRST_WAIT_S = 0.1
+_LONGEST_WAIT_S = 2.0
+_FORMAT_NAME = "slime-store-remote-1"
+
+
+class RemoteTier:
+    """Blocks of ``block_bytes`` bytes under their keys. ``counts`` are its counters.
+
+    ``capacity``: the number of blocks that this router may have there. A call to the store has ``timeout_s`` seconds,
+    and is tried ``attempts`` times. Call :meth:`open` first. ``forget`` deletes for all routers, while :meth:`tidy`
+    runs in the background, or else in ``aclose``.
+    """
+
+    def __init__(
+        self, client: RemoteClient, block_bytes: int, capacity: int = _CAPACITY, *, name: str = "remote",
+        pending_bytes: int = _PENDING_BYTES, wait_s: float = _WAIT_S, timeout_s: float = TIMEOUT_S,
+        attempts: int = _ATTEMPTS,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.block_bytes = block_bytes
+        self.capacity = capacity
+        self.counts = TierCounts()
+        self._client = client
+        self._timeout_s = timeout_s
+        self._attempts = attempts
+        self._limit = WriteLimit(name, client.url, pending_bytes, wait_s, self.counts)
+        self._calls = anyio.CapacityLimiter(CALLS_AT_ONCE)
+        self._forgotten: dict[BlockKey, None] = {}
+        self._deleting: frozenset[BlockKey] = frozenset()
+        self._deleted = anyio.Event()
+        self._news = anyio.Event()
+        self._unwritten: set[BlockKey] = set()
+
+    async def open(self) -> None:
+        """Check that the store is there, and has blocks of this size. Raises StartupError."""
+        wanted = str(self.block_bytes).encode()
+        try:
+            found = await self._call(partial(self._client.get, _FORMAT_NAME))
+            if found is None:
+                await self._call(partial(self._client.put, _FORMAT_NAME, wanted))
+        except RemoteError as error:
+            raise StartupError(f"--store-remote {self._client.url}: {error}") from None
+        if found is not None and bytes(found) != wanted:
+            raise StartupError(
+                f"--store-remote {self._client.url}: it has blocks of {bytes(found).decode('ascii', 'replace')} "
+                f"bytes, not of {self.block_bytes}; give another prefix, directory or database"
+            )
+
+    def recovered(self) -> Mapping[BlockKey, int]:
+        """Return nothing: the blocks of a shared store are found by ``holds``."""
+        return {}
+
+    async def write(self, blocks: Sequence[Block], sources: Sequence[memoryview]) -> None:
+        """Store all blocks, or raise. The store has acknowledged them when the call returns.
+
+        Raises TierBusy, TierFull and TierFailed.
+        """
+        for source in sources:
+            if len(source) > self.block_bytes:
+                raise ValueError(f"a block has at most {self.block_bytes} bytes, got {len(source)}")
+        keys = {block.key for block in blocks}
+        self._unwritten |= keys
+        while not keys.isdisjoint(self._deleting):
+            await self._deleted.wait()
+        for key in keys:
+            self._forgotten.pop(key, None)
+        async with self._limit.hold(sum(map(len, sources))):
+            await self._each("write", self._put, list(zip(blocks, sources, strict=True)))
+        self._unwritten -= keys
+        self.counts.wrote(sources)
+
+    async def read(self, blocks: Sequence[Block], into: Sequence[memoryview]) -> None:
+        """Fill ``into[i]`` with the first ``len(into[i])`` bytes of ``blocks[i]``, and verify whole blocks.
+
+        Raises BlockMissing, BlockCorrupt and TierFailed.
+        """
+        await self._each("read", self._get, list(zip(blocks, into, strict=True)))
+        self.counts.read(into)
+
+    async def holds(self, keys: Sequence[BlockKey]) -> int:
+        """Return the number of leading ``keys`` that are stored. Raises TierFailed when the answer is unknown."""
+        count, step = 0, 1  # most sequences that are not there lack their first block
+        while count < len(keys):
+            found = await self._each("holds", self._exists, keys[count : count + step])
+            if not all(found):
+                return count + found.index(False)
+            count, step = count + step, CALLS_AT_ONCE
+        return len(keys)
+
+    def forget(self, blocks: Sequence[Block]) -> None:
+        """Drop blocks: at once for this process, and soon in the store.
+
+        What this process tried to write in vain is not deleted: another router may have written it.
+        """
+        for _, key in blocks:
+            if key in self._unwritten:
+                self._unwritten.remove(key)
+            else:
+                self._forgotten[key] = None
+                self._news.set()
+
+    async def tidy(self) -> None:
+        """Delete what is forgotten, until cancelled."""
+        while True:
+            await self._news.wait()
+            self._news = anyio.Event()
+            if not await self._delete_forgotten():
+                await anyio.sleep(_TRY_AGAIN_S)
+                self._news.set()
+
+    async def aclose(self) -> None:
+        """Delete what is forgotten, and close the connections."""
+        await self._delete_forgotten()
+        await self._client.aclose()
+
+    async def _delete_forgotten(self) -> bool:
+        """Return False, after a log entry, when the store does not delete."""
+        while batch := list(islice(self._forgotten, _DELETED_AT_ONCE)):
+            self._deleting, self._deleted = frozenset(batch), anyio.Event()
+            names = [_name(key) for key in batch]
+            try:
+                await self._call(partial(self._client.delete, names))
+            except RemoteError as error:
+                self.counts.failed(error)
+                logger.error("tier %s: blocks at %s are not deleted: %s", self.name, self._client.url, error)
+                return False
+            finally:
+                self._deleting = frozenset()
+                self._deleted.set()
+            for key in batch:
+                self._forgotten.pop(key, None)
+        return True
+
+    async def _put(self, pair: tuple[Block, memoryview]) -> None:
+        (_, key), source = pair
+        # A copy, since the client may go on for a moment after a cancellation.
+        content = b"".join((block_header(key, source), source))
+        await self._call(partial(self._client.put, _name(key), content))
+
+    async def _get(self, pair: tuple[Block, memoryview]) -> None:
+        (_, key), into = pair
+        data = None if key in self._forgotten else await self._call(partial(self._client.get, _name(key)))
+        if data is None:
+            await self._confirm()
+            self.counts.missing += 1
+            raise BlockMissing(self.name, key)
+        content = memoryview(data)[HEADER_BYTES:]
+        reason = mismatch(data, key, [content])
+        if reason is None and len(into) > len(content):
+            reason = f"it has {len(content)} bytes instead of {len(into)}"
+        if reason is not None:
+            self.counts.corrupt += 1
+            raise BlockCorrupt(self.name, key, reason)
+        into[:] = content[: len(into)]
+
+    async def _exists(self, key: BlockKey) -> bool:
+        if key not in self._forgotten and await self._call(partial(self._client.exists, _name(key))):
+            return True
+        await self._confirm()
+        return False
+
+    async def _confirm(self) -> None:
+        """Raise RemoteError if the store is not there at all: then no block is known to be missing."""
+        if not await self._call(partial(self._client.is_there, _FORMAT_NAME)):
+            raise RemoteError("the store is gone, or its format is: the bucket was emptied or not mounted")
+
+    async def _each(self, operation: str, call: Callable[[A], Awaitable[T]], items: Sequence[A]) -> list[T]:
+        """Make a call for each item, many at once. Raises the error of the first item that has one."""
+        results: dict[int, T] = {}
+        errors: dict[int, StoreError | RemoteError] = {}
+        rest = iter(enumerate(items))
+
+        async def work() -> None:
+            for place, item in rest:
+                try:
+                    results[place] = await call(item)
+                except (StoreError, RemoteError) as error:
+                    errors[place] = error
+                if errors:
+                    return  # items are taken in order, so those before are under way
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(min(CALLS_AT_ONCE, len(items))):
+                tasks.start_soon(work)
+        if errors:
+            raise self._failure(operation, errors[min(errors)], len(items))
+        return [results[place] for place in range(len(items))]
+
+    def _failure(self, operation: str, error: StoreError | RemoteError, required: int) -> StoreError:
+        if isinstance(error, StoreError):
+            return error
+        self.counts.failed(error)
+        logger.error("tier %s: %s at %s: %s", self.name, operation, self._client.url, error)
+        if error.is_full:
+            return TierFull(self.name, required, 0)
+        return TierFailed(self.name, operation, self._client.url, error)
+
+    async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Make a call in ``timeout_s`` seconds, again if it may help. Raises RemoteError."""
+
+        async def attempt() -> T:
+            async with self._calls:
+                try:
+                    with anyio.fail_after(self._timeout_s):
+                        return await call()
+                except TimeoutError:
+                    raise RemoteError(f"no answer within {self._timeout_s:g} s") from None
+
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(self._attempts),
+            wait=wait_random_exponential(_FIRST_WAIT_S, _LONGEST_WAIT_S),
+            retry=retry_if_exception(lambda error: isinstance(error, RemoteError) and error.retry),
+            sleep=anyio.sleep,
+            reraise=True,
+        )
+        return await retrying(attempt)
+
+
+def _name(key: BlockKey) -> str:
+    """Return the name of a block: two digits of its key and all of them, so that no directory gets too large."""
+    digits = key.hex()
+    return f"{digits[:2]}/{digits}"
