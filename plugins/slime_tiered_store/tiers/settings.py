@@ -1,0 +1,117 @@
+"""The flags of the tiers, and the tiers that they ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from router_core.errors import SettingsError
+from router_core.flags import flag
+from slime_tiered_store.errors import NotEnoughSpaceError
+from slime_tiered_store.tiers.memory import MemoryArena
+from slime_tiered_store.tiers.remote import open_remote_tier
+from slime_tiered_store.tiers.remote.tier import RemoteTier
+from slime_tiered_store.tiers.ssd.tier import SsdTier
+
+__all__ = ["TierSettings", "Tiers", "open_tiers"]
+
+
+@dataclass(frozen=True, slots=True)
+class TierSettings:
+    """The flags of the tiers. All sizes are in bytes."""
+
+    memory_bytes: int = flag(
+        "--store-memory-bytes",
+        default=1 << 30,
+        at_least=1,
+        metavar="BYTES",
+        help="size of the store's memory tier",
+    )
+    ssd: str = flag(
+        "--store-ssd",
+        default="",
+        metavar="DIR[,DIR]",
+        help="directories of the store's SSD tier, one for each disk, separated by commas",
+    )
+    ssd_bytes: int = flag(
+        "--store-ssd-bytes",
+        default=0,
+        at_least=0,
+        metavar="BYTES",
+        help="size of the SSD tier, over all its directories; it is allocated at the start",
+    )
+    remote: str = flag(
+        "--store-remote",
+        default="",
+        metavar="URL",
+        help="a store that routers share: file:///DIR, s3://BUCKET/PREFIX or redis://HOST:PORT/DB",
+    )
+    remote_timeout_s: float = flag(
+        "--store-remote-timeout-secs",
+        default=10.0,
+        above=0,
+        metavar="SECONDS",
+        help="longest time for one call to the remote store; a call that fails is tried four times",
+    )
+    wait_s: float = flag(
+        "--store-wait-secs",
+        default=30.0,
+        at_least=0,
+        metavar="SECONDS",
+        help="longest time that a write waits for a slow SSD or remote store",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """Open tiers. Run ``remote.tidy`` in the background."""
+
+    memory: MemoryArena
+    ssd: SsdTier | None
+    remote: RemoteTier | None
+
+    async def aclose(self) -> None:
+        """Close all tiers."""
+        try:
+            if self.remote is not None:
+                await self.remote.aclose()
+        finally:
+            try:
+                if self.ssd is not None:
+                    await self.ssd.aclose()
+            finally:
+                await self.memory.aclose()
+
+
+async def open_tiers(settings: TierSettings, block_bytes: int) -> Tiers:
+    """Open the tiers for blocks of ``block_bytes`` bytes, all or none. Raises StartupError."""
+    if bool(settings.ssd) != bool(settings.ssd_bytes):
+        raise SettingsError("--store-ssd and --store-ssd-bytes: wanted both or none")
+    directories = settings.ssd.split(",") if settings.ssd else []
+    if not all(directories):
+        raise SettingsError(f"--store-ssd: wanted DIR[,DIR], got {settings.ssd!r}")
+    capacity = settings.memory_bytes // block_bytes
+    if not capacity:
+        raise SettingsError(
+            f"--store-memory-bytes: wanted {block_bytes} or more, the size of a block, got {settings.memory_bytes}"
+        )
+    try:
+        memory = MemoryArena(capacity, block_bytes)
+    except NotEnoughSpaceError:
+        raise SettingsError(
+            f"--store-memory-bytes: the system does not give {settings.memory_bytes} bytes"
+        ) from None
+    ssd: SsdTier | None = None
+    remote: RemoteTier | None = None
+    try:
+        if directories:
+            paths = [Path(path) for path in directories]
+            ssd = await SsdTier.open(paths, settings.ssd_bytes, block_bytes, wait_s=settings.wait_s)
+        if settings.remote:
+            remote = await open_remote_tier(
+                settings.remote, block_bytes, timeout_s=settings.remote_timeout_s, wait_s=settings.wait_s
+            )
+    except BaseException:
+        await Tiers(memory, ssd, None).aclose()
+        raise
+    return Tiers(memory, ssd, remote)
