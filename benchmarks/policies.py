@@ -15,9 +15,10 @@ from benchmarks.report import Column, Report
 from router_core import Exchange, Worker
 from router_core.reply import Reply
 from router_core.request import Request
-from slime_policies import Settings
+from slime_policies import CacheAware, Settings
 from slime_policies.cached_tokens import CachedTokens
 from slime_policies.horizons import Horizons
+from slime_policies.kv_events.batches import Hash, Stored
 from slime_policies.plugin import POLICIES
 from slime_policies.prefixes import Prefixes, Prompt, Use
 
@@ -25,6 +26,9 @@ _SIZES = (512, 8 << 10, 64 << 10)
 _WORKERS = (8, 64)
 _ROUNDS, _CALLS = 20, 200
 _CHOICES, _MEMORY, _ANSWERS = "a choice", "cache_aware, prompts of", "cache_aware, an answer of"
+_EVENTS = "cache_aware, a choice with KV events"
+#: Bytes of an id and its comma in the prompts with KV events, and the sizes of blocks.
+_ID_BYTES, _BLOCKS = 6, (1, 16, 64)
 
 
 def _asking(size: int, seed: int, shared: float) -> Exchange:
@@ -48,6 +52,39 @@ def _cost_us(options: Options, name: str, workers: Sequence[Worker], prompts: Se
         begun = time.process_time_ns()
         for prompt in islice(cycle(prompts), calls):
             policy(prompt, workers)
+        best = min(best, (time.process_time_ns() - begun) / calls / 1000)
+    return best
+
+
+def _events_us(options: Options, count: int, size: int, block: int | None) -> float:
+    """Return the time of a choice and its answer, for prompts of ids of which each worker has the first half.
+
+    ``block``: tokens of a block that KV events tell of; None: there are no KV events.
+    """
+    workers = [Worker(f"http://127.0.0.1:{port}") for port in range(1, count + 1)]
+    tokens = size // _ID_BYTES
+    common = random.Random(size).choices(range(10_000, 100_000), k=tokens // 2)
+    prompts = []
+    for seed in range(options.pick(50, tiny=3)):
+        ids = common + random.Random(seed).choices(range(10_000, 100_000), k=tokens - len(common))
+        body = b'{"sampling_params": {}, "input_ids": [%s]}' % ",".join(map(str, ids)).encode()
+        prompts.append(Exchange(Request("POST", b"/generate", [], body), session=None))
+    policy = CacheAware(Settings(kv_events=block is not None))
+    for worker in workers:
+        policy(prompts[0], [worker])
+        policy.answered(prompts[0], tokens, 0)
+        if block is not None and policy.blocks is not None:
+            blocks = policy.blocks.open(worker.id)
+            blocks.is_true = True
+            names: list[Hash] = [*range(len(common) // block)]
+            blocks.apply(Stored(names, None, common[: len(names) * block], block))
+    best = float("inf")
+    rounds, calls = options.pick((_ROUNDS, _CALLS), tiny=(1, 2))
+    for _ in range(rounds):
+        begun = time.process_time_ns()
+        for prompt in islice(cycle(prompts), calls):
+            policy(prompt, workers)
+            policy.answered(prompt, tokens, tokens // 2)
         best = min(best, (time.process_time_ns() - begun) / calls / 1000)
     return best
 
@@ -109,6 +146,16 @@ def main() -> int:
         body = b'{"text":"","meta_info":{"prompt_tokens":120,"logprobs":[%b],"cached_tokens":8}}' % logprobs
         first, later = (_answer_us(options, body, each) for each in (False, True))
         report.add(_ANSWERS, f"{len(body):,} bytes", first=first, later=later)
+    for count in _WORKERS if options.wants(_EVENTS) else ():
+        for size in _SIZES:
+            report.add(
+                _EVENTS,
+                f"{count} workers, {size:,} bytes",
+                none=_events_us(options, count, size, None),
+                **{f"of_{block}": _events_us(options, count, size, block) for block in _BLOCKS},
+            )
+    of_blocks = [Column(f"of_{block}", f"blocks of {block} us") for block in _BLOCKS]
+    report.show(_EVENTS, (Column("none", "no events us"), *of_blocks))
     report.show(_ANSWERS, (Column("first", "numbers us", 2), Column("later", "a later piece us", 2)))
     report.show(_CHOICES, (Column("own", "own prompts us", 1), Column("common", "half in common us", 1)))
     report.show(_MEMORY, (Column("mb", "MB at most"),))

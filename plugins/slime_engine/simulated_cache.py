@@ -54,6 +54,10 @@ class SimulatedCache:
         if evicted and self._events is not None:
             self._events.removed(evicted)
 
+    def names(self) -> set[int]:
+        """Return the names of all blocks, as events have them. O(blocks)."""
+        return {*self._blocks}
+
     def clear(self) -> None:
         """Drop everything."""
         self._blocks.clear()

@@ -39,7 +39,8 @@ class StatelessBackend:
         has_prompts = settings.disaggregation_mode != "decode"
         tokens = settings.kv_cache_tokens
         ranks = range(settings.dp_size if tokens and has_prompts else 0)
-        self._caches = [SimulatedCache(tokens, settings.page_size) for _ in ranks]
+        #: By data-parallel rank; empty: no KV cache is simulated.
+        self.caches = [SimulatedCache(tokens, settings.page_size) for _ in ranks]
         self._publish: Callable[[int, list[Event]], None] | None = None
         self._prefill_per_s = settings.prefill_tokens_per_second if has_prompts else 0.0
         self.has_routed_experts = settings.moe_layers > 0
@@ -54,13 +55,13 @@ class StatelessBackend:
     def publish_to(self, publish: Callable[[int, list[Event]], None]) -> None:
         """Call ``publish`` whenever a simulated cache changes, with its rank and the changes in their order."""
         self._publish = publish
-        for cache in self._caches:
+        for cache in self.caches:
             cache.record()
         self._publish_changes()
 
     def _publish_changes(self) -> None:
         if self._publish is not None:
-            for rank, cache in enumerate(self._caches):
+            for rank, cache in enumerate(self.caches):
                 if events := cache.take_events():
                     self._publish(rank, events)
 
@@ -83,8 +84,8 @@ class StatelessBackend:
         is_new, run.context, run.end = not run.end, query.context, query.end
         if not is_new:
             return 0
-        if self._caches:
-            cache = self._caches[run.rank]
+        if self.caches:
+            cache = self.caches[run.rank]
             run.cached_tokens = cache.match(query.context, query.end - query.count)
             cache.store(query.context, query.end)
         return query.end - run.cached_tokens
@@ -97,8 +98,8 @@ class StatelessBackend:
 
     def release(self, run: Run) -> None:
         """Keep the keys and values of the sequence in the simulated cache."""
-        if self._caches and isinstance(run, _Run):
-            self._caches[run.rank].store(run.context, run.end)
+        if self.caches and isinstance(run, _Run):
+            self.caches[run.rank].store(run.context, run.end)
             self._publish_changes()
 
     def routed_experts(self, run: Run, ids: Sequence[int], start: int) -> ExpertsArray | None:
@@ -110,7 +111,7 @@ class StatelessBackend:
 
     async def flush_cache(self) -> None:
         """Drop the simulated caches. Running sequences go on, and are kept when they end."""
-        for cache in self._caches:
+        for cache in self.caches:
             cache.clear()
         self._publish_changes()
 

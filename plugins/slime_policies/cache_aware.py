@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -10,6 +11,9 @@ from math import inf
 from router_core import Exchange, Worker
 from router_core.workers import least_in_flight
 from slime_policies.horizons import Horizons
+from slime_policies.kv_events import Blocks
+from slime_policies.kv_events.prompt_ids import PromptIds
+from slime_policies.pending import Pending
 from slime_policies.prefixes import Prefixes, Prompt, Use
 from slime_policies.settings import Settings, unbalanced
 
@@ -76,6 +80,9 @@ class CacheAware:
 
     Engines evict. Each worker has a horizon: what was last used before it, the worker is not believed to have.
 
+    With ``--kv-events``, and for a prompt of ids, the blocks of a worker that are true count in place of the belief;
+    and what it was sent and has not answered yet.
+
     The gateway's rules come on top where their flags are given. ``balance_abs_threshold``: if the loads differ by more
     requests, and by more than a factor of ``balance_rel_threshold``, the worker with the fewest in flight is chosen.
     ``cache_threshold``: a worker that has not seen more than this part of the prompt counts as having none of it.
@@ -89,6 +96,9 @@ class CacheAware:
         self._states: dict[str, _State] = {}
         self._bits = self._choices = 0
         self._has_thresholds = settings.has_balance_thresholds
+        #: Blocks that workers have according to their KV events; None: nobody follows these.
+        self.blocks = Blocks(settings.kv_events_max_blocks) if settings.kv_events else None
+        self._pending = Pending()
 
     def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
         prompt = Prompt.of(exchange.request.body)
@@ -98,7 +108,12 @@ class CacheAware:
             self.forget_all()
         now = self._clock()
         states = [self._state(worker, now) for worker in workers]
-        costs, seen = self._match(prompt, states)
+        exact = (
+            {}
+            if self.blocks is None
+            else _exact(self.blocks, exchange.request.body, prompt.size, workers, states)
+        )
+        costs, seen = self._match(prompt, states, exact)
         if self._has_thresholds and unbalanced(workers, self._settings):
             chosen = workers.index(least_in_flight(workers))
         else:
@@ -110,6 +125,8 @@ class CacheAware:
         state.waiting += (prompt.size - matched) / prompt.per_token
         use = Use(self._choices)
         self._prefixes.add(prompt, state.bit, use, self._horizons)
+        if state.bit in exact:
+            self._pending.add(use.number, state.bit, tuple(digest for digest, _ in prompt.parts), now)
         # What is not answered yet, the worker may not have computed yet, so its absence would prove nothing.
         checked = before.number if before is not None and before.is_answered else 0
         exchange.notes[_NOTE] = _Belief(state, use, matched / prompt.size, checked)
@@ -130,20 +147,25 @@ class CacheAware:
         return _State(1 << (self._bits - 1))
 
     def _match(
-        self, prompt: Prompt, states: Sequence[_State]
+        self, prompt: Prompt, states: Sequence[_State], exact: Mapping[int, int]
     ) -> tuple[dict[int, float], dict[int, tuple[int, Use | None]]]:
         """Return, for the bit of each worker, the cost of what it lacks of ``prompt``, and what it has.
 
-        What it has: bytes, and the last use of the longest prefix.
+        What it has: bytes, and the last use of the longest prefix. ``exact``: by bit, the bytes that a worker has for
+        certain. Such a worker has no last use.
         """
-        having = 0
+        having = known_bits = 0
         for state in states:
             having |= state.bit
+        for bit in exact:
+            known_bits |= bit
         weight = _MISSING / prompt.per_token
         cost = 0.0  # of the parts so far, for a worker that has none of them
         #: For workers that have the parts so far and no more: their bits, the cost of these parts, their bytes,
         #: and the last use of the last part.
         ends: list[tuple[int, float, int, Use | None]] = []
+        #: The bytes and the cost of each prefix, for workers whose bytes are known.
+        marks: list[tuple[int, float]] = []
         size = evicted = 0
         use: Use | None = None
         for digest, more in prompt.parts:
@@ -153,13 +175,20 @@ class CacheAware:
             before, use = use, known.use
             if use is not before:  # the parts of a turn have the same use
                 evicted = self._horizons.evicted_by(use.number)
-            if lacking := having & ~(known.workers & ~evicted):
-                ends.append((lacking, cost, size, before))
-                having ^= lacking
+            if known_bits:
+                marks.append((size, cost))
+            if having:
+                holders = known.workers & ~evicted
+                if known_bits:
+                    holders = holders & ~known_bits | self._pending.at(digest) & known_bits
+                if lacking := having & ~holders:
+                    ends.append((lacking, cost, size, before))
+                    having ^= lacking
             size += more
             cost += more * weight / (1.0 + (known.visits / _GROUP) ** 2)
         ends.append((having, cost, size, use))
         whole = cost + (prompt.size - size) * weight
+        marks.append((size, cost))
         least = prompt.size * (self._settings.cache_threshold or 0.0)
         costs, seen = {}, {}
         for bits, had, matched, use in ends:
@@ -171,6 +200,15 @@ class CacheAware:
                 bits ^= bit
                 costs[bit] = whole - had
                 seen[bit] = what
+        known_costs: dict[int, float] = {}  # many workers have the same part of a prompt
+        for bit, true in exact.items():
+            matched = max(true, seen[bit][0])
+            if matched <= least:
+                matched = 0
+            had = known_costs.get(matched, -1.0)
+            if had < 0:
+                had = known_costs[matched] = _cost_of(matched, marks, weight)
+            costs[bit], seen[bit] = whole - had, (matched, None)
         return costs, seen
 
     def answered(self, exchange: Exchange, prompt_tokens: int, cached_tokens: int) -> None:
@@ -183,6 +221,7 @@ class CacheAware:
         if belief is None or belief.use.is_answered or not belief.state.bit:
             return
         belief.use.is_answered = True
+        self._pending.remove(belief.use.number)
         believed = belief.share * prompt_tokens
         if belief.checked and believed - cached_tokens > max(_SHORT_TOKENS, _SHORT_PART * believed):
             state = belief.state
@@ -204,6 +243,7 @@ class CacheAware:
         """Forget what all workers have in their caches."""
         self._prefixes.clear()
         self._horizons.clear()
+        self._pending.clear()
         for state in self._states.values():
             state.bit = 0
         self._states.clear()
@@ -218,3 +258,38 @@ def _cheapest(workers: Sequence[Worker], states: Sequence[_State], costs: Mappin
         if cost < least or (cost == least and state.chosen < oldest):
             best, least, oldest = place, cost, state.chosen
     return best
+
+
+def _exact(
+    blocks: Blocks, body: bytes, most: int, workers: Sequence[Worker], states: Sequence[_State]
+) -> dict[int, int]:
+    """Return the bytes of the prompt in ``body`` that a worker has, by its bit, for workers whose blocks are true.
+
+    They are ``most`` at most.
+    """
+    places, true = [], []
+    for place, worker in enumerate(workers):
+        if (own := blocks.true_of(worker.id)) is not None:
+            places.append(place)
+            true.append(own)
+    ids = PromptIds.of(body) if true else None
+    if ids is None:
+        return {}
+    held = blocks.tokens_held(ids, true)
+    per_token = ids.bytes_per_token()
+    return {
+        states[place].bit: min(most, int(tokens * per_token))
+        for place, tokens in zip(places, held, strict=True)
+    }
+
+
+def _cost_of(size: int, marks: Sequence[tuple[int, float]], weight: float) -> float:
+    """Return the cost of the first ``size`` bytes. ``marks``: bytes and costs of prefixes; ``weight``: beyond them."""
+    place = bisect_left(marks, (size, 0.0))
+    if place == 0:
+        return 0.0
+    before, cost = marks[place - 1]
+    if place == len(marks):
+        return cost + (size - before) * weight
+    after, more = marks[place]
+    return cost + (more - cost) * (size - before) / (after - before)

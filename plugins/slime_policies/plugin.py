@@ -19,6 +19,7 @@ from slime_policies.consistent_hashing import ConsistentHashing
 from slime_policies.counting import Counting
 from slime_policies.engine_loads import EngineLoads
 from slime_policies.installed import installed_policies
+from slime_policies.kv_events import Blocks
 from slime_policies.least_inflight import LeastInflight
 from slime_policies.manual import Manual
 from slime_policies.policy import Corrected, Policy, Remembering
@@ -32,6 +33,7 @@ from slime_sglang.generation import at_generation
 
 if TYPE_CHECKING:
     from slime_control.contracts import ControlEvents
+    from slime_metrics.contracts import Metrics
 
 __all__ = ["POLICIES", "CorrectedPolicies", "PairPolicies", "Policies", "add_options", "make_plugin"]
 
@@ -106,6 +108,7 @@ class Policies:
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
         _forget_on_flush(router, [self.policy])
         _poll(router, {"regular": self.policy})
+        _follow_events(router, {"regular": self.policy})
         yield
 
     @hookimpl
@@ -161,6 +164,7 @@ class PairPolicies:
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
         _forget_on_flush(router, self.policies.values())
         _poll(router, self.policies)
+        _follow_events(router, self.policies)
         yield
 
     @hookimpl
@@ -195,3 +199,20 @@ def _poll(router: Router, policies: Mapping[WorkerType, Policy]) -> None:
         load = _load_of(policy)
         if isinstance(load, EngineLoads):
             router.tasks.start_soon(load.poll, router, kind)
+
+
+def _follow_events(router: Router, policies: Mapping[WorkerType, Policy]) -> None:
+    """Follow the KV events of workers in the background, for the policies that use them."""
+    blocks: dict[WorkerType, Blocks] = {
+        kind: policy.blocks
+        for kind, policy in policies.items()
+        if isinstance(policy, CacheAware) and policy.blocks is not None
+    }
+    if blocks:
+        from slime_policies.kv_events.subscriptions import Subscriptions  # it needs zmq, which is an extra
+
+        subscriptions = Subscriptions(blocks)
+        metrics: Metrics | None = router.components.find("metrics")
+        if metrics is not None:
+            subscriptions.offer(metrics)
+        router.tasks.start_soon(subscriptions.run, router)

@@ -6,8 +6,9 @@ import argparse
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
-from router_core import Worker
+from router_core import SettingsError, Worker
 from router_core.flags import add_flags, flag, read_flags
 
 __all__ = ["ASSIGNMENT_MODES", "LOADS", "Settings", "add_policy_options", "unbalanced"]
@@ -32,6 +33,8 @@ _FOR = {
     "bucket_adjust_interval_secs": ("bucket",),
     "prefix_token_count": ("prefix_hash",),
     "prefix_hash_load_factor": ("prefix_hash",),
+    "kv_events": ("cache_aware",),
+    "kv_events_max_blocks": ("cache_aware",),
     "load": ("least_inflight", "power_of_two"),
     "load_poll_interval_secs": ("least_inflight", "power_of_two"),
 }
@@ -71,6 +74,14 @@ class Settings:
     max_tree_size: int = flag(
         "--max-tree-size", default=1 << 26, at_least=1, metavar="BYTES",
         help="cache_aware: size of the prefixes that are remembered, each once for all workers",
+    )  # fmt: skip
+    kv_events: bool = flag(
+        "--kv-events", default=False,
+        help="cache_aware: follow the KV events of the engines that publish them, for prompts given as ids",
+    )  # fmt: skip
+    kv_events_max_blocks: int = flag(
+        "--kv-events-max-blocks", default=2_000_000, at_least=1, metavar="N",
+        help="--kv-events: blocks that are remembered, of all workers",
     )  # fmt: skip
     assignment_mode: str = flag(
         "--assignment-mode", choices=ASSIGNMENT_MODES, default="random",
@@ -124,6 +135,10 @@ class Settings:
             if is_given and not {*policies} & {*(names if pairs else names[:1])}:
                 unused = f"--{name.replace('_', '-')}"
                 logger.warning("%s has no effect: it is for policy %s", unused, " or ".join(policies))
+        if settings.kv_events and find_spec("zmq") is None:
+            raise SettingsError("--kv-events needs pyzmq: pip install 'slime-router[kv-events]'")
+        if not settings.kv_events and settings.kv_events_max_blocks != default.kv_events_max_blocks:
+            logger.warning("--kv-events-max-blocks has no effect: it is for --kv-events")
         if settings.load != "engine" and settings.load_poll_interval_secs != default.load_poll_interval_secs:
             logger.warning("--load-poll-interval-secs has no effect: it is for --load engine")
         for unused, value in zip(_POLICY_FLAGS[1:], names[1:], strict=True):

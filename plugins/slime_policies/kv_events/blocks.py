@@ -1,0 +1,179 @@
+"""Blocks of tokens in the caches of engines, and the workers that have them.
+
+A block is known by a digest of all ids up to its end, so equal blocks of different engines have the same digest. One
+map holds the workers of each digest as bits of one number, so a prompt is looked up once for all workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from slime_policies.kv_events.batches import Cleared, Event, Hash, Removed, Stored
+from slime_policies.kv_events.prompt_ids import PromptIds
+
+__all__ = ["Blocks", "Untrue", "WorkerBlocks"]
+
+
+class Untrue(Exception):
+    """The blocks of a worker are not those of its engine any more. The message says why."""
+
+
+class Blocks:
+    """Blocks of all workers whose events are known, at most ``limit``. A block takes about 300 bytes of memory."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.size = 0
+        self._holders: dict[int, int] = {}
+        self._free_bits: list[int] = []
+        self._bits = 0
+        self._of: dict[str, WorkerBlocks] = {}
+
+    def open(self, worker_id: str) -> WorkerBlocks:
+        """Return the blocks of a worker or rank, none yet. It must not have any."""
+        if self._free_bits:
+            bit = self._free_bits.pop()
+        else:
+            bit, self._bits = 1 << self._bits, self._bits + 1
+        blocks = self._of[worker_id] = WorkerBlocks(self, self._holders, bit)
+        return blocks
+
+    def close(self, worker_id: str) -> None:
+        """Forget a worker or rank."""
+        blocks = self._of.pop(worker_id)
+        blocks.clear()
+        self._free_bits.append(blocks.bit)
+
+    def true_of(self, worker_id: str) -> WorkerBlocks | None:
+        """Return the blocks of a worker or rank if they are those of its engine, else None."""
+        blocks = self._of.get(worker_id)
+        return blocks if blocks is not None and blocks.is_true else None
+
+    def tokens_held(self, prompt: PromptIds, workers: Sequence[WorkerBlocks]) -> list[int]:
+        """Return, for each of ``workers``, the tokens of the longest prefix of ``prompt`` that it has.
+
+        O(tokens of the longest of them), once for each block size.
+        """
+        held: dict[int, int] = {}
+        by_size: dict[int, int] = {}
+        for worker in workers:
+            by_size[worker.block_size] = by_size.get(worker.block_size, 0) | worker.bit
+        for size, bits in by_size.items():
+            if size:
+                self._walk(prompt, size, bits, held)
+        return [held.get(worker.bit, 0) for worker in workers]
+
+    def _walk(self, prompt: PromptIds, size: int, having: int, held: dict[int, int]) -> None:
+        """Note in ``held``, by bit, the tokens of the workers ``having``, given as bits, with blocks of ``size``."""
+        start, digest, ids = 0, size, prompt.ids
+        while having:
+            end = start + size
+            holders = 0
+            if end <= len(ids) or prompt.read(end):
+                digest = hash((digest, *ids[start:end]))
+                holders = self._holders.get(digest, 0)
+            lacking = having & ~holders
+            having ^= lacking
+            while lacking:
+                bit = lacking & -lacking
+                lacking ^= bit
+                held[bit] = start
+            start = end
+
+
+class WorkerBlocks:
+    """Blocks of one worker or rank. ``is_true``: they are those of its engine, as far as it has said yet.
+
+    ``block_size``: tokens of a block; 0: unknown, since there was none.
+    """
+
+    __slots__ = ("_all", "_digests", "_doubles", "_holders", "bit", "block_size", "is_true")
+
+    def __init__(self, all_blocks: Blocks, holders: dict[int, int], bit: int) -> None:
+        self._all = all_blocks
+        self._holders = holders
+        self.bit = bit
+        self.block_size = 0
+        self.is_true = False
+        #: The digest of each block, by the engine's own name.
+        self._digests: dict[Hash, int] = {}
+        #: Digests of more than one block, and how many more there are: the engine names them by more than the ids.
+        self._doubles: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def names(self) -> set[Hash]:
+        """Return the engine's own names of all blocks. O(blocks)."""
+        return {*self._digests}
+
+    def apply(self, event: Event) -> None:
+        """Change the blocks as ``event`` says. Raises Untrue when it contradicts earlier ones, or is too much.
+
+        Blocks after an unknown one are left out, since their ids are not all known.
+        """
+        if isinstance(event, Stored):
+            self._store(event)
+        elif isinstance(event, Removed):
+            self._remove(event.hashes)
+        elif isinstance(event, Cleared):
+            self.clear()
+
+    def clear(self) -> None:
+        """Forget all blocks. O(blocks)."""
+        for digest in self._digests.values():
+            self._drop(digest)
+        self._all.size -= len(self._digests)
+        self._digests = {}
+        self._doubles = {}
+        self.block_size = 0
+
+    def _store(self, event: Stored) -> None:
+        size, ids = event.block_size, event.token_ids
+        if not self.block_size:
+            self.block_size = size
+        if size != self.block_size:
+            return  # such as the incomplete last page in old versions
+        if event.parent is None:
+            digest = size
+        elif (known := self._digests.get(event.parent)) is not None:
+            digest = known
+        else:
+            return
+        for place, name in enumerate(event.hashes):
+            digest = hash((digest, *ids[place * size : (place + 1) * size]))
+            before = self._digests.get(name)
+            if before is None:
+                if self._all.size >= self._all.limit:
+                    raise Untrue(f"more than the {self._all.limit} blocks of --kv-events-max-blocks")
+                self._digests[name] = digest
+                self._all.size += 1
+                self._add(digest)
+            elif before != digest:
+                raise Untrue(
+                    "the engine has one name for two blocks, as SGLang had before its names were chained"
+                )
+
+    def _remove(self, hashes: Iterable[Hash]) -> None:
+        for name in hashes:
+            digest = self._digests.pop(name, None)
+            if digest is not None:
+                self._all.size -= 1
+                self._drop(digest)
+
+    def _add(self, digest: int) -> None:
+        holders = self._holders.get(digest, 0)
+        if holders & self.bit:
+            self._doubles[digest] = self._doubles.get(digest, 0) + 1
+        self._holders[digest] = holders | self.bit
+
+    def _drop(self, digest: int) -> None:
+        more = self._doubles.get(digest, 0)
+        if more > 1:
+            self._doubles[digest] = more - 1
+        elif more:
+            del self._doubles[digest]
+        elif left := self._holders[digest] & ~self.bit:
+            self._holders[digest] = left
+        else:
+            del self._holders[digest]

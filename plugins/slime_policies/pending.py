@@ -1,0 +1,75 @@
+"""Prefixes that workers were sent and may not have computed yet, so their KV events cannot tell of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Pending"]
+
+#: After this time a prefix does not count any more: its request failed, or the worker has told of it long since.
+_LIMIT_S = 60.0
+#: Requests that are remembered; the oldest are forgotten first.
+_MOST = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    at: float
+    bit: int
+    digests: tuple[int, ...]
+
+
+class Pending:
+    """Digests of prefixes, and the workers as bits that were sent them and have not answered."""
+
+    __slots__ = ("_bits", "_more", "_sent")
+
+    def __init__(self) -> None:
+        self._sent: dict[int, _Sent] = {}  # the oldest first
+        self._bits: dict[int, int] = {}
+        #: For a digest and a bit, the requests beyond the first.
+        self._more: dict[tuple[int, int], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    def at(self, digest: int) -> int:
+        """Return the workers, as bits, that were sent the prefix."""
+        return self._bits.get(digest, 0)
+
+    def add(self, number: int, bit: int, digests: tuple[int, ...], now: float) -> None:
+        """Note that a worker, given as a bit, was sent request ``number``, whose prefixes have these ``digests``."""
+        while self._sent:
+            oldest = next(iter(self._sent))
+            if len(self._sent) < _MOST and self._sent[oldest].at > now - _LIMIT_S:
+                break
+            self.remove(oldest)
+        self._sent[number] = _Sent(now, bit, digests)
+        for digest in digests:
+            bits = self._bits.get(digest, 0)
+            if bits & bit:
+                self._more[digest, bit] = self._more.get((digest, bit), 0) + 1
+            self._bits[digest] = bits | bit
+
+    def remove(self, number: int) -> None:
+        """Forget request ``number``, if it is there."""
+        sent = self._sent.pop(number, None)
+        if sent is None:
+            return
+        for digest in sent.digests:
+            key = digest, sent.bit
+            more = self._more.get(key, 0)
+            if more > 1:
+                self._more[key] = more - 1
+            elif more:
+                del self._more[key]
+            elif left := self._bits[digest] & ~sent.bit:
+                self._bits[digest] = left
+            else:
+                del self._bits[digest]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._sent.clear()
+        self._bits.clear()
+        self._more.clear()
