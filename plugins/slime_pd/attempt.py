@@ -11,7 +11,7 @@ from router_core.errors import HTTPError, WorkerTimeout
 from router_core.reply import BodySource, Reply
 from router_core.request import Request
 from router_core.sender import Sender
-from slime_pd.bodies import MergedStream, Until
+from slime_pd.bodies import FirstPiece, MergedStream
 from slime_pd.bootstrap import bootstrap_fields
 from slime_pd.pd_merge import Prefilled
 from slime_sglang.generation import with_fields
@@ -63,7 +63,7 @@ class Attempt:
         self._prefill_done = anyio.Event()
         self._prefilled = Prefilled({})
         self._reply: Reply | None = None
-        self._stream: Until | None = None
+        self._stream: FirstPiece | None = None
         self._failure: tuple[Exchange, Reply | HTTPError] | None = None
         self._asks_rows = False
 
@@ -132,6 +132,7 @@ class Attempt:
             self._fail(self._part, error)
         finally:
             reply.close()
+        self._part.release()  # it has computed the prompt, and handed over the keys and values
         self._prefill_done.set()
 
     async def _ask_decode(self, body: bytes) -> None:
@@ -143,7 +144,7 @@ class Attempt:
                         await self._prefill_done.wait()
                 self._fail(self._exchange, reply)
             elif _streams(reply):
-                reply.pass_through(self._until)
+                reply.pass_through(self._first_piece)
                 if self._stream is not None:
                     await self._stream.begin()  # a break before the first piece ends the prefill too
                 await self._expect_prefill()
@@ -153,8 +154,8 @@ class Attempt:
         except HTTPError as error:
             self._fail(self._exchange, error)
 
-    def _until(self, source: BodySource) -> BodySource:
-        self._stream = Until(source, self._part.release)
+    def _first_piece(self, source: BodySource) -> BodySource:
+        self._stream = FirstPiece(source)
         return self._stream
 
     async def _expect_prefill(self) -> None:
@@ -203,12 +204,11 @@ class Attempt:
                 reply.close()
 
     def _merge(self, reply: Reply) -> None:
-        """Merge the prefill worker's fields into ``reply``. The prefill worker's lease ends with the last byte."""
+        """Merge the prefill worker's fields into ``reply``."""
         prefilled, whole, stream = self._prefilled, reply.body, self._stream
         if whole is not None:
             if prefilled.adds_to(whole):
                 reply.replace_body(prefilled.merge(whole))
-            self._part.release()
         elif stream is not None and prefilled.adds_to_stream(stream.first, asks_rows=self._asks_rows):
             reply.pass_through(lambda source: MergedStream(source, prefilled))
 

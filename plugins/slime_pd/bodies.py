@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from router_core.reply import BodySource
 from slime_pd.pd_merge import Prefilled
 from slime_sglang.events import EventSplitter
 
-__all__ = ["MergedStream", "Until"]
+__all__ = ["FirstPiece", "MergedStream"]
 
 
-class Until:
-    """A body whose ``first`` piece can be awaited; ``ended`` is called at its end, however it ends."""
+class FirstPiece:
+    """A body whose ``first`` piece can be awaited."""
 
-    def __init__(self, source: BodySource, ended: Callable[[], object]) -> None:
+    def __init__(self, source: BodySource) -> None:
         self._source = source
         self.first = b""
-        self._ended = ended
 
     async def begin(self) -> None:
         """Return when the first piece is there. Raises HTTPError."""
@@ -29,14 +26,10 @@ class Until:
 
     async def read(self) -> bytes:
         first, self.first = self.first, b""
-        piece = first or await self._source.read()
-        if self.finished or not piece:
-            self._ended()
-        return piece
+        return first or await self._source.read()
 
     def close(self) -> None:
         self._source.close()
-        self._ended()
 
 
 class MergedStream:
