@@ -61,11 +61,13 @@ class Place:
         """Forget what memory holds, as many other puts would."""
         self.store.engine.cpu_cache_engine.reset()
 
-    def restart(self) -> Place:
+    def restart(self, memory: int | None = None) -> Place:
         """Return a new process with the same lower tiers."""
         ssd = self.store.engine.ssd_cache_engine is not None
         remote = self.store.engine.remote_cache_engine is not None
-        place = Place(self.memory.capacity, 0 if ssd else None, 0 if remote else None)
+        place = Place(
+            self.memory.capacity if memory is None else memory, 0 if ssd else None, 0 if remote else None
+        )
         self.ssd.left = {key: slot for slot, (key, _) in self.ssd.slots.items()}
         place.ssd, place.remote = self.ssd, self.remote
         place.store = TieredStore(
@@ -464,6 +466,43 @@ async def test_recovered_blocks_behind_those_in_memory_are_read() -> None:
         assert (place.ssd.reads, place.remote.reads) == (2, 2)
         assert place.store.engine.ssd_cache_engine is not None
         assert len(place.store.engine.ssd_cache_engine.recovered) == 4
+
+
+async def test_recovered_blocks_that_are_being_read_are_no_miss() -> None:
+    """Memory has no room, so the second get finds no unready blocks there to wait for."""
+    async with opened(Place()) as first:
+        await first.put(range(8))
+    place = first.restart(memory=0)
+    async with opened(place), create_task_group() as group:
+        place.ssd.gate = Event()
+        found: list[bytes] = []
+
+        async def get() -> None:
+            found.append(await place.get(range(8)))
+
+        for _ in range(2):
+            group.start_soon(get)
+        await wait_all_tasks_blocked()
+        assert found == []
+        place.ssd.gate.set()
+        await wait_all_tasks_blocked()
+        assert found == [rows(range(8))] * 2
+
+
+async def test_a_put_during_the_read_of_recovered_blocks_wins() -> None:
+    async with opened(Place()) as first:
+        await first.put(range(8))
+    place = first.restart(memory=0)
+    async with opened(place), create_task_group() as group:
+        place.ssd.gate = Event()
+        group.start_soon(place.get, range(8))
+        await wait_all_tasks_blocked()
+        group.start_soon(place.put, range(8))
+        await wait_all_tasks_blocked()
+        place.ssd.gate.set()
+        await wait_all_tasks_blocked()
+        assert await place.get(range(8)) == rows(range(8))
+        assert len(place.ssd.slots) == 2
 
 
 async def test_a_put_replaces_recovered_blocks() -> None:

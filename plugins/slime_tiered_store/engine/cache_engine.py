@@ -22,7 +22,8 @@ class CacheEngine:
     """The blocks of one tier: which are known, which ids are in use, and which are on their way.
 
     An id belongs to the tree, to ``recovered``, or to the caller of ``take`` until it inserts or recycles it.
-    ``recovered``: ids of blocks that an earlier process left and nobody has read since, by key.
+    ``recovered``: ids of blocks that an earlier process left and nobody has read since, by key. ``reading``: keys
+    of those that a transfer reads now.
     ``tier`` is told by ``forget`` what its slots no longer hold. ``epoch``: the number of resets.
     """
 
@@ -31,10 +32,11 @@ class CacheEngine:
         self.index = RadixTreeIndex(tokens_per_block, policy)
         self.mempool = Mempool(tier.capacity, tier.name)
         self.recovered: dict[BlockKey, int] = {}
+        self.reading: set[BlockKey] = set()
         self.num_evicted_blocks = 0
         self.epoch = 0
         self._slots: Tier | None = None
-        self._on_settled: dict[RadixNode, list[Callable[[], None]]] = {}
+        self._on_settled: dict[RadixNode | BlockKey, list[Callable[[], None]]] = {}
         if not isinstance(tier, MemoryTier):
             self._slots = tier
             self.recovered = dict(tier.recovered())
@@ -123,12 +125,27 @@ class CacheEngine:
         self.recycle(self.index.discard(node))
         self._settle(node)
 
-    def return_claimed(self, blocks: list[Block], epoch: int) -> None:
-        """Give back blocks of ``claim``, as the last to be evicted. After a reset they are recycled."""
-        if epoch == self.epoch:
-            self.recovered.update((block.key, block.id) for block in blocks)
-        else:
-            self.recycle(blocks)
+    def begin_reading(self, keys: Iterable[BlockKey]) -> list[Block]:
+        """Claim blocks that a transfer reads. Who needs them meanwhile can wait, see ``on_settled``."""
+        blocks = self.claim(keys)
+        self.reading.update(block.key for block in blocks)
+        return blocks
+
+    def end_reading(self, blocks: list[Block], sequence: SequenceMeta, epoch: int) -> None:
+        """Give back blocks of ``begin_reading``, as the last to be evicted.
+
+        Those that the index knows by now are recycled, and all of them if there was a reset since ``epoch``.
+        """
+        known = self.index.match_prefix(sequence, update_cache_info=False).num_matched_blocks
+        old = set(sequence.keys(0, known)) if epoch == self.epoch else {block.key for block in blocks}
+        self.recycle([block for block in blocks if block.key in old])
+        self.recovered.update((block.key, block.id) for block in blocks if block.key not in old)
+
+    def settle_reading(self, blocks: list[Block]) -> None:
+        """Tell those who wait for blocks of ``begin_reading`` that these have an owner again."""
+        for block in blocks:
+            self.reading.discard(block.key)
+            self._settle(block.key)
 
     def drop(self, sequence: SequenceMeta, block: int, on_evict: Callable[[RadixNode, int], None]) -> None:
         """Forget a block that the tier lost, and all that follow it."""
@@ -142,12 +159,12 @@ class CacheEngine:
                 return
             first += taken
 
-    def on_settled(self, node: RadixNode, callback: Callable[[], None]) -> None:
-        """Call back once an unready node is ready or discarded."""
-        self._on_settled.setdefault(node, []).append(callback)
+    def on_settled(self, subject: RadixNode | BlockKey, callback: Callable[[], None]) -> None:
+        """Call back once an unready node is ready or discarded, or once a key is no longer in ``reading``."""
+        self._on_settled.setdefault(subject, []).append(callback)
 
-    def _settle(self, node: RadixNode) -> None:
-        for callback in self._on_settled.pop(node, []):
+    def _settle(self, subject: RadixNode | BlockKey) -> None:
+        for callback in self._on_settled.pop(subject, []):
             callback()
 
     def reset(self) -> None:

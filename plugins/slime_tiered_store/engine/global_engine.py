@@ -30,11 +30,16 @@ class _LowerTier:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A lower tier, its match, and the number of leading blocks that it can read."""
+    """A lower tier, its match, and the number of leading blocks that it can read.
+
+    ``reach``: the number that it may have once ``in_flight`` has settled.
+    """
 
     tier: _LowerTier
     match: MatchResult
     stop: int
+    reach: int
+    in_flight: RadixNode | BlockKey | None
 
 
 class GlobalCacheEngine:
@@ -94,8 +99,8 @@ class GlobalCacheEngine:
         ]
         stop = max([found.num_matched_blocks, *(source.stop for source in sources)])
         for source in sources:
-            if source.match.unready_node is not None and source.match.num_matched_blocks > stop:
-                return InFlight(source.tier.engine, source.match.unready_node)
+            if source.in_flight is not None and source.reach > stop:
+                return InFlight(source.tier.engine, source.in_flight)
         plan = Plan(sequence, memory, stop)
         with ExitStack() as undo:
             undo.callback(plan.release)
@@ -113,14 +118,22 @@ class GlobalCacheEngine:
         return plan
 
     def _source(self, tier: _LowerTier, sequence: SequenceMeta, shared_blocks: int) -> _Source:
-        match = tier.engine.index.match_prefix(sequence)
+        engine = tier.engine
+        match = engine.index.match_prefix(sequence)
         stop = match.num_ready_matched_blocks
-        if match.unready_node is None and not match.collides:
-            while stop < sequence.num_blocks and sequence.key(stop) in tier.engine.recovered:
-                stop += 1
-            if tier.engine is self.remote_cache_engine:
-                stop = max(stop, min(shared_blocks, sequence.num_blocks))
-        return _Source(tier, match, stop)
+        if match.unready_node is not None or match.collides:
+            return _Source(tier, match, stop, match.num_matched_blocks, match.unready_node)
+        reach, in_flight = stop, None
+        for key in map(sequence.key, range(stop, sequence.num_blocks)):
+            if key in engine.reading:
+                in_flight = in_flight or key
+            elif key not in engine.recovered:
+                break
+            reach += 1
+            stop += in_flight is None
+        if engine is self.remote_cache_engine:
+            stop = max(stop, min(shared_blocks, sequence.num_blocks))
+        return _Source(tier, match, stop, reach, in_flight)
 
     def _frames_to_fill(self, plan: Plan, found: MatchResult) -> RadixNode | None:
         """Set the frames of a plan: blocks in memory, or private ones if it is full.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from slime_tiered_store.engine.cache_engine import CacheEngine
 from slime_tiered_store.index import RadixNode
 from slime_tiered_store.keys import SequenceMeta
+from slime_tiered_store.tier import BlockKey
 from slime_tiered_store.transfers import TransferOpGraph
 
 __all__ = ["InFlight", "Plan"]
@@ -18,11 +19,11 @@ class InFlight:
     """Blocks that a plan needs are on their way already. Plan again after ``subscribe(callback)`` calls back."""
 
     engine: CacheEngine
-    node: RadixNode
+    subject: RadixNode | BlockKey
 
     def subscribe(self, callback: Callable[[], None]) -> None:
         """Call back once, when the blocks are ready or given up."""
-        self.engine.on_settled(self.node, callback)
+        self.engine.on_settled(self.subject, callback)
 
 
 @dataclass(eq=False, slots=True)

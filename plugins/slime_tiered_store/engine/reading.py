@@ -42,13 +42,14 @@ class ReadOp:
         engine.index.lock(self._node)
         self._blocks = match.blocks(start, min(stop, self._known))
         unknown = plan.sequence.keys(max(start, self._known), stop)
-        self._claimed = engine.claim(unknown)
+        self._claimed = engine.begin_reading(unknown)
         self._blocks += self._claimed or [Block(_NO_SLOT, key) for key in unknown]
 
     def undo(self) -> None:
         """Release what the operation holds, if it is never submitted."""
         self._engine.unlock(self._node)
-        self._engine.return_claimed(self._claimed, self._epoch)
+        self._give_back(self._claimed)
+        self._engine.settle_reading(self._claimed)
 
     def op(self, transfer_type: TransferType) -> TransferOp:
         """Return the operation for a graph."""
@@ -64,7 +65,8 @@ class ReadOp:
         elif isinstance(error, BlockMissing | BlockCorrupt):
             self._drop(error.key)
         else:
-            self._engine.return_claimed(self._claimed, self._epoch)
+            self._give_back(self._claimed)
+        self._engine.settle_reading(self._claimed)
         return error
 
     def _verify(self, frames: list[memoryview]) -> None:
@@ -81,19 +83,21 @@ class ReadOp:
             return
         engine, first = self._engine, self._start + len(frames) - len(self._claimed)
         match = engine.index.match_prefix(self._plan.sequence, update_cache_info=False)
-        if match.num_matched_blocks != first or match.unready_node is not None or match.collides:
-            engine.return_claimed(self._claimed, self._epoch)
-        elif self._epoch != engine.epoch:
-            engine.recycle(self._claimed)
-        else:
+        is_next = match.num_matched_blocks == first and match.unready_node is None and not match.collides
+        if is_next and self._epoch == engine.epoch:
             checksums = self._layout.checksums_of(frames[-len(self._claimed) :])
             engine.insert(self._plan.sequence, [block.id for block in self._claimed], match, checksums)
+        else:
+            self._give_back(self._claimed)
+
+    def _give_back(self, blocks: list[Block]) -> None:
+        self._engine.end_reading(blocks, self._plan.sequence, self._epoch)
 
     def _drop(self, key: bytes) -> None:
         """Forget the block that is missing or corrupt."""
         engine = self._engine
         engine.recycle([block for block in self._claimed if block.key == key])
-        engine.return_claimed([block for block in self._claimed if block.key != key], self._epoch)
+        self._give_back([block for block in self._claimed if block.key != key])
         lost = [at for at, block in enumerate(self._blocks, self._start) if block.key == key]
         if lost and lost[0] < self._known:
             engine.drop(self._plan.sequence, lost[0], partial(self._note_loss, engine))

@@ -61,9 +61,13 @@ class TransferExecutor:
             self.scheduler.finish(op, closed)
             for graph in list(self.scheduler.graphs):
                 self.scheduler.abort(graph, closed)
+            self._tell_end()
             raise
         self.scheduler.finish(op, error)
         self._start_ready()
+        self._tell_end()
+
+    def _tell_end(self) -> None:
         self._ended.set()
         self._ended = Event()
 
