@@ -13,6 +13,7 @@ import gc
 import random
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
@@ -169,6 +170,18 @@ def _measure_leaves(report: Report, leaves: int, rounds: int) -> None:
     report.show(scenario, _COLUMNS[3:4])
 
 
+def _measure_memory(report: Report, sequences: int) -> None:
+    """Measure the memory that the index takes for a block, its tokens included."""
+    index = _Ours()
+    tracemalloc.start()
+    for sequence in _sequences(sequences, seed=1):
+        index.insert(sequence)
+    blocks = max(sequences * _BLOCKS - sequences // _SAMPLES * _PROMPT * (_SAMPLES - 1), 1)
+    report.add("memory", index.name, bytes_per_block=tracemalloc.get_traced_memory()[0] / blocks)
+    tracemalloc.stop()
+    report.show("memory", (Column("bytes_per_block", "bytes a block"),))
+
+
 def main() -> int:
     options = parse("Costs of the tiered store's index, beside plain loops.")
     report = Report()
@@ -179,6 +192,8 @@ def main() -> int:
             _measure(report, scenario, blocks, min(tries, max(blocks // 100, 1)), options.rounds)
     if options.wants("leaves"):
         _measure_leaves(report, options.pick(_LEAVES, tiny=100), options.rounds)
+    if options.wants("memory"):
+        _measure_memory(report, options.pick(8_000, tiny=80))
     return report.finish(options)
 
 

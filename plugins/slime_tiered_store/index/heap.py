@@ -17,7 +17,7 @@ class EvictionHeap:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._nodes: list[RadixNode] = []
-        self._priorities: list[tuple[int, int]] = []
+        self._priorities: list[int] = []
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -47,7 +47,7 @@ class EvictionHeap:
         if at < len(self._nodes):
             self._settle(at, node, priority)
 
-    def _settle(self, at: int, node: RadixNode, priority: tuple[int, int]) -> None:
+    def _settle(self, at: int, node: RadixNode, priority: int) -> None:
         """Put a node at position ``at``, then move it up or down to its place."""
         nodes, priorities = self._nodes, self._priorities
         while at and priority < priorities[above := (at - 1) // 2]:

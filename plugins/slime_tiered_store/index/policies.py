@@ -9,35 +9,37 @@ from slime_tiered_store.index.node import RadixNode
 
 __all__ = ["POLICIES", "Policy"]
 
-#: Orders nodes for eviction. The first number compares first.
-Policy: TypeAlias = Callable[[RadixNode], tuple[int, int]]
+#: Orders nodes for eviction.
+Policy: TypeAlias = Callable[[RadixNode], int]
 
 #: Hits from which on the segmented LRU protects a node.
 _PROTECTED_HITS = 1
+#: No clock ticks that often.
+_CLOCK_BITS = 64
 
 
-def _lru(node: RadixNode) -> tuple[int, int]:
-    return (0, node.last_access)
+def _lru(node: RadixNode) -> int:
+    return node.last_access
 
 
-def _lfu(node: RadixNode) -> tuple[int, int]:
-    return (node.hits, node.last_access)
+def _lfu(node: RadixNode) -> int:
+    return node.hits << _CLOCK_BITS | node.last_access
 
 
-def _fifo(node: RadixNode) -> tuple[int, int]:
-    return (0, node.created)
+def _fifo(node: RadixNode) -> int:
+    return node.created
 
 
-def _mru(node: RadixNode) -> tuple[int, int]:
-    return (0, -node.last_access)
+def _mru(node: RadixNode) -> int:
+    return -node.last_access
 
 
-def _filo(node: RadixNode) -> tuple[int, int]:
-    return (0, -node.created)
+def _filo(node: RadixNode) -> int:
+    return -node.created
 
 
-def _slru(node: RadixNode) -> tuple[int, int]:
-    return (min(node.hits, _PROTECTED_HITS), node.last_access)
+def _slru(node: RadixNode) -> int:
+    return min(node.hits, _PROTECTED_HITS) << _CLOCK_BITS | node.last_access
 
 
 #: The policies by name: least recently used, least frequently used, first in, most recently used, last in,
