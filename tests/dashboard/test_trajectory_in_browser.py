@@ -203,6 +203,28 @@ async def test_arrow_keys_move_over_tokens(start: Start, chromium: Browser) -> N
         assert await chromium.js("return document.getElementById('token-card').hidden")
 
 
+async def test_text_is_found_in_tokens_that_are_not_drawn(start: Start, chromium: Browser) -> None:
+    async with start(*RECORDING, "--engine-context-length", "40000") as running:
+        tokenizer = tokenizer_of(running)
+        filler = tokenizer.encode("The harbour wakes at five.\n") * 1000
+        spelt = tokenizer.encode_plain("<needle ☔>")
+        prompt = [*filler, *spelt, *filler[:500], *spelt]
+        await say(running, "a", prompt, tokens=4)
+        await opened(chromium, running, "a")
+        first, second = len(filler), len(prompt) - len(spelt)
+        current = "Number(document.querySelector('#tokens [aria-selected=true]')?.dataset.index)"
+        for place, token in (("1 of 2", first), ("2 of 2", second), ("1 of 2", first)):
+            await chromium.enter("#wanted", "<needle ☔>")
+            await chromium.until(f"{current} === arguments[0]", token)
+            await chromium.until_text("#found", place)
+        assert f"id {spelt[0]}" in await chromium.text("#token-card")
+        await chromium.enter("#wanted", "needle ☔> The")
+        await chromium.until_text("#found", "Not found")
+        await chromium.enter("#wanted", "☔>The")
+        await chromium.until_text("#found", "1 of 1")
+        assert await chromium.problems() == []
+
+
 async def test_hostile_tokens_and_names_are_only_text(start: Start, chromium: Browser) -> None:
     async with start(*RECORDING) as running:
         name = HOSTILE.replace("\x1b", "")  # the router refuses it in names

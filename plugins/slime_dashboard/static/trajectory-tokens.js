@@ -4,6 +4,7 @@ import { element } from "./shell.js";
 import {
   characterAt, headlineOf, placeAt, placeElement, placeFrom, sectionsOf, tokenElement, withoutLastBreak,
 } from "./trajectory-drawing.js";
+import { BranchText } from "./trajectory-find.js";
 
 const CHUNK = 512; // tokens in one list, of which each is drawn and removed as a whole
 const PAGE = 4096; // tokens of one request
@@ -21,6 +22,7 @@ export class Tokens {
     this.chunks = [];
     this.places = []; // of comparison, in order
     this.current = null;
+    this.text = null;
     this.observer = new IntersectionObserver((entries) => entries.forEach((entry) => this.#seen(entry)), { rootMargin: NEAR });
     parent.replaceChildren(...sectionsOf(branch.spans).map((section) => this.#section(section)));
     this.listeners = new AbortController();
@@ -64,13 +66,33 @@ export class Tokens {
 
   /** Move the focus to the token `index`, wherever it is. */
   async focus(index) {
-    if (index < 0 || index >= this.branch.tokens) return;
+    const token = await this.#shown(index);
+    token?.focus({ preventScroll: true });
+    token?.scrollIntoView({ block: "nearest" });
+  }
+
+  /** Show the token `index` and its details. The focus stays where it is. */
+  async reveal(index) {
+    const token = await this.#shown(index);
+    if (!token) return;
+    token.scrollIntoView({ block: "center" });
+    this.show(token, this.about(index));
+  }
+
+  /** Load all tokens, and return those in which the text `wanted` begins. */
+  async find(wanted) {
+    for (let number = 0; number * PAGE < this.branch.tokens; number += 1) await this.#page(number);
+    this.text ??= new BranchText(this.branch.tokens, (index) => this.about(index));
+    return this.text.find(wanted);
+  }
+
+  /** Draw the token `index` if it is not, make it the current one, and return it; null without it. */
+  async #shown(index) {
+    if (index < 0 || index >= this.branch.tokens) return null;
     const chunk = this.chunks.find((one) => index < one.end);
-    if (!chunk.isDrawn && !(await this.#drawn(chunk))) return; // without a pause if it is: a held key repeats fast
+    if (!chunk.isDrawn && !(await this.#drawn(chunk))) return null; // without a pause if it is: a held key repeats fast
     this.#setCurrent(index);
-    const token = this.#token(index);
-    token.focus({ preventScroll: true });
-    token.scrollIntoView({ block: "nearest" });
+    return this.#token(index);
   }
 
   #section(part) {

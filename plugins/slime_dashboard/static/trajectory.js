@@ -20,6 +20,7 @@ let session = null; // the answer about the session
 let tokens = null;
 let comparison = null;
 let place = -1; // the place that was visited last
+let search = { wanted: null, place: -1 }; // what was found last in the text
 let asked = { session: null, turn: null };
 
 /** Read what the address asks for. */
@@ -126,6 +127,8 @@ function showTokens() {
   hideCard();
   comparison = null;
   place = -1;
+  search = { wanted: null, place: -1 };
+  byId("found").textContent = "";
   const colours = new Map([...new Set(branch.spans.filter((span) => span.mask).map((span) => span.version))].map((version, number) => [version, number]));
   const here = { session: session.session, turn: branch.turn };
   const path = [...pathTo(session.turns, branch.turn)].sort((one, other) => one - other);
@@ -206,6 +209,25 @@ function visit(number) {
   tokens.focus(Math.min(places[place].start, session.branch.tokens - 1));
 }
 
+/** Show the next place of the text that is wanted, after the one that was found last. */
+async function findNext() {
+  const wanted = byId("wanted").value;
+  const here = tokens;
+  if (!wanted || !here) return;
+  byId("found").textContent = "Searching …";
+  let found;
+  try {
+    found = await here.find(wanted);
+  } catch (error) {
+    byId("found").textContent = error.message;
+    return;
+  }
+  if (here !== tokens) return; // another branch was chosen
+  search = { wanted, place: search.wanted === wanted ? (search.place + 1) % (found.length || 1) : 0 };
+  byId("found").textContent = found.length ? `${NUMBER.format(search.place + 1)} of ${NUMBER.format(found.length)}` : "Not found";
+  if (found.length) here.reveal(found[search.place]);
+}
+
 function showLegend(colours) {
   const mode = document.querySelector("#modes input:checked").value;
   byId("tokens").dataset.mode = mode;
@@ -238,6 +260,10 @@ byId("find").addEventListener("submit", (event) => {
   history.pushState(null, "", pageAddress("trajectory", parametersOf(asked)));
   session = null;
   refresh();
+});
+byId("find-text").addEventListener("submit", (event) => {
+  event.preventDefault();
+  findNext();
 });
 window.addEventListener("popstate", () => {
   fromAddress();
