@@ -1,11 +1,12 @@
-"""The share of a request's processor time that the plugin metrics takes.
+"""The processor time of a request that metrics, the request log and traces take.
 
-    python -m benchmarks.metrics --rounds 20 --seconds 1
+    python -m benchmarks.metrics --rounds 24 --seconds 1
 
-Two routers with the default plugins, one of them without ``metrics``, get the same load in turn: the 720-byte requests
-of ``benchmarks.proxy``. The figures are medians: of the processor time of a request at each router, and of the
-difference between two runs that follow each other, which other work on the machine changes least. Nobody scrapes
-meanwhile.
+Routers with the default plugins get the same load in turn: the 720-byte requests of ``benchmarks.proxy``. The first one
+has no plugin ``metrics``; each other one has one thing more, and the last one nothing more: its figure is the noise.
+The figures are medians of the processor time of a request, and of its difference to that of the first router in the
+same round. Work that a router does after a run, such as sending spans, counts too. The routers are started anew every
+six rounds, since the places of a process in memory change its times by some percent. Nobody scrapes meanwhile.
 """
 
 from __future__ import annotations
@@ -14,30 +15,49 @@ import asyncio
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from importlib.util import find_spec
 from pathlib import Path
 
 import uvloop
 
 from benchmarks import nginx, wrk
 from benchmarks.options import Options, parse
-from benchmarks.peers import router, started
+from benchmarks.peers import Peer, Running, router, started
 from benchmarks.processes import LOAD_CORE, child, free_port, leave_cleanly, require
 from benchmarks.report import Column, Report
 from benchmarks.samples import Samples, request_body, save_tokenizer
 from benchmarks.stand_in import FACTS, Template
 from router_core.loader import DEFAULT_PLUGINS
 
-_TABLE, _WITH, _WITHOUT = "bare, 64 connections", "router, default plugins", "router, without metrics"
+_TABLE, _BARE = "bare, 64 connections", "without metrics"
 _NONE = "--no-default-plugins"
 _CONNECTIONS = 64
 _REQUEST_BYTES = 720
 _SAMPLED_TOKENS = 82
-#: Both name their plugins: a named plugin has another place in the order than a default one.
+_ROUNDS_A_START = 6
+#: All name their plugins: a named plugin has another place in the order than a default one.
 _OTHERS = [part for name in DEFAULT_PLUGINS if name != "metrics" for part in ("--plugin", name)]
+#: A router with less processor time than this in a hundredth of a second has no work left.
+_IDLE_S = 0.0005
+
+
+def _routers(options: Options, collector: str) -> Sequence[Peer]:
+    found = [
+        router("metrics", _NONE, *_OTHERS, "--plugin", "metrics"),
+        router("request log", _NONE, *_OTHERS, "--access-log"),
+        router("nothing", _NONE, *_OTHERS),
+    ]
+    if find_spec("opentelemetry.sdk") is not None:
+        flags = ("--enable-trace", "--otlp-traces-endpoint", collector)
+        found.insert(2, router("traces", _NONE, *_OTHERS, *flags))
+    return [router(_BARE, _NONE, *_OTHERS), *(each for each in found if options.wants(each.name))]
 
 
 async def main(options: Options) -> int:
+    os.environ["OTEL_BSP_MAX_QUEUE_SIZE"] = "1000000"  # else spans are dropped at this rate
+    report = Report()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
         directory = Path(name)
         samples = Samples(save_tokenizer(directory / "tokenizer"))
@@ -48,29 +68,46 @@ async def main(options: Options) -> int:
         bodies.write_bytes(request)
         answer = Template(samples.answer(_SAMPLED_TOKENS).payload).render(b"0", 100)
         port = free_port()
-        worker = nginx.worker_command(port, answer, FACTS, directory)
-        peers = [router(_WITH, _NONE, *_OTHERS, "--plugin", "metrics"), router(_WITHOUT, _NONE, *_OTHERS)]
-        async with AsyncExitStack() as stack:
-            stack.enter_context(child("worker", worker, core=LOAD_CORE, directory=directory))
-            routers = await started(
-                stack, peers, f"http://127.0.0.1:{port}", directory, request, lambda reply: reply.is_success
-            )
-            report = Report()
-            for round_ in range(options.rounds + 1):
-                cpu_us = {}
-                for one in routers if round_ % 2 else routers[::-1]:
-                    cpu_s = one.cpu_s()
-                    seen = await wrk.run(
-                        one.url, bodies, connections=_CONNECTIONS, seconds=options.seconds, tag="x"
+        worker = nginx.worker_command(port, answer, {**FACTS, "/v1/traces": b""}, directory)
+        url = f"http://127.0.0.1:{port}"
+        peers = _routers(options, url)
+        with child("worker", worker, core=LOAD_CORE, directory=directory):
+            for first in range(0, options.rounds, _ROUNDS_A_START):
+                async with AsyncExitStack() as stack:
+                    routers = await started(
+                        stack, peers, url, directory, request, lambda reply: reply.is_success
                     )
-                    cpu_us[one.name] = (one.cpu_s() - cpu_s) / max(1, seen.requests) * 1e6
-                if round_:  # the first one warms up
-                    for name, own_us in cpu_us.items():
-                        report.add(_TABLE, name, cpu_us=own_us)
-                    more_us = cpu_us[_WITH] - cpu_us[_WITHOUT]
-                    report.add(_TABLE, "metrics", cpu_us=more_us, share=more_us / cpu_us[_WITHOUT] * 100)
-    report.show(_TABLE, (Column("cpu_us", "us CPU", 2), Column("share", "% of a request", 1)))
+                    await _round(routers, bodies, options)  # to warm up
+                    for number in range(first, min(first + _ROUNDS_A_START, options.rounds)):
+                        turn = number % len(routers)
+                        _add(report, await _round(routers[turn:] + routers[:turn], bodies, options))
+    report.show(
+        _TABLE, (Column("cpu_us", "us CPU", 2), Column("more_us", "more", 2), Column("share", "%", 1))
+    )
     return report.finish(options)
+
+
+async def _round(routers: Sequence[Running], bodies: Path, options: Options) -> dict[str, float]:
+    """Return the microseconds of processor time of a request, by the name of its router."""
+    found = {}
+    for one in routers:
+        cpu_s = one.cpu_s()
+        seen = await wrk.run(one.url, bodies, connections=_CONNECTIONS, seconds=options.seconds, tag="x")
+        before, now = 0.0, one.cpu_s()
+        while now - before > _IDLE_S:
+            await asyncio.sleep(0.01)
+            before, now = now, one.cpu_s()
+        found[one.name] = (now - cpu_s) / max(1, seen.requests) * 1e6
+    return found
+
+
+def _add(report: Report, cpu_us: dict[str, float]) -> None:
+    bare_us = cpu_us[_BARE]
+    report.add(_TABLE, _BARE, cpu_us=bare_us)
+    for name, own_us in cpu_us.items():
+        if name != _BARE:
+            more_us = own_us - bare_us
+            report.add(_TABLE, name, cpu_us=own_us, more_us=more_us, share=more_us / bare_us * 100)
 
 
 if __name__ == "__main__":
