@@ -73,16 +73,14 @@ class RequestIds:
         if request_id is None:
             request_id = urandom(16).hex().encode()
             made = self._names[0]
-            headers = [*(pair for pair in headers if pair[0] != made), (made, request_id)]
+            headers = [*[pair for pair in headers if pair[0] != made], (made, request_id)]
         named = _Named(send, request_id)
         await self._app({**scope, "headers": headers, _KEY: request_id.decode()}, receive, named.send)
 
     def _given(self, headers: list[tuple[bytes, bytes]]) -> bytes | None:
-        for name in self._names:
-            for key, value in headers:
-                if key == name and _ID.fullmatch(value):
-                    return value
-        return None
+        names = self._names
+        valid = [pair for pair in headers if pair[0] in names and _ID.fullmatch(pair[1])]
+        return min(valid, key=lambda pair: names.index(pair[0]))[1] if valid else None
 
 
 class _Named:
@@ -95,7 +93,7 @@ class _Named:
 
     def send(self, message: Message) -> Awaitable[Any]:
         if message["type"] == "http.response.start":
-            kept = (pair for pair in message.get("headers", ()) if pair[0].lower() != _ANSWER)
+            kept = [pair for pair in message.get("headers", ()) if pair[0].lower() != _ANSWER]
             message = {**message, "headers": [*kept, (_ANSWER, self._id)]}
         return self._send(message)
 

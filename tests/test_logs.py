@@ -87,6 +87,19 @@ def test_fields_are_pairs_in_text_and_quoted_where_they_would_be_ambiguous() -> 
     assert line == r'''request path=/a session="s\" x=1\n" seconds=0.5 exact=true workers=u,v none=""'''
 
 
+@pytest.mark.parametrize(
+    "odd", ["", "a b", "a=b", "=", "a=", 'a"', "a\\", "\x00", "\x7f", "\u2028", "\xe9", "\ud800", "x y=1"]
+)
+def test_odd_value_is_quoted_in_each_place(odd: str) -> None:
+    for values in ((odd, "1", "2"), ("1", odd, "2"), ("1", "2", odd)):
+        line = TextLines("%(message)s").format(with_fields(**dict(zip("abc", values, strict=True))))
+        told = " ".join(
+            f"{name}={json.dumps(odd) if value == odd else value}"
+            for name, value in zip("abc", values, strict=True)
+        )
+        assert line == f"request {told}"
+
+
 @pytest.mark.parametrize("odd", ["\n", "\r", "\x85", "\u2028", "\x1b[2J", "\ud800", '"', "}\n{"])
 def test_json_line_is_one_object_whatever_is_in_it(odd: str) -> None:
     record = with_fields(session=f"a{odd}{FORGED}", message="not this")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextvars import ContextVar
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any, TypeAlias
 
 from router_core import Exchange, Worker
@@ -15,7 +15,7 @@ from router_core.request import Request
 from router_core.sender import Sender
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
 from slime_access_log.record import Record
-from slime_http.asgi import send_now_of
+from slime_http.asgi import SendNow, send_now_of
 from slime_http.error_codes import MAX_ERROR_BYTES
 
 __all__ = ["Current", "Logged", "NotingSender", "logger"]
@@ -35,72 +35,90 @@ class Logged:
     def __init__(self, app: ASGIApp, current: Current) -> None:
         self._app = app
         self._current = current
+        self._template = logger.makeRecord(logger.name, logging.INFO, __file__, 0, "request", (), None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         record = Record(scope)
-
-        async def received() -> Message:
-            message = await receive()
-            if message["type"] == "http.disconnect" and not record.complete:
-                record.client_gone = True
-            return message
-
+        client = _Client(receive, send, record)
         token = self._current.set(record)
         try:
-            await self._app(scope, received, _Answer(send, record).send)
+            await self._app(scope, client.receive, client.send)
         finally:
             self._current.reset(token)
             self._log(record)
 
-    @staticmethod
-    def _log(record: Record) -> None:
-        """Log as ``logger.info`` does, which would look for its caller in all frames of the stack."""
+    def _log(self, record: Record) -> None:
+        """Log as ``logger.info`` does. That would look for its caller, its thread and its process for each line."""
         if logger.isEnabledFor(logging.INFO):
-            extra = {"fields": record.fields(), "may_wait": True}
-            logger.handle(
-                logger.makeRecord(logger.name, logging.INFO, __file__, 0, "request", (), None, extra=extra)
-            )
+            line, template, created = logging.LogRecord.__new__(logging.LogRecord), self._template, time()
+            line.__dict__ = {
+                **template.__dict__,
+                "created": created,
+                "msecs": created % 1 * 1000,
+                "relativeCreated": template.relativeCreated + (created - template.created) * 1000,
+                "fields": record.fields(),
+                "may_wait": True,
+            }
+            logger.handle(line)
 
 
-class _Answer:
-    """Wraps ``send`` of one request, and the server's ``send_now``, if it has one."""
+class _Client:
+    """Wraps ``receive`` and ``send`` of one request, and the server's ``send_now``, if it has one."""
 
-    def __init__(self, send: Send, record: Record) -> None:
+    __slots__ = ("_inner_now", "_receive", "_record", "_send")
+
+    def __init__(self, receive: Receive, send: Send, record: Record) -> None:
+        self._receive = receive
         self._send = send
         self._record = record
-        self._counts = (self._count,)
-        inner = send_now_of(send)
-        self._inner_now = inner
-        self.send_now = None if inner is None else self._now
+        self._inner_now = send_now_of(send)
 
-    async def send(self, message: Message) -> None:
+    async def receive(self) -> Message:
+        """Return the next message of the client."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and not self._record.complete:
+            self._record.client_gone = True
+        return message
+
+    def send(self, message: Message) -> Awaitable[None]:
         """Pass ``message`` on."""
+        if message["type"] != "http.response.start":
+            return self._send_body(message)
         record = self._record
-        if message["type"] == "http.response.start":
-            record.status = message["status"]
-            record.untouched = _NOT_EXACT in [*map(tuple, message.get("headers", ()))]
-        else:
-            body = message.get("body", b"")
-            if record.status >= 400 and len(record.error) < MAX_ERROR_BYTES:
-                record.error += bytes(body[:MAX_ERROR_BYTES])
-            self._count(body)
-            record.complete = not message.get("more_body", False)
+        record.status = message["status"]
+        headers = message.get("headers", ())
+        record.untouched = _NOT_EXACT in headers or [*_NOT_EXACT] in headers
+        return self._send(message)
+
+    async def _send_body(self, message: Message) -> None:
+        record, body = self._record, message.get("body", b"")
+        if record.status >= 400 and len(record.error) < MAX_ERROR_BYTES:
+            record.error += bytes(body[:MAX_ERROR_BYTES])
         began = perf_counter()
+        if body:
+            record.first_byte_at = record.first_byte_at or began
+            record.sent_bytes += len(body)
+        record.complete = not message.get("more_body", False)
         await self._send(message)
         record.client_s += perf_counter() - began
 
+    @property
+    def send_now(self) -> SendNow | None:
+        """The server's way to take pieces of a stream without waking a task, if it has one."""
+        # Made anew: an object that refers to its own method would wait for the garbage collector.
+        return None if self._inner_now is None else self._now
+
     def _now(self, piece: Any, before: Iterable[Callable[[bytes], object]]) -> bool:
         assert self._inner_now is not None  # narrowing: else there is no send_now
-        return self._inner_now(piece, (*before, *self._counts))
+        return self._inner_now(piece, (*before, self._count))
 
     def _count(self, piece: bytes) -> None:
         record = self._record
-        if piece:
-            record.first_byte_at = record.first_byte_at or perf_counter()
-            record.sent_bytes += len(piece)
+        record.first_byte_at = record.first_byte_at or perf_counter()
+        record.sent_bytes += len(piece)
 
 
 class NotingSender:

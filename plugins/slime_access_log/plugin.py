@@ -51,7 +51,6 @@ class AccessLog:
 
     @hookimpl(tryfirst=True)  # other plugins look for the component in their setup
     def setup(self, router: Router) -> None:
-        self._router = router
         router.components.register("request_log", self)
         router.carried_headers.update(self._made_headers(router))
 
@@ -72,6 +71,7 @@ class AccessLog:
 
     @hookimpl(tryfirst=True)  # outermost: it sees refused requests, and paths as they came
     def asgi_middleware(self, app: ASGIApp, router: Router) -> ASGIApp:
+        self._recorded = router.components.find("verdicts")  # all plugins are set up
         app = Logged(app, self._current)
         names = self._made_headers(router)
         return RequestIds(app, names) if names else app
@@ -107,8 +107,6 @@ class AccessLog:
 
     def _of(self, exchange: Exchange) -> RecordedTokens | None:
         """Return the component that records the tokens of ``exchange``, or None."""
-        if self._recorded is None:
-            self._recorded = self._router.components.find("verdicts")
         found = self._recorded
         return found if found is not None and found.counts(exchange) is not None else None
 

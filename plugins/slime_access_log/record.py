@@ -89,56 +89,66 @@ class Record:
 
     def fields(self) -> dict[str, Any]:
         """Return what is known, at the end of the request; docs/plugins/access_log.md has the names."""
-        scope, began, waits = self.scope, self.began, self.waits
-        whole_s = perf_counter() - began
-        found: dict[str, Any] = {
-            "id": request_id_of(scope),
-            "trace_id": _trace_id(scope),
-            "client": _address(scope),
-            "caller": _short(self.caller),
-            "method": scope["method"][:_MAX_CHARS],
-            "path": scope["raw_path"][:_MAX_CHARS].decode(
-                "latin-1"
-            ),  # without the query, which may have secrets
-            "status": self.status or None,
-            "outcome": self._outcome,
-            "error": _code(self.error) if self.error else None,
-            "session": _short(self.session),
-            "worker": next(reversed(self.workers), None),
-        }
+        scope, began = self.scope, self.began
+        duration_s = perf_counter() - began
+        found: dict[str, Any] = {}
+        if (request_id := request_id_of(scope)) is not None:
+            found["id"] = request_id
+        if (trace_id := _trace_id(scope)) is not None:
+            found["trace_id"] = trace_id
+        if (client := _address(scope)) is not None:
+            found["client"] = client
+        if self.caller is not None:
+            found["caller"] = self.caller[:_MAX_CHARS]
+        found["method"] = scope["method"][:_MAX_CHARS]
+        found["path"] = scope["raw_path"][:_MAX_CHARS].decode("latin-1")  # no query: it may have secrets
+        if self.status:
+            found["status"] = self.status
+        found["outcome"] = self._outcome
+        if self.error and (code := _code(self.error)) is not None:
+            found["error"] = code
+        if self.session is not None:
+            found["session"] = self.session[:_MAX_CHARS]
+        if self.workers:
+            found["worker"] = next(reversed(self.workers))
         if self.attempts > 1 or self.failed or self.held:
-            found |= {
-                "workers": [*self.workers] if len(self.workers) > 1 else None,
-                "attempts": self.attempts if self.attempts > 1 else None,
-                "failed": self.failed or None,
-                "held": self.held or None,
-            }
-        found["duration_s"] = round(whole_s, 4)
+            found |= self._attempt_fields()
+        found["duration_s"] = round(duration_s, 4)
         if self.sent_at:
             found["to_worker_s"] = round(self.sent_at - began, 4)
         if self.first_byte_at:
             found["first_byte_s"] = round(self.first_byte_at - began, 4)
-        if waits:
-            found |= {f"{why}_s": round(seconds, 4) for why, seconds in waits.items()}
+        for why, seconds in self.waits.items():
+            found[f"{why}_s"] = round(seconds, 4)
         if self.client_s >= _CLIENT_S:
             found["client_s"] = round(self.client_s, 4)
         found["bytes"] = self.sent_bytes
         found |= self.usage
-        found["exact"] = self._exact
-        found["inexact_reason"] = _short(next(filter(None, self.reasons), None))
-        return {name: value for name, value in found.items() if value is not None}
+        if self.reasons:
+            found["exact"] = not any(self.reasons)
+            if reason := next(filter(None, self.reasons), None):
+                found["inexact_reason"] = reason[:_MAX_CHARS]
+        elif self.untouched:
+            found["exact"] = False
+        return found
+
+    def _attempt_fields(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if len(self.workers) > 1:
+            found["workers"] = [*self.workers]
+        if self.attempts > 1:
+            found["attempts"] = self.attempts
+        if self.failed:
+            found["failed"] = self.failed
+        if self.held:
+            found["held"] = self.held
+        return found
 
     @property
     def _outcome(self) -> str:
         if self.complete:
             return "complete"
         return "client_gone" if self.client_gone else "broke_off"
-
-    @property
-    def _exact(self) -> bool | None:
-        if self.reasons:
-            return not any(self.reasons)
-        return False if self.untouched else None
 
 
 def _address(scope: Scope) -> str | None:
@@ -158,7 +168,3 @@ def _code(error: bytes) -> str | None:
     """Return the code in ``error``, the beginning of an error's body."""
     code = code_in(error)
     return code if code is not None and _CODE.fullmatch(code) else None
-
-
-def _short(text: str | None) -> str | None:
-    return text[:_MAX_CHARS] if text is not None else None

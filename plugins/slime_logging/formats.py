@@ -10,7 +10,8 @@ import json
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -21,6 +22,10 @@ _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _CONTROL = {code: repr(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)}
 #: A value that needs no quotes in text.
 _BARE = re.compile(r"[!#-<>-\[\]-~]+")
+#: Characters of pairs without quotes.
+_IN_PAIRS = bytes({*range(0x20, 0x7F)} - {*b'"\\'})
+#: Types of values that are written as they are; only strings may need quotes.
+_PLAIN = frozenset((str, int, float))
 
 
 class TextLines(logging.Formatter):
@@ -29,6 +34,13 @@ class TextLines(logging.Formatter):
     def __init__(self, form: str = _TEXT) -> None:
         super().__init__(form)
         self._second, self._time = -1, ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of ``record``."""
+        if record.exc_info or record.exc_text or record.stack_info:
+            return super().format(record)
+        record.message, record.asctime = record.getMessage(), self.formatTime(record)
+        return self.formatMessage(record)  # what logging does, without its search for what the line needs
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # logging's name
         second = int(record.created)
@@ -39,9 +51,10 @@ class TextLines(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # logging's name
         line = super().formatMessage(record)
-        if fields := getattr(record, "fields", None):
-            line = f"{line} {_pairs(fields)}"
-        return line if line.isprintable() else line.translate(_CONTROL)  # it takes longer than all the rest
+        if not line.isprintable():
+            line = line.translate(_CONTROL)  # it takes longer than all the rest
+        fields = getattr(record, "fields", None)
+        return f"{line} {_pairs(fields)}" if fields else line
 
     def formatException(self, ei: logging._SysExcInfoType) -> str:  # logging's name
         return super().formatException(ei).translate(_CONTROL | {ord("\n"): "\n  "})
@@ -85,7 +98,20 @@ FORMATS: Mapping[str, type[logging.Formatter]] = {"text": TextLines, "json": Jso
 
 
 def _pairs(fields: Mapping[str, Any]) -> str:
-    return " ".join(f"{name}={_value(value)}" for name, value in fields.items())
+    """Return ``fields`` as pairs of printable ASCII characters."""
+    values = tuple(fields.values())
+    if _PLAIN.issuperset(map(type, values)):
+        line = _form(tuple(fields)) % values
+        # One look at all of them: no value is empty, or has a space or an equals sign.
+        bare = line.count("=") == len(values) == line.count(" ") + 1 and "= " not in line and line[-1] != "="
+        if bare and line.isascii() and not line.encode().translate(None, _IN_PAIRS):
+            return line
+    return _form(tuple(fields)) % tuple(map(_value, values))
+
+
+@lru_cache(maxsize=256)
+def _form(names: Sequence[str]) -> str:
+    return " ".join([f"{name}=%s" for name in names])
 
 
 def _value(value: Any) -> str:

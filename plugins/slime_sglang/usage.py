@@ -10,7 +10,10 @@ __all__ = ["UsageTap"]
 _END = b'_tokens"'
 #: A field of a JSON object, by the names of SGLang, OpenAI or Anthropic. Within a string its quotes have backslashes.
 _FIELD = re.compile(rb'[{,\s]"(prompt|input|completion|output|cached)_tokens"\s*:\s*(\d{1,15})(?=[,}\s])')
-_NAMES = {b"input": b"prompt", b"output": b"completion"}
+_NAMES = {
+    b"prompt": "prompt_tokens", b"input": "prompt_tokens", b"completion": "completion_tokens",
+    b"output": "completion_tokens", b"cached": "cached_tokens",
+}  # fmt: skip
 #: More bytes than a field has.
 _OVERLAP = 64
 #: SGLang numbers the sequences of a stream only if there are several.
@@ -30,7 +33,7 @@ class UsageTap:
         self._several = False
         self._is_list: bool | None = None
         self._rest = b""
-        self._found: dict[bytes, int] = {}
+        self._found: dict[str, int] = {}
 
     def feed(self, chunk: bytes) -> None:
         """Look for numbers in the next bytes."""
@@ -44,7 +47,7 @@ class UsageTap:
             start = data.rfind(b'"', max(0, at - 12), at) - 1
             field = _FIELD.match(data, start) if start >= 0 else None
             if field is not None and field.end() >= seen:  # else it was complete in the last piece
-                name = _NAMES.get(field[1], field[1])
+                name = _NAMES[field[1]]
                 self._found[name] = int(field[2]) + (self._found.get(name, 0) if self._is_list else 0)
             at = data.find(_END, at + 1)
         self._rest = data[-_OVERLAP:]
@@ -52,4 +55,4 @@ class UsageTap:
     def close(self, complete: bool) -> None:
         """Give the numbers, also those of an answer that broke off."""
         if not self._several:
-            self._note({f"{name.decode()}_tokens": number for name, number in self._found.items()})
+            self._note(self._found)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,8 @@ from deadlines import until
 from ports import free_port
 from router_core.router import Router
 from routers import Start
+from slime_access_log.middleware import Logged
+from slime_http.asgi import Message, Receive, Scope, Send, send_now_of
 from slime_logging import JsonLines, TextLines
 from slime_testing import FakeEngine, Running, serving
 
@@ -216,6 +221,36 @@ async def test_no_line_has_a_secret(start: Start, caplog: pytest.LogCaptureFixtu
     assert (first["path"], second["path"]) == ("/generate", "/workers")
     for form in (TextLines(), JsonLines()):
         assert not [line for record in caplog.records if "sec-ret" in (line := form.format(record))]
+
+
+async def test_finished_request_leaves_nothing_to_the_garbage_collector() -> None:
+    class Server:
+        async def receive(self) -> Message:
+            return {"type": "http.disconnect"}
+
+        async def send(self, message: Message) -> None: ...
+
+        def send_now(self, piece: bytes, before: Any) -> bool:
+            return True
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        send_now = send_now_of(send)
+        assert send_now is not None
+        send_now(b"b", ())
+
+    server = Server()
+    gone = weakref.ref(server)
+    scope: Scope = {"type": "http", "method": "GET", "raw_path": b"/", "headers": [], "client": None}
+    gc.disable()
+    try:
+        await Logged(app, ContextVar("record", default=None))(scope, server.receive, server.send)
+        del server
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 async def test_client_forges_no_line(start: Start, caplog: pytest.LogCaptureFixture) -> None:
