@@ -1,0 +1,87 @@
+"""Digests of sequences, and a search for the sequences that are a prefix of another one.
+
+The digest of n values is the sum of ``(value + 1) * _FACTOR ** (n - place)`` modulo 2**64. So the digest of a longer
+sequence follows from that of its beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["PrefixDigests", "extended"]
+
+_BITS = 1 << 64
+_FACTOR = 0x9E3779B97F4A7C15  # odd, so that no power of it is 0, and each can be undone
+#: Values per step, so that the arrays fit in a core's cache.
+_BLOCK = 1 << 15
+_POWERS = np.cumprod(np.full(_BLOCK, _FACTOR, np.uint64), dtype=np.uint64)
+_INVERSES = np.cumprod(np.full(_BLOCK, pow(_FACTOR, -1, _BITS), np.uint64), dtype=np.uint64)
+#: Shifts a digest to its first 20 bits.
+_SHIFT = 44
+#: The bits of a last value that are counted.
+_LAST_BITS = 0xFFFF
+
+
+class PrefixDigests:
+    """A multiset of sequences, each known by its digest and its last value (0 for an empty one).
+
+    ``kind``: the type of the values in packed sequences. Counts of sequences, by the last value and by the first bits
+    of the digest, rule out most places. The first counts rule out most places of a long sequence at once; the second,
+    in a large table that is slow to read, most of the others.
+    """
+
+    def __init__(self, kind: npt.DTypeLike) -> None:
+        self._kind = np.dtype(kind)
+        self._last_bits = min(_LAST_BITS, int(np.iinfo(self._kind).max))
+        self._behind = np.full(_LAST_BITS + 1, 0, np.uint32)
+        self._counts = np.full(1 << 64 - _SHIFT, 0, np.uint32)
+
+    def add(self, digest: int, last: int) -> None:
+        """Add a sequence."""
+        self._behind[last & self._last_bits] += 1
+        self._counts[digest >> _SHIFT] += 1
+
+    def remove(self, digest: int, last: int) -> None:
+        """Undo :meth:`add`."""
+        self._behind[last & self._last_bits] -= 1
+        self._counts[digest >> _SHIFT] -= 1
+
+    def along(self, values: bytes) -> list[tuple[int, int]]:
+        """Return ``(length, digest)`` of the prefixes of ``values`` (packed) that may be here, shortest first.
+
+        O(values).
+        """
+        digest = 0
+        found = [(0, 0)] if self._counts[0] else []
+        item = self._kind.itemsize
+        for start, terms in _blocks(values, self._kind):
+            size = len(terms)
+            terms[1:] *= _INVERSES[: size - 1]
+            sums = terms.cumsum()
+            sums += np.uint64(digest)
+            lasts = np.frombuffer(values, self._kind, size, item * start) & self._last_bits
+            places = self._behind.take(lasts).nonzero()[0]
+            digests = sums[places] * _POWERS[places]
+            hits = self._counts[digests >> np.uint64(_SHIFT)].nonzero()[0]
+            found += zip((places[hits] + (start + 1)).tolist(), digests[hits].tolist(), strict=True)
+            digest = int(sums[-1]) * int(_POWERS[size - 1]) % _BITS
+        return found
+
+
+def extended(digest: int, values: bytes, kind: npt.DTypeLike) -> int:
+    """Return the digest of a sequence with this ``digest``, followed by ``values`` (packed). O(values)."""
+    for _, terms in _blocks(values, np.dtype(kind)):
+        size = len(terms)
+        digest = (digest * int(_POWERS[size - 1]) + int(np.dot(terms, _POWERS[size - 1 :: -1]))) % _BITS
+    return digest
+
+
+def _blocks(values: bytes, kind: np.dtype[Any]) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
+    """Yield blocks of the coefficients of the digest's polynomial, each with the place where it begins."""
+    packed = np.frombuffer(values, kind)
+    for start in range(0, len(packed), _BLOCK):
+        yield start, packed[start : start + _BLOCK].astype(np.uint64) + np.uint64(1)
