@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 
 from slime_journal.record_log import RecordLog
 from slime_radix_cache.index.losses import Losses
 from slime_radix_cache.index.segment_store import Sampled
-from slime_radix_cache.index.segments import Context, Giver, Prompt, Response, Segment, said_before
+from slime_radix_cache.index.segments import Context, Giver, Response, Segment, said_before
 from slime_radix_cache.index.sessions import Running
-from slime_radix_cache.index.text_index import text_of
 from slime_radix_cache.index.text_node import Node
 from slime_radix_cache.index.text_search import Around, Cut
 from slime_radix_cache.index.trajectories import Limits, Trajectories
 from slime_radix_cache.journal.log_records import Answered, Asked, Gone, Record, Seen
+from slime_radix_cache.journal.segment_records import sampled_from, text_from, told
 from slime_radix_cache.journal.unfinished import UnansweredSessions
 
 __all__ = ["LoggedTrajectories"]
@@ -150,44 +149,13 @@ class LoggedTrajectories(Trajectories):
             self._replay.segments[self._replay.serial] = segment
         else:
             self._serials[segment] = self.log.number()
-            self._unwritten.append(self._told(segment))
+            self._unwritten.append(told(segment, self._serials, self._parts_of(segment)))
 
-    def _told(self, segment: Segment) -> Record:
-        parent = segment.parent
-        place = self._serials[parent] if parent is not None else 0
-        fork = _fork(_end(parent), segment.node) if parent is not None else None
-        shared = fork.depth if fork is not None else 0
-        text = text_of(segment.node, fork)
-        if isinstance(segment, Prompt):
-            giver = segment.giver.sessions if segment.giver is not None else None
-            return Asked(
-                self._serials[segment], place, segment.kept, shared, text, segment.ids, giver, segment.doubt
-            )
-        assert isinstance(segment, Response)  # there are no others
-        return Answered(
-            self._serials[segment],
-            place,
-            segment.kept,
-            shared,
-            text,
-            segment.start,
-            segment.ids,
-            segment.logprobs,
-            segment.visible,
-            text_of(segment.end, segment.node).decode(),
-            segment.versions,
-            segment.finish_reason,
-            segment.session,
-            segment.doubt,
-            segment.adapter,
-            self._parts_of(segment),
-        )
-
-    def _parts_of(self, response: Response) -> tuple[int, ...]:
-        if response.session is None:
+    def _parts_of(self, segment: Segment) -> tuple[int, ...]:
+        if not isinstance(segment, Response) or segment.session is None:
             return ()
-        longer = self.longer_of(response.session)
-        return tuple(self._serials[part] for part, whole in longer.items() if whole is response)
+        longer = self.longer_of(segment.session)
+        return tuple(self._serials[part] for part, whole in longer.items() if whole is segment)
 
     def _remove(self, segment: Segment) -> None:
         super()._remove(segment)
@@ -227,19 +195,18 @@ class LoggedTrajectories(Trajectories):
     def _add_again(self, record: Asked | Answered) -> None:
         replay = self._replay
         assert replay is not None  # narrowing: the log is being read
-        context: Context = None
-        text = record.text
-        if record.parent:
-            parent = replay.segments[record.parent]
-            context = parent, record.kept
-            text = text_of(_end(parent))[: record.shared] + text
+        parent = replay.segments[record.parent] if record.parent else None
+        context: Context = (parent, record.kept) if parent is not None else None
+        text = text_from(record, parent)
         replay.serial = record.serial
         self.pin(context)  # the context counts as used, also if all answers to it were removed
         if isinstance(record, Asked):
             giver = Giver(record.giver) if record.giver is not None else None
             self._prompt(context, record.ids, text, record.doubt, giver)
         else:
-            response = self.record(context, b"", text[: record.start], _sampled(record, text), record.session)
+            response = self.record(
+                context, b"", text[: record.start], sampled_from(record, text), record.session
+            )
             for serial in record.parts:
                 part = replay.segments.get(serial)
                 if isinstance(part, Response) and record.session is not None:
@@ -263,34 +230,3 @@ class LoggedTrajectories(Trajectories):
     def _keep_to_limits(self, newest: Segment | None = None) -> None:
         if self._replay is None:
             super()._keep_to_limits(newest)
-
-
-def _sampled(record: Answered, text: bytes) -> Sampled:
-    return Sampled(
-        record.ids,
-        record.logprobs,
-        text[record.start :].decode(),
-        record.visible,
-        record.tail,
-        tuple((sys.intern(name) if name is not None else None, count) for name, count in record.versions),
-        sys.intern(record.finish_reason),
-        record.doubt,
-        record.adapter,
-    )
-
-
-def _end(segment: Segment) -> Node:
-    """Return the node at which the text of ``segment`` ends, hidden tokens included."""
-    return segment.end if isinstance(segment, Response) else segment.node
-
-
-def _fork(one: Node, other: Node) -> Node:
-    """Return the node at which the texts of two nodes diverge. O(edges after it)."""
-    while one is not other:
-        deeper = one if one.depth >= other.depth else other
-        assert deeper.parent is not None  # not the root, which is never the deeper node
-        if deeper is one:
-            one = deeper.parent
-        else:
-            other = deeper.parent
-    return one
