@@ -61,7 +61,9 @@ LIBRARIES = (*FOUNDATIONS, "slime_journal", "slime_sglang", "slime_resume", "sli
 PARTS = {
     "slime_control": ("contracts", "pausing", "calls", "weights"),
     "slime_openai": ("errors", "requests", "parsing", "responses", "prompts"),
-    "slime_radix_cache": ("contracts", "tally", "index", "tokens", "capture", "journal", "retrieval"),
+    "slime_radix_cache": (
+        *("contracts", "tally", "index", "tokens", "journal", "demotion", "capture", "retrieval"),
+    ),
 }
 
 #: Packages that take a second to import and are not always needed. Only these may be imported within a function.

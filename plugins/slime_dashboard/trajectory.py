@@ -55,7 +55,7 @@ class TrajectoryData:
         ]
 
     async def _session(self, request: Request) -> Response:
-        session, source, turns = self._find(request)
+        session, source, turns = await self._find(request)
         turn = _turn(request, turns)
         is_complete = not source.has_lost(session)
 
@@ -67,7 +67,7 @@ class TrajectoryData:
         return await self._answer(request, read)
 
     async def _tokens(self, request: Request) -> Response:
-        _, source, turns = self._find(request)
+        _, source, turns = await self._find(request)
         turn = _turn(request, turns)
         start = _number(request, "start", 0)
         end = start + min(_number(request, "limit", _PAGE_TOKENS), _PAGE_TOKENS)
@@ -79,7 +79,7 @@ class TrajectoryData:
         return await self._answer(request, read)
 
     async def _retokenised(self, request: Request) -> Response:
-        _, source, turns = self._find(request)
+        _, source, turns = await self._find(request)
         turn = _turn(request, turns)
         client, threads = _address(request), self._router.threads
         encoder: TextEncoder | None = self._router.components.find("encoder")
@@ -140,7 +140,7 @@ class TrajectoryData:
                 self._pieces = Pieces(source.spell, tokenizer)
         return self._pieces
 
-    def _find(self, request: Request) -> tuple[str, SessionTurns, Sequence[Turn]]:
+    async def _find(self, request: Request) -> tuple[str, SessionTurns, Sequence[Turn]]:
         """Return the session's name, the recorded sessions, and its turns. Raises HTTPError."""
         session = request.query_params.get("session")
         if not session:
@@ -148,6 +148,7 @@ class TrajectoryData:
         source: SessionTurns | None = self._router.components.find("session_turns")
         if source is None:
             raise PluginNotLoaded("nothing is recorded without --plugin radix_cache")
+        await source.load(session)
         return session, source, source.expect(session)
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from router_core.exchange import Exchange
 
 __all__ = [
+    "ColdStore",
     "ConsumedTurn",
     "RecordedTokens",
     "SessionList",
@@ -25,6 +26,32 @@ __all__ = [
     "TurnContext",
     "TurnRecord",
 ]
+
+
+class ColdStore(Protocol):
+    """A store with room for records that memory has none for; the component ``"cold_store"``.
+
+    Another plugin offers it. A record is a byte string that never changes, under a key of 16 bytes. ``wait_s``: how
+    long a record may wait until it is kept. ``stops_on_loss``: the router ends when a record cannot be kept.
+    """
+
+    wait_s: float
+    stops_on_loss: bool
+
+    async def keep(self, records: Sequence[tuple[bytes, bytes]]) -> None:
+        """Keep all ``records``, pairs of key and content, or raise. They are kept when the call returns.
+
+        The call waits while there is no room. It may be cancelled, and repeated.
+        """
+        ...
+
+    async def fetch(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
+        """Return the record of each key, None for one that is lost. Raises if a record cannot be read now."""
+        ...
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """Drop the records of ``keys``. Unknown keys are ignored."""
+        ...
 
 
 class TextEncoder(Protocol):
@@ -173,6 +200,13 @@ class TurnContext(Protocol):
 
 class SessionTurns(Protocol):
     """The turns of each recorded session; the component ``"session_turns"``."""
+
+    async def load(self, session: str) -> None:
+        """Put the turns of ``session`` that were moved out of memory back into it. Raises HTTPError.
+
+        Call it right before the other methods, without an ``await`` between them.
+        """
+        ...
 
     def turns(self, session: str) -> Sequence[Turn]:
         """Return the turns of ``session``, oldest first."""

@@ -24,16 +24,17 @@ from slime_radix_cache.capture.recorder import StreamRecorder
 from slime_radix_cache.capture.requests import (
     MALFORMED,
     Ask,
+    check_size,
     handles_aborts,
     longest_ids,
     names,
     read_ask,
     rewritten,
-    size_of,
 )
 from slime_radix_cache.capture.turns import Turn, Turns
 from slime_radix_cache.capture.untouched import is_only_proxied, mark_untouched
 from slime_radix_cache.capture.whole_answers import WholeAnswers
+from slime_radix_cache.demotion.cold_trajectories import ColdTrajectories, StoreFailed
 from slime_radix_cache.index.trajectories import Limits, Trajectories
 from slime_radix_cache.journal.trajectory_log import TrajectoryLog
 from slime_radix_cache.metrics import offer_metrics
@@ -111,29 +112,24 @@ class RadixCache:
             self._log.trajectories if self._log is not None else Trajectories(limits, spelling.cut, around)
         )
         router.components.register("lost_sessions", self._trajectories.losses)
-        router.components.register("ownership", self._trajectories)
+        self._cold = ColdTrajectories(self._trajectories)
+        router.components.register("ownership", self._cold)
         given_prompts, self._streams = GivenPrompts(encoder, spelling), OpenStreams()
         offer_metrics(router.components.find("metrics"), self._tally, self._trajectories)
         self._turns = Turns(
-            self._trajectories, encoder, spelling, given_prompts, self._tally, self._streams, verbose=settings.verbose
+            self._trajectories, encoder, spelling, given_prompts, self._tally, self._streams, self._cold,
+            verbose=settings.verbose,
         )  # fmt: skip
+        template = ChatTemplate(tokenizer, router.threads)
         self.retrieval = Retrieval(
-            self._trajectories,
-            encoder,
-            ChatTemplate(tokenizer, router.threads),
-            self._tally,
-            self._streams,
-            spelling.text_of,
-            given_prompts,
-            router.session_sources,
-            rows=self._turns.rows,
-            long_work=router.long_work,
+            self._trajectories, encoder, template, self._tally, self._streams, spelling.text_of, given_prompts,
+            router.session_sources, cold=self._cold, rows=self._turns.rows, long_work=router.long_work,
             threads=router.threads,
-        )
+        )  # fmt: skip
         router.components.register("trajectories", self.retrieval)
-        session_turns = SessionTurns(self._trajectories, spelling.text_of, self._turns.rows)
+        session_turns = SessionTurns(self._trajectories, spelling.text_of, self._turns.rows, self._cold)
         router.components.register("session_turns", session_turns)
-        router.components.register("session_list", RecordedSessions(self._trajectories))
+        router.components.register("session_list", RecordedSessions(self._trajectories, self._cold))
         self._aborts = Aborts(
             router=router,
             interruptions=self._interruptions,
@@ -154,6 +150,9 @@ class RadixCache:
         if (events := router.components.find("control_events")) is not None:
             self._interruptions.follow(events)
         router.tasks.start_soon(self._interruptions.end_with, router.stopping)
+        if (store := router.components.find("cold_store")) is not None:
+            self._cold.keep_in(store)
+            router.tasks.start_soon(self._cold.run)
         if self._log is None:
             yield
             return
@@ -181,6 +180,7 @@ class RadixCache:
             "lost": {"sessions": losses.sessions.as_dict(), "texts": losses.texts.as_dict()},
             **self._tally.as_dict(),
             **self._turns.rows.as_dict(),
+            **self._cold.as_dict(),
             "tokenizer": self._encoder.as_dict(),
             **({"log": self._log.directory.as_dict()} if self._log is not None else {}),
         }
@@ -201,25 +201,21 @@ class RadixCache:
         except BadRequest:
             self._tally.untouched(MALFORMED)
             return
-        prompts, copies = size_of(body)
-        if prompts * copies > self._settings.max_sequences:
-            raise BadRequest(
-                f"wanted at most {self._settings.max_sequences} sequences in one request"
-                f" (--max-sequences-per-request), got {prompts} prompts with n = {copies}"
-            )
+        check_size(body, self._settings.max_sequences)
         self._encoder.check_length(longest_ids(body))
         ask = read_ask(body)
         if isinstance(ask, str):
             self._tally.untouched(ask)
             return
         check_rid(body.get("rid"))
+        await self._cold.room()
         try:
             turns = await self._begin(exchange, ask)
             document = rewritten(body, ask, [np.frombuffer(turn.ids, np.int32) for turn in turns])
             document = self._turns.rows.asked(exchange, body, document, turns)
-        except HTTPError:  # an invalid request, such as a session name that is too long
-            raise
         except Exception as error:
+            if isinstance(error, HTTPError) and not isinstance(error, StoreFailed):
+                raise  # an invalid request, such as a session name that is too long
             self._tally.untouched("failed")
             self._tally.unrecorded("prompt_not_tokenised", error)
             return

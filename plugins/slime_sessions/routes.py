@@ -96,7 +96,7 @@ class SessionRoutes:
         return await (self._delete if request.method == "DELETE" else self._show)(request)
 
     async def _show(self, request: Request) -> Response:
-        session, source, turns = self._find(request)
+        session, source, turns = await self._find(request)
         complete = not source.has_lost(session)
         texts = [source.text(turn) for turn in turns]
 
@@ -115,7 +115,7 @@ class SessionRoutes:
 
     async def _samples(self, request: Request) -> Response:
         wanted = SamplesRequest.from_json(await json_object(request))
-        session, source, turns = self._find(request)
+        session, source, turns = await self._find(request)
         is_lossy = source.has_lost(session)
 
         def write() -> bytes:
@@ -144,6 +144,8 @@ class SessionRoutes:
     async def _delete(self, request: Request) -> Response:
         session: str = request.path_params["session"]
         source: SessionTurns | None = self._router.components.find(_COMPONENT)
+        if source is not None:
+            await source.load(session)
         if session not in self._created and not (source is not None and source.turns(session)):
             raise _not_found(session)
         self._created.delete(session)
@@ -151,12 +153,13 @@ class SessionRoutes:
             source.forget(session)
         return Response(status_code=204)
 
-    def _find(self, request: Request) -> tuple[str, SessionTurns, Sequence[Turn]]:
+    async def _find(self, request: Request) -> tuple[str, SessionTurns, Sequence[Turn]]:
         """Return the session's name, the component, and its turns. Raises SessionNotFound, PluginNotLoaded."""
         session: str = request.path_params["session"]
         source: SessionTurns | None = self._router.components.find(_COMPONENT)
         if source is None:
             raise PluginNotLoaded("nothing is recorded without --plugin radix_cache")
+        await source.load(session)
         turns = source.turns(session)
         if self._created.is_deleted(session) or (not turns and session not in self._created):
             raise _not_found(session)

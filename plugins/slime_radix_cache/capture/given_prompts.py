@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from slime_radix_cache.index.segments import Prompt, Segment
 from slime_radix_cache.index.text_index import text_of
+from slime_radix_cache.index.trajectories import Trajectories
 from slime_radix_cache.tokens.encoding import Encoder
 from slime_radix_cache.tokens.spelling import Spelling
 
@@ -16,6 +19,20 @@ class GivenPrompts:
     def __init__(self, encoder: Encoder, spelling: Spelling) -> None:
         self._encoder = encoder
         self._spelling = spelling
+
+    async def find_out_all(
+        self, prompts: Sequence[Prompt], trajectories: Trajectories, client: str | None = None
+    ) -> None:
+        """Call :meth:`find_out` for each of ``prompts``, which ``trajectories`` do not demote meanwhile."""
+        held = prompts if trajectories.demotion is not None else ()
+        for prompt in held:
+            trajectories.pin((prompt, len(prompt)))
+        try:
+            for prompt in prompts:
+                await self.find_out(prompt, client)
+        finally:
+            for prompt in held:
+                trajectories.unpin((prompt, len(prompt)))
 
     async def find_out(self, prompt: Prompt, client: str | None = None) -> None:
         """Set ``is_odd`` in the giver of ``prompt``: the tokenizer makes other tokens of its text."""

@@ -18,13 +18,13 @@ from slime_sglang.request_fields import unknown_field
 __all__ = [
     "MALFORMED",
     "Ask",
+    "check_size",
     "handles_aborts",
     "longest_ids",
     "names",
     "read_ask",
     "rewritten",
     "single",
-    "size_of",
 ]
 
 #: The reason to pass on a request untouched, since the engine will refuse it.
@@ -79,10 +79,15 @@ class Ask:
         return isinstance(self.prompts[0], bytes)
 
 
-def size_of(body: Any) -> tuple[int, int]:
-    """Return the number of prompts in ``body``, and of samples for each, before the prompts are read."""
-    copies = _copies(body.get("sampling_params")) if isinstance(body, dict) else None
-    return len(_prompts(body)), copies or 1
+def check_size(body: Any, most: int) -> None:
+    """Raise BadRequest if ``body`` asks for more than ``most`` sequences, before its prompts are read."""
+    copies = (_copies(body.get("sampling_params")) if isinstance(body, dict) else None) or 1
+    prompts = len(_prompts(body))
+    if prompts * copies > most:
+        raise BadRequest(
+            f"wanted at most {most} sequences in one request"
+            f" (--max-sequences-per-request), got {prompts} prompts with n = {copies}"
+        )
 
 
 def longest_ids(body: Any) -> int:

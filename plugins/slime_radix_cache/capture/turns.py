@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -13,6 +13,7 @@ from slime_radix_cache.capture.given_prompts import GivenPrompts
 from slime_radix_cache.capture.open_streams import OpenStreams
 from slime_radix_cache.capture.replies import NOTHING_SAMPLED, Unusable, read_output
 from slime_radix_cache.capture.row_recorder import RowRecorder
+from slime_radix_cache.demotion.cold_trajectories import ColdTrajectories
 from slime_radix_cache.index.segment_store import Sampled
 from slime_radix_cache.index.segments import Context, Giver, Response, context_ids, read_context
 from slime_radix_cache.index.sessions import Running
@@ -39,7 +40,8 @@ class Turn:
     ``node``: the end of its text, if known. ``rest``: packed ids of the other bytes. ``ids``: packed ids of context and
     rest. ``giver``: the client that gave the ids. ``adapter``: the LoRA adapter of the answer. ``doubt``: why its
     record will not be exact. ``rid``: the engine's id of the request, if known. ``response``: the response that was
-    recorded last. ``row_start``: the first token whose routed experts are asked for.
+    recorded last. ``row_start``: the first token whose routed experts are asked for. ``held``: its records, which are
+    not demoted before it ends.
     """
 
     prompt: bytes
@@ -57,6 +59,7 @@ class Turn:
     response: Response | None = None
     client: str | None = None
     row_start: int = 0
+    held: list[Response] = field(default_factory=list)
 
     def sequences(self, number: int) -> list[Turn]:
         """Return this turn, and copies of it for ``number - 1`` more sequences of the same prompt."""
@@ -79,10 +82,12 @@ class Turns:
         given_prompts: GivenPrompts,
         tally: Tally,
         streams: OpenStreams,
+        cold: ColdTrajectories,
         *,
         verbose: bool,
     ) -> None:
         self._trajectories = trajectories
+        self._cold = cold
         self._encoder = encoder
         self._spelling = spelling
         self._given_prompts = given_prompts
@@ -118,9 +123,11 @@ class Turns:
         return turn
 
     async def _given(self, ids: bytes, session: str | None, client: str | None) -> Turn:
+        await self._cold.load_ids(ids, session)
         known, number = self._trajectories.decoded(ids)
         text = text_of(known.end) if known is not None else b""
         text += (await self._encoder.text_of(self._spelling, ids[4 * number :], client)).encode()
+        await self._cold.load_given(ids, text, session)
         self._streams.catch_up(text, session)
         context = self._trajectories.find_given(ids, session, text)
         rest = ids[len(context_ids(context)) :]
@@ -131,11 +138,12 @@ class Turns:
     async def _asked(self, prompt: str, session: str | None, client: str | None) -> Turn:
         self._encoder.check_text(prompt)
         text = await self._encoder.in_utf8(prompt, client)
+        await self._cold.load_text(text, session)
         self._streams.catch_up(text, session)
         match = self._trajectories.find_to_continue(text, session)
         while match.unknown:
-            for one in match.unknown:
-                await self._given_prompts.find_out(one, client)
+            await self._given_prompts.find_out_all(match.unknown, self._trajectories, client)
+            await self._cold.load_text(text, session)
             match = self._trajectories.find_to_continue(text, session)
         return Turn(text, match.context, session, match.position, node=match.node)
 
@@ -157,11 +165,15 @@ class Turns:
 
     def end(self, turn: Turn) -> None:
         """Unpin the context of ``turn``, which has ended in any way. Call this once."""
+        for response in turn.held:
+            self._trajectories.unpin((response, len(response)))
+        turn.held.clear()
         self._trajectories.unpin(turn.context)
         if turn.running is not None:
             # A response is found by its prompt. No text continues a prompt that ends in half a character.
             is_found = turn.response is not None and turn.running.prompt == turn.prompt
             self._trajectories.end(turn.running, is_recorded=is_found)
+        self._cold.check()
 
     def lose(self, turn: Turn, answer: Any = None) -> None:
         """Mark the ``answer`` to ``turn``, as far as it is known, as lost."""
@@ -229,6 +241,9 @@ class Turns:
                 turn.tokens,
                 output.finish_reason,
             )
+        if instead_of in turn.held:
+            turn.held.remove(instead_of)
+            self._trajectories.unpin((instead_of, len(instead_of)))
         turn.response = self._trajectories.record(
             turn.context,
             turn.rest,
@@ -240,9 +255,17 @@ class Turns:
             instead_of,
             turn.node,
         )
+        self._hold(turn, turn.response, instead_of)
         self._tally.sampled(len(ids) - (len(instead_of) if instead_of is not None else 0))
         self.rows.record(turn.response, answer.get("meta_info") or {}, turn.row_start)
         return turn.response
+
+    def _hold(self, turn: Turn, *responses: Response | None) -> None:
+        """Pin the records of ``turn`` until it ends: they may be replaced by longer ones. Only for demotion."""
+        for response in responses if self._cold.is_on else ():
+            if response is not None and response not in turn.held and response in response.node.ends:
+                turn.held.append(response)
+                self._trajectories.pin((response, len(response)))
 
 
 class Growing:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar
 
-__all__ = ["MANY", "Items", "Row", "items_of", "row_of", "with_item", "without_item"]
+__all__ = ["MANY", "Items", "Row", "items_of", "row_of", "sorted_row", "with_item", "without_item"]
 
 _T = TypeVar("_T")
 #: Several items: a few in a tuple, many in a dict, which grows and shrinks without a copy.
@@ -48,3 +48,10 @@ def without_item(row: Row[_T], item: _T) -> Row[_T]:
     items = tuple(items_of(row))
     slot = items.index(item)
     return row_of(items[:slot] + items[slot + 1 :])
+
+
+def sorted_row(row: Row[_T], place: Callable[[_T], int]) -> Row[_T]:
+    """Return ``row`` in the order of ``place``."""
+    if not isinstance(row, (tuple, dict)):
+        return row
+    return row_of(sorted(row, key=place))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 from slime_radix_cache.index.ages import Ages
 from slime_radix_cache.index.segments import Context, Giver, Prompt, Response, Segment, Versions
 from slime_radix_cache.index.sessions import Sessions
 from slime_radix_cache.index.starts import Starts
-from slime_radix_cache.index.text_index import TextIndex, prompt_end, text_of
+from slime_radix_cache.index.text_index import TextIndex, nodes_of, prompt_end, text_of
 from slime_radix_cache.index.text_node import Node
 
-__all__ = ["Sampled", "SegmentStore", "confirm"]
+__all__ = ["Demotion", "Sampled", "SegmentStore", "confirm"]
 
 # Memory of an object of each kind in CPython 3.11, without packed values and text.
 _NODE_BYTES = 136
@@ -43,6 +44,26 @@ class Sampled:
     is_decoded: bool = False
 
 
+class Demotion(Protocol):
+    """Moves segments out of memory to another store, instead of evicting them."""
+
+    def added(self, segment: Segment) -> None:
+        """Note that ``segment`` is new."""
+        ...
+
+    def removed(self, segment: Segment) -> None:
+        """Note that ``segment`` is removed."""
+        ...
+
+    def is_continued(self, segment: Segment) -> bool:
+        """Return True if a demoted segment continues ``segment``."""
+        ...
+
+    def notice(self) -> None:
+        """Note that the limits do not hold."""
+        ...
+
+
 class SegmentStore:
     """All segments: ``_index`` by text, ``_starts`` by ids, ``_sessions`` by session, ``_ages`` by last use.
 
@@ -58,6 +79,7 @@ class SegmentStore:
         self._sessions = Sessions()
         self._payload_bytes = 0
         self._generation = 0
+        self.demotion: Demotion | None = None
         #: Called with each response that is removed.
         self.response_removed: Callable[[Response], None] = lambda response: None
 
@@ -87,6 +109,31 @@ class SegmentStore:
                 segment.generation = generation
                 append(segment)
             segment = segment.parent
+
+    def restore_prompt(
+        self, context: Context, ids: bytes, text: bytes, doubt: str | None, giver: Giver | None
+    ) -> Prompt:
+        """Add a prompt that was recorded before; return an equal one if there is one."""
+        return self._prompt(context, ids, text, doubt, giver)
+
+    def restore_response(
+        self, context: Context, prompt: bytes, sampled: Sampled, session: str | None
+    ) -> Response:
+        """Add a response to ``prompt`` that was recorded before."""
+        return self._response(context, self._prompt_end(context, prompt, None), sampled, session, None, None)
+
+    def reorder(self, segments: Iterable[Segment], place: Callable[[Segment], int]) -> None:
+        """Put ``segments`` among those beside them in the order of ``place``, as if recorded in that order."""
+        nodes: dict[Node, None] = {}
+        for segment in segments:
+            nodes[segment.node] = None
+            if isinstance(segment, Response):
+                nodes |= dict.fromkeys(nodes_of(segment))
+                self._starts.sort(segment, place)
+        for session in {one.session for one in segments if isinstance(one, Response)} - {None}:
+            self._sessions.sort(str(session), place)
+        for node in nodes:
+            node.sort(place)
 
     def _prompt(
         self,
@@ -179,12 +226,16 @@ class SegmentStore:
         self.tokens += len(segment)
         self._payload_bytes += segment.size_bytes + overhead
         self._append(segment)
+        if self.demotion is not None:
+            self.demotion.added(segment)
 
     def _append(self, segment: Segment) -> None:
         segment.generation = self._generation
         self._ages.append(segment)
 
     def _remove(self, segment: Segment) -> None:
+        if self.demotion is not None:
+            self.demotion.removed(segment)
         self._ages.remove(segment)
         self._sessions.unanswered.evicted(segment)
         if isinstance(segment, Response):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from slime_radix_cache.index.segments import Context, Response
@@ -91,6 +91,17 @@ class Sessions:
     def grew(self, session: str, part: Response, longer: Response) -> None:
         """Note that ``part`` is the beginning of ``longer``, of which more tokens are recorded."""
         self._longer.setdefault(session, {})[part] = longer
+
+    def sort(self, session: str, place: Callable[[Response], int]) -> None:
+        """Put the responses of ``session`` in the order of ``place``."""
+        known = self._responses.get(session)
+        if isinstance(known, list):
+            known.sort(key=place)
+
+    def grown(self, response: Response) -> list[tuple[Response, Response]]:
+        """Return the pairs that were given to :meth:`grew` and have ``response``."""
+        known = self._longer.get(response.session, {}) if response.session is not None else {}
+        return [pair for pair in known.items() if response in pair]
 
     def longer(self, session: str) -> dict[Response, Response]:
         """Return the longest record of each response that is only the beginning of another one."""

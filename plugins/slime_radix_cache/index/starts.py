@@ -6,10 +6,10 @@ tokenizer may compose characters (NFC) that a client sent decomposed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from slime_radix_cache.index.prefix_digests import PrefixDigests, extended
-from slime_radix_cache.index.rows import Row, items_of, with_item, without_item
+from slime_radix_cache.index.rows import Row, items_of, sorted_row, with_item, without_item
 from slime_radix_cache.index.segments import Response, Segment, ids_before, links
 
 __all__ = ["Starts", "id_before"]
@@ -41,6 +41,11 @@ class Starts:
         alike = without_item(self._by_digest.pop(response.before), response)
         if alike is not None:
             self._by_digest[response.before] = alike
+
+    def sort(self, response: Response, place: Callable[[Response], int]) -> None:
+        """Put the responses after the same tokens as ``response`` in the order of ``place``, the highest last."""
+        self._last = b"", []
+        self._by_digest[response.before] = sorted_row(self._by_digest[response.before], place)
 
     def along(self, ids: bytes) -> Sequence[tuple[Response, int]]:
         """Return responses whose context is a prefix of ``ids`` (packed), with its length: longest first, then newest.

@@ -15,7 +15,7 @@ from slime_radix_cache.index.text_node import NO_FORK, Node
 if TYPE_CHECKING:
     from slime_radix_cache.index.segments import Response, Segment
 
-__all__ = ["Path", "TextIndex", "prompt_end", "text_of"]
+__all__ = ["Path", "TextIndex", "nodes_of", "prompt_end", "text_of"]
 
 
 class Path(NamedTuple):
@@ -158,6 +158,19 @@ def prompt_end(response: Response) -> Node:
         assert node.parent is not None  # depth > start >= 0: not the root
         node = node.parent
     return node
+
+
+def nodes_of(response: Response) -> Iterator[Node]:
+    """Yield the nodes that have ``response``: those at its ends, those of its text, and the end of its prompt."""
+    yield response.end
+    node = response.node
+    while node.depth > response.start:
+        yield node
+        assert node.parent is not None  # depth > start >= 0: not the root
+        node = node.parent
+    yield node
+    if response.reach is response.end:
+        yield from _covered(response)
 
 
 def _covered(response: Response) -> Iterator[Node]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from slime_radix_cache.index.rows import MANY, Items, Row, items_of, with_item, without_item
+from slime_radix_cache.index.rows import MANY, Items, Row, items_of, sorted_row, with_item, without_item
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from slime_radix_cache.index.segments import Response, Segment
 
 __all__ = ["NO_FORK", "Node"]
@@ -101,6 +103,15 @@ class Node:
             self.begun[response.session] = own
         if not self.begun:
             self.begun = None
+
+    def sort(self, place: Callable[[Segment], int]) -> None:
+        """Put segments and responses in the order of ``place``, the highest last."""
+        self.ended = sorted_row(self.ended, place)
+        self.passing = sorted_row(self.passing, place)
+        if isinstance(self.begun, dict):
+            self.begun = {session: sorted_row(row, place) for session, row in self.begun.items()}
+        elif isinstance(self.begun, tuple):
+            self.begun = tuple(sorted(self.begun, key=place))
 
     def add(self, kid: Node) -> None:
         """Add ``kid``, whose edge begins with a new byte."""

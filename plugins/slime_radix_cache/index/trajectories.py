@@ -4,29 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from router_core.weights import WeightVersions
 from slime_radix_cache.index.finding import Finder
+from slime_radix_cache.index.limits import Limits
 from slime_radix_cache.index.losses import Count, Losses
 from slime_radix_cache.index.segment_store import Sampled, SegmentStore, confirm
 from slime_radix_cache.index.segments import Context, Giver, Prompt, Response, Segment, links, said_before
-from slime_radix_cache.index.sessions import Running
+from slime_radix_cache.index.sessions import Running, Sessions
 from slime_radix_cache.index.text_index import text_of
 from slime_radix_cache.index.text_node import Node
 from slime_radix_cache.index.text_search import Around, Cut, Match
+from slime_radix_cache.index.unanswered import Request
 from slime_sglang.evidence import CONTRADICTION
 
 __all__ = ["Limits", "Trajectories"]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of the cache: tokens, bytes, and weight versions since the last use. 0: no limit."""
-
-    tokens: int = 0
-    size_bytes: int = 0
-    versions: int = 5
 
 
 class Trajectories(SegmentStore):
@@ -79,6 +71,11 @@ class Trajectories(SegmentStore):
     def responses_of(self, session: str) -> list[Response]:
         """Return the kept responses of ``session``, oldest first."""
         return self._sessions.of(session)
+
+    @property
+    def sessions(self) -> Sessions:
+        """The kept responses by session."""
+        return self._sessions
 
     @property
     def session_count(self) -> int:
@@ -177,8 +174,14 @@ class Trajectories(SegmentStore):
 
     def withdraw(self, part: Response) -> None:
         """Remove ``part``, of which a longer record exists, unless something continues it."""
-        if part in part.node.ends and not part.children and not part.pins:
+        if part in part.node.ends and not self.is_needed(part):
             self._remove(part)
+
+    def is_needed(self, segment: Segment) -> bool:
+        """Return True if a request in flight or another segment continues ``segment``, a demoted one included."""
+        if segment.children or segment.pins:
+            return True
+        return self.demotion is not None and self.demotion.is_continued(segment)
 
     # Eviction.
 
@@ -201,30 +204,66 @@ class Trajectories(SegmentStore):
         """
         for response in reversed(self._sessions.of(session)):
             segment: Segment | None = response if response in response.node.ends else None
-            while segment is not None and not segment.children and not segment.pins:
+            while segment is not None and not self.is_needed(segment):
                 if isinstance(segment, Response) and segment.session != session:
                     break
                 before = segment.parent
-                self._evict(segment)
-                self.evicted["deleted"] += 1
+                self.evict(segment, "deleted")
                 segment = before
         # Later answers, also to requests that wait now, do not make the session complete again.
         self.losses.sessions.add(session)
 
     def _keep_to_limits(self, newest: Segment | None = None) -> None:
         """Evict the oldest segments until the limits hold; not those in flight, nor the ``newest``. O(evicted)."""
-        limits = self._limits
+        if self.demotion is not None:
+            if (first := self._ages.oldest) is not None and self._overdue(first) is not None:
+                self.demotion.notice()
+            return
         while (oldest := self._ages.oldest) is not None and oldest is not newest:
-            if limits.versions and oldest.generation <= self._generation - limits.versions:
-                reason = "weight_version"
-            elif limits.tokens and self.tokens > limits.tokens:
-                reason = "max_tokens"
-            elif limits.size_bytes and self.size_bytes > limits.size_bytes:
-                reason = "max_bytes"
-            else:
+            reason = self._overdue(oldest)
+            if reason is None:
                 return
-            self._evict(oldest)
-            self.evicted[reason] += 1
+            self.evict(oldest, reason)
+
+    def _overdue(self, segment: Segment, tokens: int = 0, size_bytes: int = 0) -> str | None:
+        """Return the reason to evict ``segment``, when ``tokens`` and ``size_bytes`` are evicted before it; or None."""
+        unused = self._generation - segment.generation
+        return self._limits.exceeded(unused, self.tokens - tokens, self.size_bytes - size_bytes)
+
+    def overdue(self, most_bytes: int) -> list[tuple[Segment, str]]:
+        """Return the next segments to evict, oldest first, about ``most_bytes`` of them, each with the reason.
+
+        A segment comes after all that continue it.
+        """
+        found: list[tuple[Segment, str]] = []
+        tokens = size_bytes = 0
+        segment = self._ages.oldest
+        while segment is not None and size_bytes < most_bytes:
+            reason = self._overdue(segment, tokens, size_bytes)
+            if reason is None:
+                break
+            found.append((segment, reason))
+            tokens += len(segment)
+            size_bytes += segment.size_bytes
+            segment = segment.newer
+        return found
+
+    @property
+    def is_crowded(self) -> bool:
+        """True if a limit is exceeded by a quarter, and not all segments are in flight."""
+        fits = self._limits.exceeded(-1, self.tokens * 4 // 5, self.size_bytes * 4 // 5) is None
+        return self._ages.oldest is not None and not fits
+
+    def evict(self, segment: Segment, reason: str) -> None:
+        """Evict ``segment``, which nothing continues: its session and its text are lost."""
+        self._evict(segment)
+        self.evicted[reason] += 1
+
+    def demote(self, segment: Segment) -> list[Request]:
+        """Remove ``segment``, which is kept elsewhere; return the unanswered requests that continued it."""
+        requests = self._sessions.unanswered.evicted(segment)
+        self._remove(segment)
+        return requests
 
     def _evict(self, segment: Segment) -> None:
         assert segment.children == 0, "a segment is older than its parent, so a leaf is evicted first"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from slime_radix_cache.index.segments import Context, Segment
 
-__all__ = ["Unanswered"]
+__all__ = ["Request", "Unanswered"]
 
 #: Requests that are remembered one by one: about 8 MB.
 _REMEMBERED = 16_384
@@ -29,7 +29,7 @@ class _Beginning(NamedTuple):
         return len(data) >= self.size and _Beginning.all_of(data[: self.size]) == self
 
 
-class _Request(NamedTuple):
+class Request(NamedTuple):
     """A request of ``session`` that continues ``context``. ``ids``: the packed ids of the prompt, if known."""
 
     session: str
@@ -43,9 +43,9 @@ class Unanswered:
 
     def __init__(self, *, remembered: int = _REMEMBERED) -> None:
         self._remembered = remembered
-        self._requests: OrderedDict[_Request, None] = OrderedDict()
-        self._by_session: dict[str, dict[_Request, None]] = {}
-        self._by_segment: dict[Segment, dict[_Request, None]] = {}
+        self._requests: OrderedDict[Request, None] = OrderedDict()
+        self._by_session: dict[str, dict[Request, None]] = {}
+        self._by_segment: dict[Segment, dict[Request, None]] = {}
 
     def __contains__(self, session: str) -> bool:
         """Return True if a request of ``session`` is remembered."""
@@ -54,7 +54,7 @@ class Unanswered:
     def add(self, session: str, prompt: bytes, ids: bytes | None, context: Context) -> str | None:
         """Remember a request. Returns the session of the request that was forgotten for it, or None."""
         packed = _Beginning.all_of(ids) if ids is not None else None
-        self._add(_Request(session, _Beginning.all_of(prompt), packed, context))
+        self._add(Request(session, _Beginning.all_of(prompt), packed, context))
         if len(self._requests) <= self._remembered:
             return None
         oldest = next(iter(self._requests))
@@ -67,20 +67,30 @@ class Unanswered:
             if request.prompt.fits(text) or (ids is not None and request.ids and request.ids.fits(ids)):
                 yield request.context
 
-    def evicted(self, segment: Segment) -> None:
-        """Drop ``segment``, which was evicted, from the requests that continued it."""
-        for request in list(self._by_segment.get(segment, ())):
+    def evicted(self, segment: Segment) -> list[Request]:
+        """Drop ``segment``, which was evicted, from the requests that continued it; return them as they were."""
+        requests = list(self._by_segment.get(segment, ()))
+        for request in requests:
             self._remove(request)
             self._add(request._replace(context=None))
+        return requests
 
-    def _add(self, request: _Request) -> None:
+    def restored(self, request: Request, segment: Segment) -> None:
+        """Undo :meth:`evicted` for ``request``: ``segment`` has the tokens of the evicted one."""
+        without = request._replace(context=None)
+        if without in self._requests:
+            self._remove(without)
+        if request.context is not None:
+            self._add(request._replace(context=(segment, request.context[1])))
+
+    def _add(self, request: Request) -> None:
         self._requests[request] = None
         self._requests.move_to_end(request)
         self._by_session.setdefault(request.session, {})[request] = None
         if request.context is not None:
             self._by_segment.setdefault(request.context[0], {})[request] = None
 
-    def _remove(self, request: _Request) -> None:
+    def _remove(self, request: Request) -> None:
         del self._requests[request]
         of_session = self._by_session[request.session]
         del of_session[request]

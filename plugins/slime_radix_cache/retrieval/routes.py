@@ -19,6 +19,7 @@ from slime_fairness.turns import FairThreads, FairTurns
 from slime_radix_cache.capture.given_prompts import GivenPrompts
 from slime_radix_cache.capture.open_streams import OpenStreams
 from slime_radix_cache.capture.row_recorder import RowRecorder
+from slime_radix_cache.demotion.cold_trajectories import ColdTrajectories
 from slime_radix_cache.index.segments import Response
 from slime_radix_cache.index.text_search import Match
 from slime_radix_cache.index.trajectories import Trajectories
@@ -57,6 +58,7 @@ class Retrieval:
         given_prompts: GivenPrompts,
         session_sources: Iterable[SessionSource] = (),
         *,
+        cold: ColdTrajectories,
         rows: RowRecorder,
         long_work: FairTurns,
         threads: FairThreads,
@@ -69,6 +71,7 @@ class Retrieval:
         self._spell = spell
         self._given_prompts = given_prompts
         self._session_sources = session_sources
+        self._cold = cold
         self._rows = rows
         self._long_work = long_work
         self._threads = threads
@@ -80,12 +83,13 @@ class Retrieval:
         """
         self._encoder.check_text(question.text)
         text = await self._encoder.in_utf8(question.text, client)
+        await self._cold.load_text(text, question.session)
         self._streams.catch_up(text, question.session)
         kept = self._trajectories
         match = kept.find_to_read(text, question.session)
         while match.unknown:
-            for prompt in match.unknown:
-                await self._given_prompts.find_out(prompt, client)
+            await self._given_prompts.find_out_all(match.unknown, kept, client)
+            await self._cold.load_text(text, question.session)
             match = kept.find_to_read(text, question.session)
         rest = b""
         matched = len(question.text)
@@ -124,12 +128,13 @@ class Retrieval:
         text = await self._template.text_of(conversation, size, client)
         if not conversation.add_generation_prompt and text[-1:].isspace():
             space = await self._template.closing_space(conversation, size, client)
-            text = self._without_unseen(space, text, question.session)
+            text = await self._without_unseen(space, text, question.session)
         return await self.retrieve(replace(question, text=text), client)
 
-    def _without_unseen(self, space: str, text: str, session: str | None) -> str:
+    async def _without_unseen(self, space: str, text: str, session: str | None) -> str:
         """Return ``text`` without the part of the template's closing ``space`` that no engine consumed."""
         whole = text.encode()
+        await self._cold.load_text(whole, session)
         self._streams.catch_up(whole, session)
         position = self._trajectories.find_to_read(whole, session).position
         return whole[:position].decode() if space.endswith(whole[position:].decode()) else text
@@ -184,7 +189,10 @@ class Retrieval:
 
         async def trajectories(request: HTTPRequest) -> HTTPResponse:
             rows = rows_asked(request.query_params)
-            about, leaves = self.session(request.path_params["session"])
+            session = request.path_params["session"]
+            self._streams.catch_up_session(session)
+            await self._cold.load_session(session)
+            about, leaves = self.session(session)
             format = format_for(request.headers.get("accept", ""))
 
             def write() -> bytes:

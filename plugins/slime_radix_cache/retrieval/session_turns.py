@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from slime_radix_cache.capture.row_recorder import RowRecorder
+from slime_radix_cache.demotion.cold_trajectories import ColdTrajectories
 from slime_radix_cache.index.segments import Response, Segment, links
 from slime_radix_cache.index.text_index import prompt_end, text_of
 from slime_radix_cache.index.trajectories import Trajectories
@@ -57,11 +58,20 @@ class SessionTurns:
     """The turns of each session; the component ``"session_turns"``. Reading changes nothing."""
 
     def __init__(
-        self, trajectories: Trajectories, spell: Callable[[Sequence[int]], str], rows: RowRecorder
+        self,
+        trajectories: Trajectories,
+        spell: Callable[[Sequence[int]], str],
+        rows: RowRecorder,
+        cold: ColdTrajectories,
     ) -> None:
         self._trajectories = trajectories
+        self._cold = cold
         self._rows = rows
         self.spell = spell
+
+    async def load(self, session: str) -> None:
+        """Promote the demoted responses of ``session``. Call it right before the other methods. Raises HTTPError."""
+        await self._cold.load_session(session)
 
     def turns(self, session: str) -> list[Turn]:
         """Return the turns of ``session``, oldest first. O(their segments)."""

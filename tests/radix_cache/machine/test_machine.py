@@ -59,6 +59,7 @@ class Rollouts(RuleBasedStateMachine):
     outcomes: Counter[str]
     experts: Counter[str]
     counts: Counter[str]
+    is_cold: bool = False
 
     @initialize(
         tokens=st.sampled_from([0, 0, 0, 0, 0, 300, 800]),
@@ -83,10 +84,14 @@ class Rollouts(RuleBasedStateMachine):
     ) -> None:
         self.flags = ["--radix-tree-max-size", str(tokens), "--radix-tree-max-bytes", str(size_bytes)]
         self.flags += ["--gc-threshold-k", str(versions)]
-        self.directory = TemporaryDirectory() if is_logged else None
+        self.directory = TemporaryDirectory() if is_logged and not self.is_cold else None
         if self.directory is not None:
             self.flags += ["--trajectory-log", self.directory.name]
-        self.flags += expert_flags(seed)
+        if self.is_cold:  # memory has room for nothing, for little, or for most
+            few = ("1", "1", "100", "400")[seed % 4]
+            self.flags += ["--middleware-paths", "radix_cache.shelf", "--radix-tree-max-size", few]
+        else:
+            self.flags += expert_flags(seed)
         self.retries, self.resume = (0 if aborts == "passed on" else 2), aborts == "resumed"
         acted = acting(self.tokenizer, CHATML, self.world, seed=seed, retries=self.retries)
         self.acted = self.portal.wrap_async_context_manager(acted)
@@ -246,6 +251,8 @@ class Rollouts(RuleBasedStateMachine):
             return
         try:
             self.portal.call(self.stage.judge_all)
+            if self.is_cold:
+                self._check_nothing_is_lost()
             self.outcomes.update(self.stage.outcomes)
             self.experts.update(self.stage.experts)
             self.counts.update(self.stage.shapes)
@@ -256,20 +263,45 @@ class Rollouts(RuleBasedStateMachine):
             if self.directory is not None:
                 self.directory.cleanup()
 
+    def _check_nothing_is_lost(self) -> None:
+        stats = self.portal.call(self.stage.look)
+        assert not stats["evictions"], stats
+        assert not stats["demoted"]["failures"], stats
+        self.counts["demoted"] += sum(stats["demoted"]["demotions"].values())
+        self.counts["promoted"] += stats["demoted"]["promotions"]
+
 
 @pytest.mark.timeout(0 if _CONVERSATIONS > 1000 else 600)  # it computes all the time; turns have a time limit
 @pytest.mark.parametrize("world", WORLDS)
 def test_every_conversation_is_the_journals_or_says_why_not(
     tokenizer: EngineTokenizer, checkpoint: str, world: str
 ) -> None:
-    outcomes, experts, counts = Counter[str](), Counter[str](), Counter[str]()
-    with start_blocking_portal(*OWN_TIME) as portal:
-        given = {"portal": portal, "tokenizer": tokenizer, "checkpoint": checkpoint, "world": WORLDS[world]}
-        machine = type(
-            "Given", (Rollouts,), {**given, "outcomes": outcomes, "experts": experts, "counts": counts}
-        )
-        while counts["conversations"] < _CONVERSATIONS / len(WORLDS):
-            run_state_machine_as_test(machine, settings=_SETTINGS)
+    outcomes, experts, counts = _played(tokenizer, checkpoint, WORLDS[world])
     print(world, dict(counts), dict(outcomes), dict(experts))  # noqa: T201  # the figures of a long run
     assert outcomes["exact"] > (counts["conversations"] - outcomes["evicted"]) / 5
     assert experts["exact"] > (experts.total() - experts["evicted"]) / 20
+
+
+@pytest.mark.timeout(0 if _CONVERSATIONS > 1000 else 600)
+@pytest.mark.parametrize("world", WORLDS)
+def test_demoted_conversations_are_as_exact_as_others(
+    tokenizer: EngineTokenizer, checkpoint: str, world: str
+) -> None:
+    outcomes, _, counts = _played(tokenizer, checkpoint, WORLDS[world], is_cold=True)
+    print(world, dict(counts), dict(outcomes))  # noqa: T201  # the figures of a long run
+    assert counts["demoted"] > counts["turns"]
+    assert counts["promoted"] > counts["turns"]
+    assert outcomes["exact"] > counts["conversations"] / 5
+
+
+def _played(
+    tokenizer: EngineTokenizer, checkpoint: str, world: World, *, is_cold: bool = False
+) -> tuple[Counter[str], Counter[str], Counter[str]]:
+    outcomes, experts, counts = Counter[str](), Counter[str](), Counter[str]()
+    with start_blocking_portal(*OWN_TIME) as portal:
+        given = {"portal": portal, "tokenizer": tokenizer, "checkpoint": checkpoint, "world": world}
+        given |= {"outcomes": outcomes, "experts": experts, "counts": counts, "is_cold": is_cold}
+        machine = type("Given", (Rollouts,), given)
+        while counts["conversations"] < _CONVERSATIONS / len(WORLDS):
+            run_state_machine_as_test(machine, settings=_SETTINGS)
+    return outcomes, experts, counts
