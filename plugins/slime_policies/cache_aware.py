@@ -37,7 +37,6 @@ _MAX_BITS = 4096
 _SHORT_TOKENS, _SHORT_PART = 512, 0.25
 #: So many times a worker has less, until its horizon moves.
 _SHORTFALLS = 3
-_NOTE = "cache_aware"
 
 
 class _State:
@@ -90,6 +89,7 @@ class CacheAware:
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
+        self._note = f"cache_aware {id(self)}"  # prefill and decode workers may have one each
         self._clock = clock
         self._prefixes = Prefixes(settings.max_tree_size)
         self._horizons = Horizons()
@@ -129,7 +129,7 @@ class CacheAware:
             self._pending.add(use.number, state.bit, tuple(digest for digest, _ in prompt.parts), now)
         # What is not answered yet, the worker may not have computed yet, so its absence would prove nothing.
         checked = before.number if before is not None and before.is_answered else 0
-        exchange.notes[_NOTE] = _Belief(state, use, matched / prompt.size, checked)
+        exchange.notes[self._note] = _Belief(state, use, matched / prompt.size, checked)
         return workers[chosen]
 
     def _state(self, worker: Worker, now: float) -> _State:
@@ -217,7 +217,7 @@ class CacheAware:
         The horizon becomes the oldest last use of the three prefixes. One of them is no evidence: an engine evicts
         in the order of its own steps, and may have a prefix that was used before.
         """
-        belief: _Belief | None = exchange.notes.get(_NOTE)
+        belief: _Belief | None = exchange.notes.get(self._note)
         if belief is None or belief.use.is_answered or not belief.state.bit:
             return
         belief.use.is_answered = True

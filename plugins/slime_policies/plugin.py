@@ -16,6 +16,7 @@ from slime_policies.bucket import Bucket
 from slime_policies.cache_aware import CacheAware
 from slime_policies.cached_tokens import CachedTokens
 from slime_policies.consistent_hashing import ConsistentHashing
+from slime_policies.correcting import Correcting
 from slime_policies.counting import Counting
 from slime_policies.engine_loads import EngineLoads
 from slime_policies.installed import installed_policies
@@ -156,8 +157,10 @@ class PairPolicies:
     @hookimpl(trylast=True)  # the innermost: it sees each attempt at a worker
     def sender(self, inner: Sender) -> Sender:
         loads = {kind: _load_of(policy) for kind, policy in self.policies.items()}
-        has_loads = any(load is not None for load in loads.values())
-        return Counting(inner, lambda worker: loads.get(worker.server.worker_type)) if has_loads else inner
+        if any(load is not None for load in loads.values()):
+            inner = Counting(inner, lambda worker: loads.get(worker.server.worker_type))
+        prefill = self.policies["prefill"]
+        return Correcting(inner, prefill) if isinstance(prefill, Corrected) else inner
 
     @hookimpl
     @asynccontextmanager
