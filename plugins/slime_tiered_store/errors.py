@@ -9,6 +9,7 @@
     │   └── TierBusy          the device did not take a write in time
     ├── BlockMissing          the tier does not hold the block
     ├── BlockCorrupt          the tier holds other bytes than were written
+    │   └── BlockReplaced     another process wrote other rows under the same key
     ├── StaleMatch            the index changed between a match and an insert
     ├── RowsDiffer            equal tokens came with other rows
     ├── ResetMeanwhile        a reset came before the blocks were stored
@@ -24,6 +25,7 @@ from router_core.errors import RouterError
 __all__ = [
     "BlockCorrupt",
     "BlockMissing",
+    "BlockReplaced",
     "NotEnoughSpaceError",
     "NotStored",
     "ResetMeanwhile",
@@ -106,6 +108,13 @@ class BlockCorrupt(_BlockError):
     def __init__(self, tier: str, key: bytes, reason: str) -> None:
         super().__init__(tier, key, f"is corrupt: {reason}")
         self.reason = reason
+
+
+class BlockReplaced(BlockCorrupt):
+    """Another process wrote intact rows under ``key``, but others than this one wrote or read."""
+
+    def __init__(self, tier: str, key: bytes) -> None:
+        super().__init__(tier, key, "another process wrote other rows")
 
 
 class StaleMatch(StoreError):

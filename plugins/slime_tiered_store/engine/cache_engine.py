@@ -85,11 +85,11 @@ class CacheEngine:
         """Return those of ``keys`` that were recovered. They belong to the caller then."""
         return [Block(self.recovered.pop(key), key) for key in keys if key in self.recovered]
 
-    def recycle(self, blocks: list[Block]) -> None:
+    def recycle(self, blocks: list[Block], forget: bool = True) -> None:
         """Give ids back, and let the tier forget what they held."""
         if blocks:
             self.mempool.recycle_blocks(block.id for block in blocks)
-            if self._slots is not None:
+            if self._slots is not None and forget:
                 self._slots.forget(blocks)
 
     def insert(
@@ -147,15 +147,20 @@ class CacheEngine:
             self.reading.discard(block.key)
             self._settle(block.key)
 
-    def drop(self, sequence: SequenceMeta, block: int, on_evict: Callable[[RadixNode, int], None]) -> None:
-        """Forget a block that the tier lost, and all that follow it."""
+    def drop(
+        self, sequence: SequenceMeta, block: int, on_evict: Callable[[RadixNode, int], None], forget: bool
+    ) -> None:
+        """Remove a block that the tier lost from the index, and all that follow it.
+
+        ``forget``: the tier drops them, too.
+        """
         first = 0
         for node, taken in self.index.match_prefix(sequence, update_cache_info=False).path:
             if first <= block < first + taken and node.is_ready:
                 on_evict(node, block - first)
                 for below in self.index.below(node):
                     on_evict(below, 0)
-                self.recycle(self.index.detach(node, block - first))
+                self.recycle(self.index.detach(node, block - first), forget)
                 return
             first += taken
 

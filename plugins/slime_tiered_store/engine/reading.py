@@ -7,7 +7,7 @@ from functools import partial
 
 from slime_tiered_store.engine.cache_engine import CacheEngine
 from slime_tiered_store.engine.plans import Plan
-from slime_tiered_store.errors import BlockCorrupt, BlockMissing
+from slime_tiered_store.errors import BlockCorrupt, BlockMissing, BlockReplaced
 from slime_tiered_store.frames import CHECKSUM_BYTES, Layout
 from slime_tiered_store.index import MatchResult, RadixNode
 from slime_tiered_store.tier import Block
@@ -63,7 +63,7 @@ class ReadOp:
         if error is None:
             self._adopt(frames)
         elif isinstance(error, BlockMissing | BlockCorrupt):
-            self._drop(error.key)
+            self._drop(error.key, is_lost=not isinstance(error, BlockReplaced))
         else:
             self._give_back(self._claimed)
         self._engine.settle_reading(self._claimed)
@@ -75,7 +75,7 @@ class ReadOp:
         for at, (block, frame) in enumerate(zip(self._blocks, frames, strict=True), self._start):
             checksum = self._layout.verify(name, frame, block.key, sequence.tokens(at, at + 1))
             if at < self._known and checksum != self._checksums[at * CHECKSUM_BYTES :][:CHECKSUM_BYTES]:
-                raise BlockCorrupt(name, block.key, "another process wrote other rows")
+                raise BlockReplaced(name, block.key)
 
     def _adopt(self, frames: list[memoryview]) -> None:
         """Insert claimed blocks that continue what the index knows."""
@@ -93,11 +93,11 @@ class ReadOp:
     def _give_back(self, blocks: list[Block]) -> None:
         self._engine.end_reading(blocks, self._plan.sequence, self._epoch)
 
-    def _drop(self, key: bytes) -> None:
-        """Forget the block that is missing or corrupt."""
+    def _drop(self, key: bytes, is_lost: bool) -> None:
+        """Let nobody find the block that is missing, corrupt or another's. The latter stays in the tier."""
         engine = self._engine
         engine.recycle([block for block in self._claimed if block.key == key])
         self._give_back([block for block in self._claimed if block.key != key])
         lost = [at for at, block in enumerate(self._blocks, self._start) if block.key == key]
         if lost and lost[0] < self._known:
-            engine.drop(self._plan.sequence, lost[0], partial(self._note_loss, engine))
+            engine.drop(self._plan.sequence, lost[0], partial(self._note_loss, engine), is_lost)
