@@ -18,6 +18,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from xxhash import xxh3_64_digest
 
 from slime_tiered_store.errors import BlockCorrupt
@@ -72,7 +73,10 @@ class Layout:
         frame[_HEADER.size : self.rows_offset] = tokens.ljust(self.tokens_per_block * TOKEN_BYTES, b"\0")
         first = block * self.tokens_per_block * self.bytes_per_token
         size = count * self.bytes_per_token
-        frame[self.rows_offset : self.rows_offset + size] = rows[first : first + size]
+        target = np.frombuffer(frame, np.uint8)[self.rows_offset : self.rows_offset + size]
+        target[:] = np.frombuffer(
+            rows, np.uint8, size, first
+        )  # numpy releases the GIL; a memoryview does not
 
     def write_all(
         self, frames: Sequence[memoryview], sequence: SequenceMeta, blocks: range, checksums: bytes,

@@ -10,6 +10,7 @@ from anyio import create_task_group
 
 from slime_tiered_store import Layout, Namespace, TieredStore
 from slime_tiered_store.tiers.memory import MemoryArena
+from slime_tiered_store.tiers.remote import open_remote_tier
 from slime_tiered_store.tiers.ssd.tier import SsdTier
 
 pytestmark = pytest.mark.anyio
@@ -47,3 +48,21 @@ async def test_samples_outlive_memory_and_the_process(tmp_path: Path) -> None:
         assert lower.recovered == {}
         await ssd.aclose()
         await memory.aclose()
+
+
+async def test_another_router_reads_what_the_first_stored_remotely(tmp_path: Path) -> None:
+    size = LAYOUT.block_bytes
+    samples = [sample(number) for number in range(8)]
+    first = await open_remote_tier(f"file://{tmp_path}", size)
+    async with TieredStore(LAYOUT, MemoryArena(40, size), remote=first) as store:
+        for tokens, rows in samples:
+            assert (await store.put(NAMESPACE, tokens, rows)).is_stored("remote")
+    second = await open_remote_tier(f"file://{tmp_path}", size)
+    async with TieredStore(LAYOUT, MemoryArena(40, size), remote=second) as store:
+        for tokens, rows in samples:
+            assert await store.get(NAMESPACE, tokens) == rows
+        longer = np.append(samples[0][0], 7)
+        whole_blocks = 150 // 16 * 16
+        assert await store.get(NAMESPACE, longer) == samples[0][1][: 16 * whole_blocks]
+    for tier in (first, second):
+        await tier.aclose()
