@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
-import numpy as np
 import numpy.typing as npt
 from anyio import Event, Lock, create_task_group, move_on_after
 
@@ -117,14 +116,15 @@ class TieredStore:
             raise NotStored(plan.outcomes)
         return PutResult(plan.outcomes)
 
-    async def get(self, namespace: Namespace, tokens: npt.ArrayLike) -> bytearray:
+    async def get(self, namespace: Namespace, tokens: npt.ArrayLike) -> bytes:
         """Return the rows of the longest stored prefix: ``bytes_per_token`` bytes for each of its tokens.
 
-        The prefix is all tokens, or it ends at a block. It is empty when nothing is stored.
+        The prefix is all tokens, or it ends at a block. ``b""``: nothing is stored.
+        The copy of long rows holds the GIL: ``borrow`` needs none.
         Raises ``TierFailed`` when a tier that may have more cannot be read: an error is never taken for a miss.
         """
         async with self.borrow(namespace, tokens) as rows:
-            return await run_work(sum(map(len, rows.pieces)), partial(_joined, rows.pieces))
+            return await run_work(sum(map(len, rows.pieces)), partial(b"".join, rows.pieces))
 
     @asynccontextmanager
     async def borrow(self, namespace: Namespace, tokens: npt.ArrayLike) -> AsyncIterator[StoredRows]:
@@ -222,13 +222,3 @@ class TieredStore:
         losses, self.engine.losses = self.engine.losses, []
         if losses and self._on_loss is not None:
             self._on_loss(losses)
-
-
-def _joined(pieces: list[memoryview]) -> bytearray:
-    """Return the bytes of all pieces. Numpy releases the GIL as it copies, ``bytes.join`` does not."""
-    joined = bytearray(sum(map(len, pieces)))
-    whole, at = np.frombuffer(joined, np.uint8), 0
-    for piece in pieces:
-        whole[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
-        at += len(piece)
-    return joined

@@ -55,7 +55,7 @@ class Place:
     async def put(self, tokens: range) -> PutResult:
         return await self.store.put(NAMESPACE, tokens, rows(tokens))
 
-    async def get(self, tokens: range) -> bytearray:
+    async def get(self, tokens: range) -> bytes:
         return await self.store.get(NAMESPACE, tokens)
 
     def clear_memory(self) -> None:
@@ -292,7 +292,7 @@ async def test_unready_source_blocks_are_waited_for() -> None:
         group.start_soon(place.put, range(8))
         await place.ssd.started.wait()
         place.clear_memory()
-        found: list[bytearray] = []
+        found: list[bytes] = []
 
         async def get() -> None:
             found.append(await place.get(range(8)))
@@ -501,7 +501,7 @@ async def test_recovered_blocks_that_are_being_read_are_no_miss() -> None:
     place = first.restart(memory=0)
     async with opened(place), create_task_group() as group:
         place.ssd.gate = Event()
-        found: list[bytearray] = []
+        found: list[bytes] = []
 
         async def get() -> None:
             found.append(await place.get(range(8)))

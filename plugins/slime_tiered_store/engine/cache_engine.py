@@ -148,7 +148,11 @@ class CacheEngine:
             self._settle(block.key)
 
     def drop(
-        self, sequence: SequenceMeta, block: int, on_evict: Callable[[RadixNode, int], None], forget: bool
+        self,
+        sequence: SequenceMeta,
+        block: int,
+        on_evict: Callable[[RadixNode, int], None],
+        forget: bool = True,
     ) -> None:
         """Remove a block that the tier lost from the index, and all that follow it.
 
