@@ -20,11 +20,18 @@ from router_core.cli import build
 from routers import Start
 from slime_http.serving import serving
 from slime_kubernetes import Pod as Seen
-from slime_kubernetes import Settings, api
+from slime_kubernetes import Settings, api, reflector
 from slime_kubernetes.api import Api
 from slime_kubernetes.reflector import Reflector
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try again at once: these tests are about what is known afterwards."""
+    monkeypatch.setattr(reflector, "_FIRST_PAUSE_S", 0.01)
+
 
 ServeCluster = Callable[..., AbstractAsyncContextManager[str]]
 
