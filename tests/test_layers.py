@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from configparser import ConfigParser
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -244,6 +245,18 @@ def test_authors_of_plugins_are_told_each_library() -> None:
     page = (ROOT / "docs" / "writing-a-plugin.md").read_text()
     (sentence,) = re.findall(r"It may import the libraries (.+?)\. ", page)
     assert set(re.findall(r"`(\w+)`", sentence)) == set(LIBRARIES)
+
+
+def test_tests_that_one_environment_leaves_out_run_in_another_one() -> None:
+    tox = ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini")
+    left_out = re.findall(r"--ignore=(\S+)", tox["testenv:tests"]["commands"])
+    others = ("fleet", "clients", "frameworks", "docs")
+    run = [path for name in others for path in re.findall(r"tests/\S+", tox[f"testenv:{name}"]["commands"])]
+    assert len(left_out) > 20
+    assert set(left_out) <= set(run)
+    assert len(run) == len(set(run))
+    assert [path for path in (*left_out, *run) if not (ROOT / path).exists()] == []
 
 
 def test_plugins_import_public_names_of_the_core() -> None:
