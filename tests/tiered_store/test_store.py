@@ -15,6 +15,7 @@ from slime_tiered_store.errors import (
     NotEnoughSpaceError,
     NotStored,
     RowsDiffer,
+    StaleMatch,
     TierFailed,
     TierFull,
 )
@@ -222,6 +223,80 @@ async def test_other_rows_for_equal_tokens_are_refused(memory: int) -> None:
         await place.store.put(variant, range(8), other)
         assert await place.store.get(variant, range(8)) == other
         assert await place.get(range(8)) == rows(range(8))
+
+
+async def test_a_collision_of_keys_in_memory_is_seen() -> None:
+    """Played by other tokens in the index of memory. The SSD tier still has the right ones."""
+    async with opened(Place()) as place:
+        await place.put(range(8))
+        (node,) = place.store.engine.cpu_cache_engine.index.nodes()
+        tokens, node.tokens = node.tokens, bytes(len(node.tokens))
+        assert await place.get(range(8)) == rows(range(8))
+        assert place.ssd.reads == 2
+        with pytest.raises(RowsDiffer, match="tier memory: the rows of block 0"):
+            await place.put(range(8))
+        node.tokens = tokens
+
+
+class ReadOnlyMemory(PlainMemory):
+    """An arena whose blocks cannot be written."""
+
+    def view(self, block_id: int) -> memoryview:
+        return super().view(block_id).toreadonly()
+
+
+async def test_memory_that_cannot_be_written_is_an_outcome() -> None:
+    place = Place()
+    place.store = TieredStore(LAYOUT, ReadOnlyMemory(LAYOUT.block_bytes, 8), place.ssd)
+    async with place.store:
+        with pytest.raises(NotStored, match="read-write"):
+            await place.put(range(8))
+    assert place.store.engine.cpu_cache_engine.mempool.num_used_blocks == 0
+    assert place.ssd.slots == {}
+
+
+async def test_an_unknown_error_of_a_plan_is_raised() -> None:
+    async with opened(Place()) as place:
+        await place.put(range(8))
+        place.clear_memory()
+        place.ssd.gate = Event()
+        async with create_task_group() as group:
+            group.start_soon(_get_that_is_aborted, place)
+            await wait_all_tasks_blocked()
+            assert place.store._executor is not None
+            scheduler = place.store._executor.scheduler
+            scheduler.abort(next(iter(scheduler.graphs)), OSError("aborted"))
+            place.ssd.gate.set()
+
+
+async def _get_that_is_aborted(place: Place) -> None:
+    with pytest.raises(OSError, match="aborted"):
+        await place.get(range(8))
+
+
+async def test_a_released_plan_lends_no_memory() -> None:
+    async with opened(Place()) as place:
+        plan = place.store.engine.get(place.store.sequence(NAMESPACE, range(8)))
+        assert isinstance(plan, Plan)
+        plan.release()
+        with pytest.raises(ValueError, match="released"):
+            plan.lock()
+
+
+async def test_ids_of_a_stale_match_are_recycled() -> None:
+    place = Place()
+    engine, sequence = place.store.engine.cpu_cache_engine, place.store.sequence(NAMESPACE, range(8))
+    match = engine.index.match_prefix(sequence)
+    for is_stale in (False, True):
+        ids = engine.take(2, match.last_node)
+        if is_stale:
+            with pytest.raises(StaleMatch):
+                engine.insert(sequence, ids, match, bytes(16))
+        else:
+            engine.insert(sequence, ids, match, bytes(16))
+    assert engine.mempool.num_used_blocks == 2
+    engine.drop(place.store.sequence(NAMESPACE, range(50)), 7, lambda node, start: None)
+    assert engine.mempool.num_used_blocks == 2
 
 
 async def test_rows_of_another_size_are_refused() -> None:
@@ -483,7 +558,7 @@ async def test_a_restart_finds_what_was_stored() -> None:
 async def test_recovered_blocks_behind_those_in_memory_are_read() -> None:
     async with opened(Place(remote=16)) as first:
         await first.put(range(16))
-    async with opened(first.restart()) as place:
+    async with opened(first.restart(memory=4)) as place:
         place.ssd.reads = place.remote.reads = 0
         place.ssd.failures = [TierFailed("ssd", "read", "/disk", "EIO")]
         assert await place.get(range(8)) == rows(range(8))
@@ -492,6 +567,8 @@ async def test_recovered_blocks_behind_those_in_memory_are_read() -> None:
         assert (place.ssd.reads, place.remote.reads) == (2, 2)
         assert place.store.engine.ssd_cache_engine is not None
         assert len(place.store.engine.ssd_cache_engine.recovered) == 4
+        await place.put(range(100, 116))
+        assert place.lost == []
 
 
 async def test_recovered_blocks_that_are_being_read_are_no_miss() -> None:
