@@ -1,4 +1,7 @@
-"""``cache_aware`` with small KV caches, in the simulation of ``benchmarks.scheduling``: told of answers, and not."""
+"""``cache_aware`` with small KV caches, in the simulation of ``benchmarks.scheduling``.
+
+It is told of no answer, of answers, or of the engines' KV events too. KV events need prompts of ids.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,8 @@ _POLICIES: Makers = {
     "least_inflight": lambda clock: LeastInflight(),
     "uncorrected": lambda clock: _Uncorrected(CacheAware(Settings(), clock)),
     "cache_aware": lambda clock: CacheAware(Settings(), clock),
+    "cache_aware, ids": lambda clock: CacheAware(Settings(), clock),
+    "KV events, ids": lambda clock: CacheAware(Settings(kv_events=True), clock),
 }
 
 
@@ -44,7 +49,16 @@ def main() -> int:
                 continue
             for name in _POLICIES:
                 for seed in range(options.rounds):
-                    add_outcome(report, table, _POLICIES, name, workload, seed, costs=Costs(cache=cache))
+                    add_outcome(
+                        report,
+                        table,
+                        _POLICIES,
+                        name,
+                        workload,
+                        seed,
+                        costs=Costs(cache=cache),
+                        writes_ids=name.endswith("ids"),
+                    )
             show_outcomes(report, table)
     return report.finish(options)
 

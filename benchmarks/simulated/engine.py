@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks.simulated.prompts import BLOCK, Text
+from slime_policies.kv_events.batches import Event, Removed, Stored
 
 __all__ = ["Costs", "Engine", "Generation"]
 
@@ -63,6 +64,10 @@ class Engine:
         self._ranks = [_Rank(costs) for _ in range(ranks)]
         self._is_busy = False
 
+    def tell(self, changed: Callable[[Event], None], rank: int = 0) -> None:
+        """Call ``changed`` with each change of the cache of ``rank``, as KV events do."""
+        self._ranks[rank].changed = changed
+
     def send(self, generation: Generation, now: float, rank: int = 0) -> None:
         """Queue ``generation``."""
         self._ranks[rank].waiting.append(generation)
@@ -99,6 +104,7 @@ class _Rank:
         self.waiting: deque[Generation] = deque()
         self.running: list[tuple[int, int, Generation]] = []
         self._cache: OrderedDict[int, None] = OrderedDict()
+        self.changed: Callable[[Event], None] | None = None
         self._steps = 0
         self._started = 0
 
@@ -144,16 +150,21 @@ class _Rank:
         return begun, self._costs.chunk - budget
 
     def _match(self, prompt: Text) -> int:
-        matched = 0
-        for block in prompt.blocks:
-            if block not in self._cache:
-                break
-            matched += BLOCK
-        return matched
+        return self._first_missing(prompt) * BLOCK
+
+    def _first_missing(self, text: Text) -> int:
+        return next(
+            (place for place, key in enumerate(text.blocks) if key not in self._cache), len(text.blocks)
+        )
 
     def _store(self, text: Text) -> None:
+        if self.changed is not None and (new := self._first_missing(text)) < len(text.blocks):
+            ids = text.ids()[new * BLOCK : len(text.blocks) * BLOCK]
+            self.changed(Stored([*text.blocks[new:]], text.blocks[new - 1] if new else None, ids, BLOCK))
         for block in reversed(text.blocks):  # so that long prefixes are evicted before short ones
             self._cache[block] = None
             self._cache.move_to_end(block)
         while len(self._cache) * BLOCK > self._costs.cache:
-            self._cache.popitem(last=False)
+            evicted, _ = self._cache.popitem(last=False)
+            if self.changed is not None:
+                self.changed(Removed([evicted]))

@@ -9,7 +9,8 @@ from typing import Protocol
 from benchmarks.simulated.engine import Costs, Engine, Generation
 from benchmarks.simulated.prompts import Text
 from router_core import Exchange, Worker
-from slime_policies import Corrected, LeastInflight, Policy, PowerOfTwo
+from slime_policies import CacheAware, Corrected, LeastInflight, Policy, PowerOfTwo
+from slime_policies.kv_events.batches import Event
 from slime_policies.tokens_in_flight import TokensInFlight
 
 __all__ = ["At", "Done", "Fleet", "MakeFleet", "Ranks", "Servers"]
@@ -75,6 +76,11 @@ class Servers:
             else:
                 self._places[server] = places
         self._turns = dict.fromkeys(self._places, 0)
+        if isinstance(policy, CacheAware) and policy.blocks is not None:
+            for worker, [place] in self._places.items():
+                blocks = policy.blocks.open(worker.id)
+                blocks.is_true = True
+                place.tell(blocks.apply)
 
     @property
     def sent(self) -> Sequence[int]:
@@ -117,6 +123,9 @@ class _Place:
         self._engine = engine
         self._rank = rank
         self.sent = 0
+
+    def tell(self, changed: Callable[[Event], None]) -> None:
+        self._engine.tell(changed, self._rank)
 
     def send(self, generation: Generation, now: float) -> None:
         self.sent += 1

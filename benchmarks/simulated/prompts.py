@@ -16,6 +16,7 @@ BLOCK = 16
 _BYTES_PER_TOKEN = 4
 
 _LETTERS = "".join(random.Random(0).choices(string.ascii_letters, k=1 << 18)).encode()
+_IDS = random.Random(0).choices(range(10_000, 100_000), k=1 << 16)
 _numbers = count()
 
 
@@ -47,9 +48,19 @@ class Text:
         """Return the text itself, four bytes a token."""
         return b"".join(_written(number, tokens) for number, tokens in self.parts)
 
+    def ids(self) -> list[int]:
+        """Return an id for each token."""
+        return [one for number, tokens in self.parts for one in _ids(number, tokens)]
+
 
 @lru_cache(4096)
 def _written(number: int, tokens: int) -> bytes:
     begin = number * 7919 % (len(_LETTERS) // 2)
     size = tokens * _BYTES_PER_TOKEN
     return (b"%x " % number + _LETTERS[begin : begin + size])[:size]
+
+
+@lru_cache(1024)
+def _ids(number: int, tokens: int) -> list[int]:
+    begin = number * 7919 % (len(_IDS) // 2)
+    return [100_000 + number, *_IDS[begin : begin + tokens - 1]][:tokens]

@@ -47,29 +47,40 @@ def simulate(
     ranks: Ranks = Ranks(),  # noqa: B008  (frozen)
     seed: int = 0,
     names_lengths: bool = True,
+    writes_ids: bool = False,
 ) -> Outcome:
     """Run ``workload`` with the policy that ``make(clock)`` returns, and return what came of it.
 
-    ``names_lengths``: each request has the length of its answer as its ``max_new_tokens``.
+    ``names_lengths``: each request has the length of its answer as its ``max_new_tokens``. ``writes_ids``: prompts are
+    ``input_ids``, else texts.
     """
     return simulate_fleet(
         lambda clock, at: Servers(make(clock), engines, costs, at, ranks),
         workload,
         seed=seed,
         names_lengths=names_lengths,
+        writes_ids=writes_ids,
     )
 
 
 def simulate_fleet(
-    make: MakeFleet, workload: Workload, *, seed: int = 0, names_lengths: bool = True
+    make: MakeFleet,
+    workload: Workload,
+    *,
+    seed: int = 0,
+    names_lengths: bool = True,
+    writes_ids: bool = False,
 ) -> Outcome:
     """Run ``workload`` with the fleet that ``make`` returns, and return what came of it."""
-    return _Simulation(make, workload, seed, names_lengths=names_lengths).run()
+    return _Simulation(make, workload, seed, names_lengths=names_lengths, writes_ids=writes_ids).run()
 
 
 class _Simulation:
-    def __init__(self, make: MakeFleet, workload: Workload, seed: int, *, names_lengths: bool) -> None:
+    def __init__(
+        self, make: MakeFleet, workload: Workload, seed: int, *, names_lengths: bool, writes_ids: bool
+    ) -> None:
         self._names_lengths = names_lengths
+        self._writes_ids = writes_ids
         self._now = 0.0
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = count()
@@ -110,7 +121,11 @@ class _Simulation:
     ) -> Worker | None:
         """Send a request. ``kept``: the worker of its session. Returns the one to keep, if any."""
         limit = b"%d" % turn.new_tokens if self._names_lengths else b"null"
-        body = b'{"text": "%s", "sampling_params": {"max_new_tokens": %s}}' % (prompt.written(), limit)
+        if self._writes_ids:
+            written = b'"input_ids": [%s]' % ",".join(map(str, prompt.ids())).encode()
+        else:
+            written = b'"text": "%s"' % prompt.written()
+        body = b'{%s, "sampling_params": {"max_new_tokens": %s}}' % (written, limit)
         exchange = Exchange(Request("POST", b"/generate", [], body), session=None)
 
         def ended(generation: Generation) -> None:

@@ -186,6 +186,31 @@ async def test_request_goes_where_its_prefix_is_and_not_where_it_was(
         await router.agreed(one, two)
 
 
+@pytest.mark.anyio
+async def test_texts_that_became_ids_go_where_their_blocks_are(start: Start, made: list[CacheAware]) -> None:
+    port, replay = free_ports(2), free_ports(2)
+    engines = ("--plugin", "engine", "--engine-workers", "2", "--engine-kv-cache-tokens", "4096")
+    published = ("--engine-page-size", "4", "--engine-kv-events-config", events(port, replay))
+    flags = ("--plugin", "radix_cache", "--policy", "cache_aware", "--kv-events")
+    async with start(*engines, *published, *flags) as running:
+        blocks = made[-1].blocks
+        assert blocks is not None
+        workers = list(running.router.pool)
+        await until(lambda: all(blocks.true_of(worker.id) is not None for worker in workers))
+        text = " ".join(random.Random(1).choices(["and", "the", "sea", "is", "wide"], k=300))
+        asked = {"text": text, "sampling_params": {"max_new_tokens": 4}}
+        for worker in reversed(workers):  # around the router: what it has sent tells nothing
+            for other in workers:
+                await running.client.post(f"{other.url}/flush_cache")
+            await until(lambda: blocks.size == 0)
+            await running.client.post(f"{worker.url}/generate", json=asked)
+            await until(lambda: blocks.size > 0)
+            for _ in range(2):
+                answer = (await running.client.post("/generate", json=asked)).json()
+                prompt = answer["meta_info"]["prompt_tokens"]
+                assert answer["meta_info"]["cached_tokens"] == (prompt - 1) // 4 * 4 > 100
+
+
 # a publisher of the test's own
 
 
