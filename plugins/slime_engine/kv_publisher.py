@@ -33,10 +33,14 @@ class KVPublisher:
     @classmethod
     @contextmanager
     def bound(cls, config: KVEventsConfig, dp_size: int) -> Iterator[KVPublisher]:
-        """Bind the sockets until the block ends. Raises ZMQError, an OSError, if a port is taken."""
+        """Bind the sockets until the block ends. Raises OSError, if a port is taken."""
         context = zmq.asyncio.Context()
         try:
-            yield cls([_RankPublisher(context, config.shifted(rank), rank) for rank in range(dp_size)])
+            try:
+                ranks = [_RankPublisher(context, config.shifted(rank), rank) for rank in range(dp_size)]
+            except zmq.ZMQError as error:
+                raise OSError(error.errno, f"kv_events_config: {error.strerror}") from None
+            yield cls(ranks)
         finally:
             context.destroy(linger=0)
 

@@ -125,6 +125,8 @@ class CacheAware:
         state.waiting += (prompt.size - matched) / prompt.per_token
         use = Use(self._choices)
         self._prefixes.add(prompt, state.bit, use, self._horizons)
+        if isinstance(earlier := exchange.notes.get(self._note), _Belief):
+            self._pending.remove(earlier.use.number)  # another worker failed the request
         if state.bit in exact:
             self._pending.add(use.number, state.bit, tuple(digest for digest, _ in prompt.parts), now)
         # What is not answered yet, the worker may not have computed yet, so its absence would prove nothing.

@@ -23,6 +23,7 @@ from slime_engine.simulated_cache import SimulatedCache
 
 zmq = pytest.importorskip("zmq")
 zmq_asyncio = pytest.importorskip("zmq.asyncio")
+KVPublisher = pytest.importorskip("slime_engine.kv_publisher").KVPublisher
 
 
 def config(**more: Any) -> tuple[int, dict[str, Any]]:
@@ -221,3 +222,11 @@ async def test_engines_of_the_plugin_have_ports_of_their_own(start: Start) -> No
                 with anyio.fail_after(HANG_S):
                     [(_, (_, _, rank))] = await replayed(dealer)
             assert rank == offset % 2
+
+
+@pytest.mark.anyio
+async def test_taken_port_is_named(serve: Serve) -> None:
+    _, settings = config()
+    async with serve(**settings):
+        with pytest.raises(OSError, match="kv_events_config: Address already in use"):
+            KVPublisher.bound(KVEventsConfig.of(settings["kv_events_config"]), 1).__enter__()

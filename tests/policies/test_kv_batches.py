@@ -174,6 +174,13 @@ def info(host: str = "*", port: Any = 5557, config: Any = None) -> bytes:
         (info("[fd00::2]"), "http://n", 0, "tcp://[fd00::2]:5557", None),
         (info(config='{"replay_endpoint": "tcp://*:6000"}'), "http://n", 2, "tcp://n:5559", "tcp://n:6002"),
         (info(config='{"replay_endpoint": "ipc://x"}'), "http://n", 0, "tcp://n:5557", None),
+        (
+            info(config='{"replay_endpoint": "tcp://*:%s"}' % ("1" * 5000)),
+            "http://n",
+            0,
+            "tcp://n:5557",
+            None,
+        ),
         (info(config='{"replay_endpoint": "tcp://*:x"}'), "http://n", 0, "tcp://n:5557", None),
         (info(config="[]"), "http://n", 0, "tcp://n:5557", None),
         (info(config=5), "http://n", 0, "tcp://n:5557", None),
@@ -185,7 +192,10 @@ def test_wildcard_is_reached_at_the_worker(
     assert publisher_of(told, url, rank) == Publisher(endpoint, replay, b"kv", 4)
 
 
-@pytest.mark.parametrize("told", [info(port=0), info(port=65535), info(port="5557"), b"{", b"[]"])
+@pytest.mark.parametrize(
+    "told",
+    [info(port=0), info(port=65535), info(port="5557"), info("eth0;10.0.0.1"), info("a b"), b"{", b"[]"],
+)
 def test_publisher_without_an_address_is_none(told: bytes) -> None:
     assert publisher_of(told, "http://n", 1) is None
 
@@ -392,6 +402,19 @@ def test_answered_prompt_counts_only_while_the_worker_has_it() -> None:
     policy.answered(exchange, 1000, 0)
     chosen.in_flight = 1
     assert policy(asked([*ONE, 5]), [one, two]) is other
+
+
+def test_retried_request_counts_at_its_last_worker_only() -> None:
+    one, two = ready(0, 0)
+    policy = following()
+    with_blocks(policy, one)
+    with_blocks(policy, two)
+    exchange = asked(ONE)
+    assert policy(exchange, [one]) is one
+    assert policy(exchange, [two]) is two
+    assert len(policy._pending) == 1
+    two.in_flight = 3
+    assert policy(asked([*ONE, 5]), [one, two]) is two
 
 
 def test_workers_with_and_without_events_are_compared() -> None:

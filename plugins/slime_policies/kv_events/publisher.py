@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,6 +12,7 @@ from slime_sglang.documents import document_in
 __all__ = ["Publisher", "publisher_of"]
 
 _WILDCARDS = ("", "*", "0.0.0.0", "::", "[::]")
+_HOST, _PORT = re.compile(r"[\w.:-]+", re.ASCII), re.compile(r"\d{1,5}", re.ASCII)
 _MAX_PORT = 65535
 
 
@@ -52,7 +54,7 @@ def _replay_address(endpoint: Any, url: str, rank: int) -> str | None:
     if not isinstance(endpoint, str) or not endpoint.startswith("tcp://"):
         return None
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    return _address(host, int(port) if port.isascii() and port.isdigit() else None, url, rank)
+    return _address(host, int(port) if _PORT.fullmatch(port) else None, url, rank)
 
 
 def _address(host: Any, port: Any, url: str, rank: int) -> str | None:
@@ -61,4 +63,6 @@ def _address(host: Any, port: Any, url: str, rank: int) -> str | None:
     if host in _WILDCARDS:
         host = urlsplit(url).hostname or ""
     host = host.strip("[]")
+    if not _HOST.fullmatch(host):  # ZeroMQ gives other characters a meaning
+        return None
     return f"tcp://[{host}]:{port + rank}" if ":" in host else f"tcp://{host}:{port + rank}"

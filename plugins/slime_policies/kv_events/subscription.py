@@ -20,7 +20,7 @@ __all__ = ["Subscription"]
 logger = logging.getLogger(__name__)
 
 #: After so long without a batch, the publisher is asked whether the last ones were lost.
-_QUIET_MS = 5_000
+_QUIET_MS = 10_000
 #: A replay has failed when nothing comes for so long. SGLang looks for requests ten times a second.
 _REPLAY_MS = 5_000
 #: Replays in a row for one gap: a publisher drops what is too much at once.
