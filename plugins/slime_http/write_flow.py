@@ -24,10 +24,12 @@ class WriteFlow:
     """The writing side of one connection. ``timeout_s``: time to take 64 KiB of the buffered bytes, or the last ones.
 
     ``is_full``: the transport's buffer is full. No timer runs while the client reads as fast as the router writes.
-    The kernel counts the bytes taken: a transport with TLS does not count those that it has encrypted.
+    A transport with TLS does not count the bytes that it has encrypted, so the kernel is asked how many were taken.
     """
 
-    __slots__ = ("_client", "_drained", "_loop", "_taken", "_timeout_s", "_timer", "_transport", "is_full")
+    __slots__ = (
+        "_client", "_drained", "_loop", "_taken", "_timeout_s", "_timer", "_transport", "_unsent", "is_full",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -40,7 +42,7 @@ class WriteFlow:
         self._loop = loop
         self._timeout_s = timeout_s
         self._client = client
-        self._taken = 0
+        self._unsent = self._taken = 0
         self._timer: asyncio.TimerHandle | None = None
         self._drained: asyncio.Event | None = None
         self.is_full = False
@@ -81,7 +83,8 @@ class WriteFlow:
 
     def expect_taken(self) -> None:
         """Cut the client off unless it takes enough within its timeout."""
-        self._taken, _ = self._progress()
+        self._unsent = self._transport.get_write_buffer_size()
+        self._taken, _ = self._acknowledged()
         if self._timer is None:
             self._timer = self._loop.call_later(self._timeout_s, self._look)
 
@@ -99,24 +102,23 @@ class WriteFlow:
         host, port = self._client or ("?", 0)
         return f"client {f'[{host}]' if ':' in host else host}:{port}"
 
-    def _progress(self) -> tuple[int, bool]:
-        """Return a number that grows by the bytes that the client takes, and True if it has taken all of them."""
+    def _acknowledged(self) -> tuple[int, bool]:
+        """Return the bytes that the client has acknowledged, and True if none is left; 0 and True if not known."""
         if not _HAS_TCP_INFO:
-            left = self._transport.get_write_buffer_size()
-            return -left, not left
+            return 0, True
         sock = self._transport.get_extra_info("socket")
-        unacked, taken, unsent = _TCP_INFO.unpack(
-            sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-        )
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        unacked, taken, unsent = _TCP_INFO.unpack(info.ljust(_TCP_INFO.size, b"\0"))  # old kernels have less
         return taken, not (unacked or unsent)
 
     def _look(self) -> None:
         self._timer = None
-        taken, has_all = self._progress()
-        if taken - self._taken >= _MIN_TAKEN_BYTES:
+        left = self._transport.get_write_buffer_size()
+        taken, has_all = self._acknowledged()
+        if max(taken - self._taken, self._unsent - left) >= _MIN_TAKEN_BYTES:
             self.expect_taken()  # slow, but fast enough
             return
-        if has_all and self._transport.is_closing():
+        if has_all and not left and self._transport.is_closing():
             self._transport.abort()  # it has its answer, and only does not close TLS
             return
         logger.warning(
