@@ -39,6 +39,8 @@ _SAME = (
 _ENGINE = (
     *("rid", "lora_path", "session_params", "custom_logit_processor"),
     *("return_hidden_states", "return_indexer_topk", "return_routed_experts", "routed_experts_start_len"),
+    *("bootstrap_host", "bootstrap_port", "bootstrap_room"),
+    *("routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank"),
 )
 
 

@@ -58,6 +58,13 @@ async def test_requests_without_a_rank_go_to_the_ranks_in_turn(model: NgramModel
         assert [tokens for _, tokens in found] == [0, 0, 0, 784, 784, 784]
 
 
+async def test_openai_request_goes_to_the_rank_that_it_names(model: NgramModel) -> None:
+    async with served(lambda: model, Settings(dp_size=3)) as engine:
+        for name, rank in (("routed_dp_rank", 2), ("data_parallel_rank", 1)):
+            await engine.post("/v1/completions", prompt="Hi", max_tokens=1, **{name: rank})
+        assert [entry["dp_rank"] for entry in await engine.journal()] == [2, 1]
+
+
 async def test_long_prompt_delays_its_own_rank_only(model: NgramModel) -> None:
     settings = Settings(dp_size=2, prefill_tokens_per_second=10, **CACHE)  # a prompt takes 80 s
     async with served(lambda: model, settings) as engine, anyio.create_task_group() as tasks:
