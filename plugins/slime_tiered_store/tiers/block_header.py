@@ -54,10 +54,11 @@ def header_of(data: Buffer) -> tuple[bytes, int, int]:
     return key, length, checksum
 
 
-def mismatch(header: Buffer, key: bytes, pieces: Sequence[Buffer]) -> str | None:
+def mismatch(header: Buffer, key: bytes, pieces: Sequence[Buffer], at_least: int) -> str | None:
     """Compare a block with its header. Return None when it is intact, else what is wrong.
 
-    ``pieces``: its content in order; bytes past the length in the header are not looked at.
+    ``pieces``: its content in order; bytes past the length in the header are not looked at. ``at_least``: the number
+    of bytes that its reader wants.
     """
     try:
         found, length, checksum = header_of(header)
@@ -65,6 +66,8 @@ def mismatch(header: Buffer, key: bytes, pieces: Sequence[Buffer]) -> str | None
         return str(error)
     if found != key:
         return f"its header has the key {found.hex()}"
+    if length < at_least:
+        return f"it has {length} bytes instead of {at_least}"
     digest = xxh3_64()
     left = length
     for piece in pieces:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,7 +18,7 @@ class TierCounts:
 
     ``waits``: writes that waited for others, for ``waited_s`` in all. ``refused``: writes that waited in vain.
     ``pending_bytes``: bytes of the writes under way. ``errors``: failed calls, of which the last said ``last_error``;
-    ``is_failing``: True until a call succeeds again. ``corrupt``: blocks that were read and refused.
+    ``is_failing``: True until a write succeeds again. ``corrupt``: blocks that were read and refused.
     """
 
     written_blocks: int = 0
@@ -45,11 +46,13 @@ class TierCounts:
         self.read_blocks += len(blocks)
         self.read_bytes += sum(map(len, blocks))
 
-    def failed(self, error: BaseException) -> None:
-        """Count a failed call."""
+    def failed(self, error: BaseException) -> int:
+        """Count a failed call. Return the level of its log entry: only the first of a row is an error."""
+        level = logging.DEBUG if self.is_failing else logging.ERROR
         self.errors += 1
         self.is_failing = True
         self.last_error = str(error)
+        return level
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counters by name."""

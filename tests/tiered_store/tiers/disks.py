@@ -60,18 +60,18 @@ class Killed(Exception):
 
 @dataclass
 class Kill:
-    """Kills the process when ``after`` bytes were written; what it wrote stays."""
+    """Kills the process when ``after`` bytes were written; what it wrote stays. Zeros at an end count as one byte."""
 
     after: int
     written: int = 0
 
     def pwritev(self, fd: int, pieces: Sequence[Buffer], offset: int) -> int:
         data = b"".join(pieces)
-        part = data[: max(0, self.after - self.written)]
-        if part:
-            os.pwrite(fd, part, offset)
-        self.written += len(data)
-        if len(part) < len(data):
+        cost = len(data.rstrip(b"\0")) + 1
+        left = max(0, self.after - self.written)
+        os.pwrite(fd, data if left >= cost else data[:left], offset)
+        self.written += cost
+        if left < cost:
             raise Killed
         return len(data)
 

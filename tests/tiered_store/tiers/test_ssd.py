@@ -9,6 +9,7 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from random import Random
 
 import anyio
 import pytest
@@ -86,6 +87,8 @@ async def test_a_block_may_be_short_and_may_be_read_in_part(tmp_path: Path) -> N
         await got(tier, 1, 0, size=38)
     with pytest.raises(ValueError, match="a block has at most 200 bytes, got 201"):
         await put(tier, {3: 2}, size=201)
+    with pytest.raises(ValueError, match="a block has at most 200 bytes, got 201"):
+        await got(tier, 1, 0, size=201)
     await tier.write([], [])
     await tier.read([], [])
     await tier.aclose()
@@ -118,6 +121,24 @@ async def test_forgotten_blocks_are_gone_at_once_and_after_a_start(tmp_path: Pat
     again = await opened(tmp_path)
     assert again.recovered() == {key_of(0): 0, key_of(5): 1, key_of(2): 2}
     await again.aclose()
+
+
+async def test_adjacent_blocks_of_any_length_keep_apart(tmp_path: Path) -> None:
+    size = 5000  # a slot has two pages, a short block one
+    tier = await SsdTier.open([tmp_path], Layout(size, 600).total_bytes, size, UNSYNCED)
+    lengths = [size, 4032, 4033, 1, 0, size, size, 4032, *[size] * 300, 17]
+    blocks = [Block(2 * (number > 100) + number, key_of(number)) for number in range(len(lengths))]
+    sources = [memoryview(content_of(number, length)) for number, length in enumerate(lengths)]
+    await tier.write(blocks, sources)
+    into = [memoryview(bytearray(length)) for length in lengths]
+    await tier.read(blocks, into)
+    assert into == sources
+    mixed = list(range(len(lengths)))
+    Random(3).shuffle(mixed)
+    into = [memoryview(bytearray(lengths[number] // 2)) for number in mixed]
+    await tier.read([blocks[number] for number in mixed], into)
+    assert into == [sources[number][: lengths[number] // 2] for number in mixed]
+    await tier.aclose()
 
 
 async def test_the_index_is_rewritten_when_it_is_full(tmp_path: Path) -> None:
@@ -235,7 +256,9 @@ async def test_an_unknown_format_is_refused(tmp_path: Path, content: str, messag
         await opened(tmp_path)
 
 
-async def test_a_damaged_index_is_refused_and_a_damaged_record_costs_its_block(tmp_path: Path) -> None:
+async def test_a_damaged_index_is_refused_and_a_damaged_record_costs_its_block(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tier = await opened(tmp_path)
     await put(tier, {number: number for number in range(4)})
     await tier.aclose()
@@ -245,6 +268,7 @@ async def test_a_damaged_index_is_refused_and_a_damaged_record_costs_its_block(t
     index.write_bytes(content)
     again = await opened(tmp_path)
     assert again.recovered() == {key_of(0): 0, key_of(2): 2, key_of(3): 3}
+    assert "1 records of the index are unreadable, so their blocks are not found" in caplog.text
     await again.aclose()
     for index in newer_index(tmp_path):
         index.write_bytes(bytes(32) + index.read_bytes()[32:])

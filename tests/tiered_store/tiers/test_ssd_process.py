@@ -98,7 +98,7 @@ async def test_verify_names_each_damaged_block(tmp_path: Path, capsys: pytest.Ca
     os.truncate(b / "blocks", 4096 * 4)
     code, reports, _ = verified(capsys, b)
     assert (code, reports[0]["damaged"]) == (
-        1, [*damaged, {"slot": 4, "key": key_of(9).hex(), "reason": "the file ends within slot 4"}]
+        1, [*damaged, {"slot": 4, "key": key_of(9).hex(), "reason": "the file ends within the slots 4 to 4"}]
     )  # fmt: skip
 
 

@@ -181,9 +181,7 @@ class RemoteTier:
             self.counts.missing += 1
             raise BlockMissing(self.name, key)
         content = memoryview(data)[HEADER_BYTES:]
-        reason = mismatch(data, key, [content])
-        if reason is None and len(into) > len(content):
-            reason = f"it has {len(content)} bytes instead of {len(into)}"
+        reason = mismatch(data, key, [content], at_least=len(into))
         if reason is not None:
             self.counts.corrupt += 1
             raise BlockCorrupt(self.name, key, reason)
@@ -225,8 +223,8 @@ class RemoteTier:
     def _failure(self, operation: str, error: StoreError | RemoteError, required: int) -> StoreError:
         if isinstance(error, StoreError):
             return error
-        self.counts.failed(error)
-        logger.error("tier %s: %s at %s: %s", self.name, operation, self._client.url, error)
+        level = self.counts.failed(error)
+        logger.log(level, "tier %s: %s at %s: %s", self.name, operation, self._client.url, error)
         if error.is_full:
             return TierFull(self.name, required, 0)
         return TierFailed(self.name, operation, self._client.url, error)

@@ -7,15 +7,15 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from slime_tiered_store.tiers.ssd.directory import SsdDirectory
+from slime_tiered_store.tiers.ssd.directory import SlotBytes, SsdDirectory
 from slime_tiered_store.tiers.ssd.index_log import FREE, HELD, Record
 
 __all__ = ["Committer", "Write"]
 
 logger = logging.getLogger(__name__)
 
-#: Slot, key and bytes of each block of one call.
-Write = Sequence[tuple[int, bytes, memoryview]]
+#: The blocks of one call.
+Write = Sequence[SlotBytes]
 
 
 class Committer:
@@ -93,8 +93,7 @@ class Committer:
         written = []
         for blocks, done in writes:
             try:
-                for slot, key, source in blocks:
-                    self._directory.write(slot, key, source)
+                self._directory.write(blocks)
             except OSError as error:
                 done.set_exception(error)
             else:

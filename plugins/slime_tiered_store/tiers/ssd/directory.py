@@ -16,20 +16,35 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from errno import EIO
 from pathlib import Path
+from typing import NamedTuple
 
 from router_core.errors import StartupError
-from slime_tiered_store.tiers.block_header import HEADER_BYTES, block_header, header_of, mismatch
+from slime_tiered_store.tiers.block_header import HEADER_BYTES, Buffer, block_header, mismatch
 from slime_tiered_store.tiers.ssd.file_ops import FileOps
 from slime_tiered_store.tiers.ssd.index_log import IndexLog, index_bytes, index_paths
 
-__all__ = ["Layout", "SsdDirectory", "lock_directory", "read_block", "read_layout"]
+__all__ = ["Layout", "SlotBytes", "SsdDirectory", "lock_directory", "read_blocks", "read_layout"]
+
+logger = logging.getLogger(__name__)
 
 _ALIGNMENT = 4096
 _FORMAT = "slime-store-ssd-1"
+_ZEROS = memoryview(bytes(_ALIGNMENT))
+_RUN_BLOCKS = 256  # three buffers a block: Linux takes 1,024 at once
+
+
+class SlotBytes(NamedTuple):
+    """A block to write, or a buffer to read its beginning into."""
+
+    slot: int
+    key: bytes
+    bytes: memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +99,13 @@ class SsdDirectory:
             self._allocate()
             self._fd = ops.open(path / "blocks", writable=True)
             self.log = IndexLog(path, layout.slots, ops, is_new=former is None)
+            if self.log.skipped:
+                logger.warning(
+                    "%s: %d records of the index are unreadable, so their blocks are not found; "
+                    "after a power cut these are writes that were not acknowledged",
+                    path,
+                    self.log.skipped,
+                )
             if former != layout:
                 self._write_layout()
         except (OSError, ValueError) as error:
@@ -105,14 +127,20 @@ class SsdDirectory:
                 os.close(fd)
         self._fd = self._lock = -1
 
-    def write(self, slot: int, key: bytes, source: memoryview) -> None:
-        """Write a block. It is on the device after the next :meth:`sync`."""
-        pieces = (block_header(key, source), source)
-        self._ops.write(self._fd, pieces, slot * self.layout.slot_bytes)
+    def write(self, blocks: Sequence[SlotBytes]) -> None:
+        """Write blocks. They are on the device after the next :meth:`sync`."""
+        slot_bytes = self.layout.slot_bytes
+        for run in _runs(blocks, self.layout):
+            pieces: list[Buffer] = []
+            for _, key, source in run:
+                # Whole pages: the kernel would have to read the rest of one that is written in part.
+                padding = -(HEADER_BYTES + len(source)) % _ALIGNMENT
+                pieces += (block_header(key, source), source, _ZEROS[:padding])
+            self._ops.write(self._fd, pieces, run[0].slot * slot_bytes)
 
-    def read(self, slot: int, key: bytes, into: memoryview) -> str | None:
-        """Fill ``into`` with the beginning of a block. Return None, or what is wrong with the block."""
-        return read_block(self._ops, self._fd, self.layout, slot, key, into)
+    def read(self, blocks: Sequence[SlotBytes]) -> dict[bytes, str]:
+        """Fill the buffers with the beginnings of blocks. Return what is wrong with each damaged one, by key."""
+        return read_blocks(self._ops, self._fd, self.layout, blocks)
 
     def sync(self) -> None:
         """Return when all written blocks are on the device."""
@@ -147,11 +175,12 @@ class SsdDirectory:
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
-        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)  # the names of all files, too
-        finally:
-            os.close(fd)
+        for directory in (self.path, self.path.resolve().parent):  # the names of all files, too
+            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
 
 
 def lock_directory(path: Path) -> int | None:
@@ -179,19 +208,36 @@ def read_layout(path: Path) -> Layout | None:
     raise ValueError(f"store.json has another format than {_FORMAT}")
 
 
-def read_block(ops: FileOps, fd: int, layout: Layout, slot: int, key: bytes, into: memoryview) -> str | None:
-    """Fill ``into`` with the beginning of a block. Return None, or what is wrong with it. Raises OSError."""
-    header = bytearray(HEADER_BYTES)
-    start = slot * layout.slot_bytes
-    if ops.read(fd, [header, into], start) < HEADER_BYTES + len(into):
-        raise OSError(EIO, f"the file ends within slot {slot}")
-    try:
-        _, length, _ = header_of(header)
-    except ValueError as error:
-        return str(error)
-    if not len(into) <= length <= layout.block_bytes:
-        return f"it has {length} bytes instead of {len(into)}"
-    rest = bytearray(length - len(into))
-    if rest and ops.read(fd, [rest], start + HEADER_BYTES + len(into)) < len(rest):
-        raise OSError(EIO, f"the file ends within slot {slot}")
-    return mismatch(header, key, [into, rest])
+def read_blocks(ops: FileOps, fd: int, layout: Layout, blocks: Sequence[SlotBytes]) -> dict[bytes, str]:
+    """Fill the buffers with the beginnings of blocks. Return what is wrong with each damaged one, by key.
+
+    Raises OSError.
+    """
+    damaged: dict[bytes, str] = {}
+    for run in _runs(blocks, layout):
+        pieces: list[Buffer] = []
+        for _, _, into in run:
+            # The checksum is that of the whole block.
+            pieces += (bytearray(HEADER_BYTES), into, bytearray(layout.slot_bytes - HEADER_BYTES - len(into)))
+        if ops.read(fd, pieces, run[0].slot * layout.slot_bytes) < len(run) * layout.slot_bytes:
+            raise OSError(EIO, f"the file ends within the slots {run[0].slot} to {run[-1].slot}")
+        for place, (_, key, into) in enumerate(run):
+            header, _, rest = pieces[3 * place : 3 * place + 3]
+            if (reason := mismatch(header, key, [into, rest], at_least=len(into))) is not None:
+                damaged[key] = reason
+    return damaged
+
+
+def _runs(blocks: Sequence[SlotBytes], layout: Layout) -> Iterator[Sequence[SlotBytes]]:
+    """Cut blocks into runs for one call each: of adjacent slots, all full but the last."""
+    begin = 0
+    for end in range(1, len(blocks) + 1):
+        last = blocks[end - 1]
+        if (
+            end == len(blocks)
+            or end - begin == _RUN_BLOCKS
+            or blocks[end].slot != last.slot + 1
+            or HEADER_BYTES + len(last.bytes) <= layout.slot_bytes - _ALIGNMENT
+        ):
+            yield blocks[begin:end]
+            begin = end

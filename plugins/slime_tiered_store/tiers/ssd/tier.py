@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from errno import EDQUOT, ENOSPC
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import anyio.to_thread
 
@@ -19,7 +19,7 @@ from slime_tiered_store.tiers.backpressure import WriteLimit
 from slime_tiered_store.tiers.calls import settled
 from slime_tiered_store.tiers.counts import TierCounts
 from slime_tiered_store.tiers.ssd.committer import Committer
-from slime_tiered_store.tiers.ssd.directory import Layout, SsdDirectory, read_layout
+from slime_tiered_store.tiers.ssd.directory import Layout, SlotBytes, SsdDirectory, read_layout
 from slime_tiered_store.tiers.ssd.file_ops import FileOps
 
 __all__ = ["SsdTier"]
@@ -85,12 +85,10 @@ class SsdTier:
 
         Raises TierBusy, TierFull and TierFailed.
         """
-        parts: dict[int, list[tuple[int, bytes, memoryview]]] = {}
+        parts: dict[int, list[SlotBytes]] = {}
         for (block_id, key), source in zip(blocks, sources, strict=True):
-            if len(source) > self.block_bytes:
-                raise ValueError(f"a block has at most {self.block_bytes} bytes, got {len(source)}")
-            number, slot = self._place(block_id)
-            parts.setdefault(number, []).append((slot, key, source))
+            number, slot = self._place(block_id, source)
+            parts.setdefault(number, []).append(SlotBytes(slot, key, source))
         async with self._limit.hold(sum(map(len, sources))):
             calls = {number: self._committers[number].write(part) for number, part in parts.items()}
             await settled(list(calls.values()))
@@ -104,15 +102,15 @@ class SsdTier:
 
         Raises BlockMissing, BlockCorrupt and TierFailed.
         """
-        parts: dict[int, list[_Read]] = {}
+        parts: dict[int, list[SlotBytes]] = {}
         for (block_id, key), target in zip(blocks, into, strict=True):
-            number, slot = self._place(block_id)
+            number, slot = self._place(block_id, target)
             if self._directories[number].log.table.key(slot) != key:
                 self.counts.missing += 1
                 raise BlockMissing(self.name, key)
-            parts.setdefault(number, []).append(_Read(slot, key, target))
+            parts.setdefault(number, []).append(SlotBytes(slot, key, target))
         calls = [
-            (number, self._readers[number].submit(_read, self._directories[number], some))
+            (number, self._readers[number].submit(self._directories[number].read, some))
             for number, part in parts.items()
             for some in _pieces(part)
         ]
@@ -149,8 +147,10 @@ class SsdTier:
         for directory in self._directories:
             directory.close()
 
-    def _place(self, block_id: int) -> tuple[int, int]:
-        """Return the number of the directory and the slot of a block."""
+    def _place(self, block_id: int, content: memoryview | None = None) -> tuple[int, int]:
+        """Return the number of the directory and the slot of a block. Raises IndexError and ValueError."""
+        if content is not None and len(content) > self.block_bytes:
+            raise ValueError(f"a block has at most {self.block_bytes} bytes, got {len(content)}")
         if not 0 <= block_id < self.capacity:
             raise IndexError(f"tier {self.name} has the blocks 0 to {self.capacity - 1}, not {block_id}")
         slot, number = divmod(block_id, len(self._directories))
@@ -158,35 +158,24 @@ class SsdTier:
 
     def _failure(self, operation: str, number: int, error: BaseException, required: int) -> BaseException:
         """Count an error of a call, and return it as an error of the tier. A mistake of ours stays as it is."""
-        self.counts.failed(error)
+        path = self._directories[number].path
+        level = self.counts.failed(error)
         if not isinstance(error, OSError):
             return error
-        logger.error("tier %s: %s in %s: %s", self.name, operation, self._directories[number].path, error)
+        logger.log(level, "tier %s: %s in %s: %s", self.name, operation, path, error)
         if error.errno in _FULL:
             return TierFull(self.name, required, 0)
-        return TierFailed(self.name, operation, str(self._directories[number].path), error)
+        return TierFailed(self.name, operation, str(path), error)
 
 
-class _Read(NamedTuple):
-    slot: int
-    key: bytes
-    into: memoryview
-
-
-def _pieces(reads: Sequence[_Read]) -> Iterator[Sequence[_Read]]:
+def _pieces(reads: Sequence[SlotBytes]) -> Iterator[Sequence[SlotBytes]]:
     """Cut the reads of one directory into parts for its threads."""
     size = begin = 0
     for end, read in enumerate(reads, 1):
-        size += len(read.into)
+        size += len(read.bytes)
         if size >= _READ_BYTES or end == len(reads):
             yield reads[begin:end]
             size, begin = 0, end
-
-
-def _read(directory: SsdDirectory, reads: Sequence[_Read]) -> dict[bytes, str]:
-    """Read blocks. Return what is wrong with each damaged one, by key. Raises OSError."""
-    found = ((read.key, directory.read(*read)) for read in reads)
-    return {key: reason for key, reason in found if reason is not None}
 
 
 def _opened(paths: Sequence[Path], size_bytes: int, block_bytes: int, ops: FileOps) -> list[SsdDirectory]:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from slime_tiered_store.tiers.ssd.directory import lock_directory, read_block, read_layout
+from slime_tiered_store.tiers.ssd.directory import SlotBytes, lock_directory, read_blocks, read_layout
 from slime_tiered_store.tiers.ssd.file_ops import FileOps
 from slime_tiered_store.tiers.ssd.index_log import read_index
 
@@ -54,12 +54,12 @@ def verify_directory(path: Path, ops: FileOps | None = None) -> DirectoryReport:
     try:
         table, skipped = read_index(path, layout.slots, ops)
         damaged = []
-        into = memoryview(bytearray(0))
+        nothing = memoryview(bytearray())
         fd = ops.open(path / "blocks", writable=False)
         try:
             for slot, key in table.held():
                 try:
-                    reason = read_block(ops, fd, layout, slot, key, into)
+                    reason = read_blocks(ops, fd, layout, [SlotBytes(slot, key, nothing)]).get(key)
                 except OSError as error:
                     reason = str(error.strerror)
                 if reason is not None:
