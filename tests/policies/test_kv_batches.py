@@ -13,6 +13,7 @@ import pytest
 from policies.asking import asking, ready
 from router_core import Exchange, Worker
 from slime_policies import CacheAware, Settings
+from slime_policies.contract import check_policy
 from slime_policies.kv_events.batches import Cleared, MalformedBatch, Removed, Stored, read_batch
 from slime_policies.kv_events.blocks import Blocks, Untrue, WorkerBlocks
 from slime_policies.kv_events.prompt_ids import PromptIds
@@ -351,6 +352,10 @@ def with_blocks(policy: CacheAware, worker: Worker, *prompts: Sequence[int]) -> 
 
 
 ONE, TWO = list(range(100, 1100)), list(range(2000, 3000))
+
+
+def test_policy_with_kv_events_keeps_the_contract() -> None:
+    check_policy(lambda: CacheAware(Settings(kv_events=True)))
 
 
 def test_worker_that_has_the_prompt_is_chosen_though_it_was_sent_to_another() -> None:
