@@ -1,4 +1,4 @@
-"""Fleets of simulated engines: regular servers, with data-parallel ranks or without."""
+"""Fleets of simulated engines: regular servers, with data-parallel ranks or without, and prefill/decode pairs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slime_policies import CacheAware, Corrected, LeastInflight, Policy, PowerOf
 from slime_policies.kv_events.batches import Event
 from slime_policies.tokens_in_flight import TokensInFlight
 
-__all__ = ["At", "Done", "Fleet", "MakeFleet", "Ranks", "Servers"]
+__all__ = ["At", "Done", "Fleet", "MakeFleet", "Pairs", "Ranks", "Servers"]
 
 Clock = Callable[[], float]
 #: ``at(time, call)`` calls ``call(time)`` at that time.
@@ -116,6 +116,77 @@ class Servers:
         return worker
 
 
+class Pairs:
+    """Prefill and decode servers, a policy for each kind. A decode engine begins when it has the keys and values.
+
+    ``transfer_per_s``: tokens whose keys and values are transferred in a second. ``holds_prefill``: a request counts at
+    its prefill server until the answer has ended, as in the gateway; else until its prompt has been computed.
+    """
+
+    def __init__(
+        self,
+        policies: tuple[Policy, Policy],
+        counts: tuple[int, int],
+        costs: Costs,
+        at: At,
+        transfer_per_s: float,
+        *,
+        holds_prefill: bool = False,
+    ) -> None:
+        self._policies = policies
+        self._loads = tuple(_load_of(policy) for policy in policies)
+        self._at = at
+        self._transfer_per_s = transfer_per_s
+        self._holds_prefill = holds_prefill
+        self._prefills = {
+            Worker(f"http://10.0.1.{number}:30000", "prefill"): _Place(Engine(costs, at))
+            for number in range(1, counts[0] + 1)
+        }
+        self._decodes = {
+            Worker(f"http://10.0.2.{number}:30000", "decode"): _Place(Engine(costs, at))
+            for number in range(1, counts[1] + 1)
+        }
+
+    @property
+    def sent(self) -> Sequence[int]:
+        return [place.sent for place in self._prefills.values()]
+
+    def send(
+        self, now: float, exchange: Exchange, prompt: Text, new_tokens: int, kept: Worker | None, done: Done
+    ) -> Worker:
+        """See :class:`Fleet`."""
+        prefill = kept or self._policies[0](exchange, [*self._prefills])
+        decode = self._policies[1](exchange, [*self._decodes])
+        for worker, load in zip((prefill, decode), self._loads, strict=True):
+            worker.in_flight += 1
+            if load is not None:
+                load.count(exchange, worker)
+        answer = prompt.then(new_tokens)
+
+        def prefilled(generation: Generation) -> None:
+            if kept is None and isinstance(self._policies[0], Corrected):
+                self._policies[0].answered(exchange, prompt.tokens, generation.cached)
+            if (load := self._loads[0]) is not None:
+                load.begin(exchange)
+            prefill.in_flight -= not self._holds_prefill
+            arrives = generation.done_s + prompt.tokens / self._transfer_per_s
+            there = Generation(
+                prompt, max(1, new_tokens - 1), answer, now, ended, _nothing, cached=generation.cached, left=0
+            )
+            self._at(arrives, lambda then: self._decodes[decode].send(there, then))
+
+        def ended(generation: Generation) -> None:
+            prefill.in_flight -= self._holds_prefill
+            decode.in_flight -= 1
+            exchange.close()
+            if (load := self._loads[1]) is not None:
+                load.mean_length.learn(new_tokens)
+            done(generation)
+
+        self._prefills[prefill].send(Generation(prompt, 1, prompt, now, prefilled, _nothing), now)
+        return prefill
+
+
 class _Place:
     """A rank of an engine. ``sent``: requests."""
 
@@ -134,3 +205,6 @@ class _Place:
 
 def _load_of(policy: Policy) -> TokensInFlight | None:
     return policy.load if isinstance(policy, LeastInflight | PowerOfTwo) else None
+
+
+def _nothing() -> None: ...
