@@ -10,7 +10,7 @@ from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_context, use_span
+from opentelemetry.trace import Span, SpanContext, SpanKind, StatusCode, Tracer, set_span_in_context, use_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from router_core import Exchange, Worker
@@ -88,7 +88,7 @@ class Traced:
         trail = Trail(span)
         token = self._current.set(trail)
         answer = _Answer(send)
-        scope = {**scope, "headers": with_context(scope["headers"], trail.context)}
+        scope = {**scope, "headers": with_context(scope["headers"], span.get_span_context())}
         try:
             with use_span(span):
                 await self._app(scope, receive, answer.send)
@@ -144,7 +144,7 @@ class TracingSender:
         span = self._begin(trail, worker, request)
         exchange.notes[NOTE] = Attempt(span)
         # Before the first await the proxy has read them: a request may go to two workers at once.
-        request.headers = with_context(request.headers, set_span_in_context(span, trail.context))
+        request.headers = with_context(request.headers, span.get_span_context())
         try:
             reply = await self._inner.send(exchange, request, body)
         except HTTPError as error:
@@ -173,12 +173,15 @@ class TracingSender:
         return self._tracer.start_span(name, trail.context, SpanKind.CLIENT, attributes)
 
 
-def with_context(headers: Headers, context: Context) -> Headers:
-    """Return ``headers`` with the trace context ``context`` in place of their own."""
-    carrier: dict[str, str] = {}
-    _PROPAGATOR.inject(carrier, context)
-    kept = [pair for pair in headers if pair[0] not in _CONTEXT_HEADERS]
-    return kept + [(name.encode(), value.encode("latin-1")) for name, value in carrier.items()]
+def with_context(headers: Headers, context: SpanContext) -> Headers:
+    """Return ``headers`` with the trace context ``context`` in place of their own (W3C Trace Context)."""
+    found = [pair for pair in headers if pair[0] not in _CONTEXT_HEADERS]
+    if context.is_valid:
+        ids = context.trace_id, context.span_id, context.trace_flags
+        found.append((b"traceparent", b"00-%032x-%016x-%02x" % ids))
+        if context.trace_state:
+            found.append((b"tracestate", context.trace_state.to_header().encode("latin-1")))
+    return found
 
 
 def _context_of(headers: Headers) -> Context:

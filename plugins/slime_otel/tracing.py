@@ -39,10 +39,23 @@ _EXPORT_S, _LAST_S = 5.0, 5.0
 _NAME = "slime-router"
 
 
+class _HashedOnce(Resource):
+    """A resource with a kept hash. The exporter asks for the hash with each span, and it is that of a JSON text."""
+
+    _kept_hash: int | None = None
+
+    def __hash__(self) -> int:
+        if self._kept_hash is None:
+            self._kept_hash = super().__hash__()
+        return self._kept_hash
+
+
 def provider_for(url: str) -> TracerProvider:
     """Return a provider that sends spans to the collector at ``url``, from a thread. Does not connect yet."""
     resource = Resource.create({"service.name": _NAME, "service.version": version(_NAME)})
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider = TracerProvider(
+        resource=_HashedOnce(resource.attributes, resource.schema_url), shutdown_on_exit=False
+    )
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(url, timeout=_EXPORT_S)))
     logger.info("traces go to %s", url)
     return provider
