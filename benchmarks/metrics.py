@@ -3,10 +3,11 @@
     python -m benchmarks.metrics --rounds 24 --seconds 1
 
 Routers with the default plugins get the same load in turn: the 720-byte requests of ``benchmarks.proxy``. The first one
-has no plugin ``metrics``; each other one has one thing more, and the last one nothing more: its figure is the noise.
-The figures are medians of the processor time of a request, and of its difference to that of the first router in the
-same round. Work that a router does after a run, such as sending spans, counts too. The routers are started anew every
-six rounds, since the places of a process in memory change its times by some percent. Nobody scrapes meanwhile.
+has no plugin ``metrics``; each other one has one thing more, and the last one nothing more. The figures are medians of
+the processor time of a request, and of its difference to that of the first router in the same round, with quartiles.
+On a busy machine the quartiles are far apart: then the medians mean nothing, even if that of ``nothing`` is 0.
+Work that a router does after a run, such as sending spans, counts too. The routers are started anew every six rounds,
+since the places of a process in memory change its times by some percent. Nobody scrapes meanwhile.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import quantiles
 
 import uvloop
 
@@ -84,6 +86,11 @@ async def main(options: Options) -> int:
     report.show(
         _TABLE, (Column("cpu_us", "us CPU", 2), Column("more_us", "more", 2), Column("share", "%", 1))
     )
+    for name, rounds in report.samples[_TABLE].items():
+        shares = [figures["share"] for figures in rounds if "share" in figures]
+        if len(shares) >= _ROUNDS_A_START:
+            low, _, high = quantiles(shares, n=4)
+            print(f"{name}: half of the rounds between {low:.1f} and {high:.1f} %")
     return report.finish(options)
 
 
