@@ -332,7 +332,7 @@ async def test_each_documented_route_answers_as_documented(start: Start) -> None
     with_routes = [
         *("--plugin", "engine", "--engine-workers", "1"),
         *("--plugin", "radix_cache", "--plugin", "sessions", "--plugin", "metrics", "--plugin", "dashboard"),
-        *("--plugin", "openapi"),
+        *("--plugin", "openapi", "--plugin", "tiered_store"),
     ]
     answers: list[tuple[str, str, httpx.Response]] = []
     async with serving(worker) as url, start(*BARE, *with_routes) as running:

@@ -1,5 +1,10 @@
-"""Keeps what rollouts produced in memory, on SSD and in a remote store."""
+"""Keeps what rollouts produced in memory, on SSD and in a remote store. See docs/plugins/tiered_store.md."""
 
+from __future__ import annotations
+
+import argparse
+
+from router_core import hookimpl
 from slime_tiered_store.errors import (
     BlockCorrupt,
     BlockMissing,
@@ -12,6 +17,8 @@ from slime_tiered_store.errors import (
 )
 from slime_tiered_store.frames import Layout
 from slime_tiered_store.keys import Namespace
+from slime_tiered_store.plugin import TieredStorePlugin
+from slime_tiered_store.settings import add_store_options, read_settings
 from slime_tiered_store.store import PutResult, StoredRows, TieredStore
 from slime_tiered_store.tier import Block, BlockKey, MemoryTier, SharedTier, Tier
 
@@ -34,4 +41,24 @@ __all__ = [
     "TierFailed",
     "TierFull",
     "TieredStore",
+    "TieredStorePlugin",
+    "add_options",
+    "make_plugin",
+    "provides",
+    "requires",
 ]
+
+#: The component that :meth:`TieredStorePlugin.setup` registers, and the one that uses it, with its cure.
+provides = ("cold_store",)
+requires = {"trajectories": "--plugin radix_cache"}
+
+
+@hookimpl
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the plugin's flags to ``parser``."""
+    add_store_options(parser)
+
+
+def make_plugin(options: argparse.Namespace) -> TieredStorePlugin:
+    """Return the plugin for one router. Raises SettingsError."""
+    return TieredStorePlugin(*read_settings(options))

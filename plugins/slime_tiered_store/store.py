@@ -136,6 +136,13 @@ class TieredStore:
         finally:
             plan.release()
 
+    def forget(self, namespace: Namespace, tokens: npt.ArrayLike) -> None:
+        """Forget the rows of ``tokens``, and all that continue them, in all tiers. Rows on their way stay."""
+        sequence = self.sequence(namespace, tokens)
+        for engine in self.engine.cache_engines:
+            engine.drop(sequence, 0, lambda node, start: None)
+            engine.recycle(engine.claim(sequence.keys(0, sequence.num_blocks)))
+
     def reset(self) -> None:
         """Forget everything in all tiers."""
         self.engine.reset()

@@ -87,9 +87,14 @@ class Rollouts(RuleBasedStateMachine):
         self.directory = TemporaryDirectory() if is_logged and not self.is_cold else None
         if self.directory is not None:
             self.flags += ["--trajectory-log", self.directory.name]
+        self.disk = TemporaryDirectory() if self.is_cold and seed % 3 == 0 else None
         if self.is_cold:  # memory has room for nothing, for little, or for most
             few = ("1", "1", "100", "400")[seed % 4]
-            self.flags += ["--middleware-paths", "radix_cache.shelf", "--radix-tree-max-size", few]
+            self.flags += ["--radix-tree-max-size", few, "--middleware-paths"]
+            self.flags += ["radix_cache.shelf"] if seed % 3 == 1 else ["slime_tiered_store"]
+            if self.disk is not None:
+                self.flags += ["--store-ssd", self.disk.name, "--store-ssd-bytes", str(16 << 20)]
+                self.flags += ["--store-memory-bytes", str(64 << 10)]
         else:
             self.flags += expert_flags(seed)
         self.retries, self.resume = (0 if aborts == "passed on" else 2), aborts == "resumed"
@@ -260,8 +265,9 @@ class Rollouts(RuleBasedStateMachine):
         finally:
             self.running.__exit__(None, None, None)
             self.acted.__exit__(None, None, None)
-            if self.directory is not None:
-                self.directory.cleanup()
+            for directory in (self.directory, self.disk):
+                if directory is not None:
+                    directory.cleanup()
 
     def _check_nothing_is_lost(self) -> None:
         stats = self.portal.call(self.stage.look)

@@ -1,0 +1,163 @@
+"""Records of any length in a store of blocks; the component ``"cold_store"``."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import anyio
+import numpy as np
+import numpy.typing as npt
+
+from slime_tiered_store.engine.cache_engine import CacheEngine
+from slime_tiered_store.errors import NotEnoughSpaceError, NotStored, StoreError
+from slime_tiered_store.frames import Layout
+from slime_tiered_store.keys import Namespace
+from slime_tiered_store.store import TieredStore
+from slime_tiered_store.tier import MemoryTier, Tier
+
+__all__ = ["LAYOUT", "ColdRecords"]
+
+#: A row is a block. With the headers of the engine (36 bytes) and of the SSD tier (64), it fills 4 KiB on the disk.
+LAYOUT = Layout(tokens_per_block=1, bytes_per_token=4096 - 36 - 64)
+_LENGTH = struct.Struct("<Q")
+_T = TypeVar("_T")
+#: Records that are written or read at the same time.
+_AT_ONCE = 64
+
+
+class ColdRecords:
+    """Records by key, each in a sequence of its own: its length, its bytes, and zeros up to the end of a block.
+
+    A store evicts blocks, but a record must stay until it is forgotten. So a record counts as kept only when the
+    largest lower tier has it (the *home*), and records never need more than 15/16 of the blocks there: the rest is for
+    blocks that are on their way out. Further records wait until others are forgotten.
+
+    ``wait_s`` and ``stops_on_loss``: see slime_radix_cache.contracts.ColdStore.
+    """
+
+    def __init__(self, *, wait_s: float, stops_on_loss: bool) -> None:
+        self.wait_s = wait_s
+        self.stops_on_loss = stops_on_loss
+        self.waits = 0
+        self.num_blocks = 0
+        self.store: TieredStore | None = None
+        #: The engine of each tier, and the tier; memory first.
+        self.tiers: list[tuple[CacheEngine, Tier | MemoryTier]] = []
+        self._home = ""
+        self._capacity = 0
+        #: Numbers of blocks by key.
+        self._blocks: dict[bytes, int] = {}
+        self._freed = anyio.Event()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    @contextmanager
+    def kept_in(self, store: TieredStore, tiers: Sequence[Tier | MemoryTier]) -> Iterator[None]:
+        """Use ``store`` within the ``with``. ``tiers``: its tiers, memory first."""
+        lower = store.engine.cache_engines[1:] or store.engine.cache_engines
+        home = max(lower, key=lambda engine: engine.mempool.num_total_blocks)
+        self.tiers = list(zip(store.engine.cache_engines, tiers, strict=True))
+        self.store, self._home, self._capacity = store, home.name, home.mempool.num_total_blocks * 15 // 16
+        try:
+            yield
+        finally:
+            self.store, self.tiers = None, []
+
+    async def keep(self, records: Sequence[tuple[bytes, bytes]]) -> None:
+        """Keep ``records``, pairs of key and content. Raises StoreError; then no new one is kept."""
+        new = {key: _blocks_of(content) for key, content in records if key not in self._blocks}
+        try:
+            await self._reserve(new)
+            await _all_of(self._put, records)
+        except BaseException:
+            self.forget(list(new))
+            raise
+
+    async def _reserve(self, new: dict[bytes, int]) -> None:
+        """Wait until there is room for ``new`` records, and count them. Raises NotEnoughSpaceError if never."""
+        required = sum(new.values())
+        if required > self._capacity:
+            raise NotEnoughSpaceError(self._home, required, self._capacity)
+        self.waits += self.num_blocks + required > self._capacity
+        while self.num_blocks + required > self._capacity:
+            await self._freed.wait()
+        self._blocks |= new
+        self.num_blocks += required
+
+    async def _put(self, record: tuple[bytes, bytes]) -> None:
+        key, content = record
+        blocks = _blocks_of(content)
+        rows = (_LENGTH.pack(len(content)) + content).ljust(blocks * LAYOUT.bytes_per_token, b"\0")
+        result = await self._opened().put(_namespace(key), _tokens(blocks), rows)
+        if not result.is_stored(self._home):
+            raise result.outcomes[self._home] or NotStored(result.outcomes)
+
+    async def fetch(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
+        """Return the record of each key, None for a lost one. Raises StoreError if that cannot be told now."""
+        found: dict[bytes, bytes | None] = {}
+
+        async def read(key: bytes) -> None:
+            rows = await self._opened().get(_namespace(key), _tokens(self._blocks.get(key, 0)))
+            found[key] = _content_of(rows)
+
+        await _all_of(read, list(dict.fromkeys(keys)))
+        return [found[key] for key in keys]
+
+    def _opened(self) -> TieredStore:
+        if self.store is None:
+            raise StoreError("the store is closed")
+        return self.store
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """Drop the records of ``keys``. Unknown keys are ignored."""
+        for key in keys:
+            blocks = self._blocks.pop(key, 0)
+            self.num_blocks -= blocks
+            if blocks and self.store is not None:
+                self.store.forget(_namespace(key), _tokens(blocks))
+        self._freed.set()
+        self._freed = anyio.Event()
+
+
+async def _all_of(call: Callable[[_T], Awaitable[None]], items: Sequence[_T]) -> None:
+    """Call ``call`` for all ``items``, some at the same time. Raises the first StoreError when all have ended."""
+    errors: list[StoreError] = []
+    limiter = anyio.CapacityLimiter(_AT_ONCE)
+
+    async def one(item: _T) -> None:
+        async with limiter:
+            try:
+                await call(item)
+            except StoreError as error:
+                errors.append(error)
+
+    async with anyio.create_task_group() as tasks:
+        for item in items:
+            tasks.start_soon(one, item)
+    if errors:
+        raise errors[0]
+
+
+def _namespace(key: bytes) -> Namespace:
+    return Namespace("trajectories", variant=key.hex())
+
+
+def _tokens(blocks: int) -> npt.NDArray[np.int32]:
+    """Return the tokens of a record: the key alone tells records apart."""
+    return np.zeros(blocks, np.int32)
+
+
+def _blocks_of(content: bytes) -> int:
+    return -(-(_LENGTH.size + len(content)) // LAYOUT.bytes_per_token)
+
+
+def _content_of(rows: bytes) -> bytes | None:
+    """Return the record in ``rows``; None if some of them are missing."""
+    if len(rows) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack_from(rows)
+    return rows[_LENGTH.size : _LENGTH.size + length] if _LENGTH.size + length <= len(rows) else None

@@ -1,0 +1,111 @@
+"""Records of any length, kept in memory or on disk until they are forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from deadlines import until
+from slime_tiered_store.cold_records import LAYOUT, ColdRecords
+from slime_tiered_store.errors import NotEnoughSpaceError, StoreError
+from slime_tiered_store.store import TieredStore
+from slime_tiered_store.tiers.memory import MemoryArena
+from slime_tiered_store.tiers.ssd.tier import SsdTier
+
+pytestmark = pytest.mark.anyio
+
+ROW = LAYOUT.bytes_per_token
+
+
+@asynccontextmanager
+async def records(memory: int, ssd: int = 0, path: Path | None = None) -> AsyncIterator[ColdRecords]:
+    """Records in tiers of so many blocks."""
+    arena = MemoryArena(memory, LAYOUT.block_bytes)
+    disk = (
+        await SsdTier.open([path], ssd * 4096 + (1 << 16), LAYOUT.block_bytes) if path is not None else None
+    )
+    kept = ColdRecords(wait_s=1.0, stops_on_loss=False)
+    try:
+        async with TieredStore(LAYOUT, arena, disk) as store:
+            with kept.kept_in(store, [arena, disk] if disk is not None else [arena]):
+                yield kept
+    finally:
+        if disk is not None:
+            await disk.aclose()
+        await arena.aclose()
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+async def test_records_of_all_lengths_come_back_from_the_disk(tmp_path: Path) -> None:
+    contents = [bytes(range(256)) * 40, b"", b"x", b"y" * (ROW - 8), b"y" * (ROW - 7), b"z" * (3 * ROW)]
+    async with records(2, 64, tmp_path) as kept:
+        await kept.keep([(key(number), content) for number, content in enumerate(contents)])
+        for number, content in enumerate(contents):
+            assert await kept.fetch([key(number)]) == [content]
+        numbers = [5, 0, 5, 99]
+        assert await kept.fetch([key(one) for one in numbers]) == [
+            contents[5],
+            contents[0],
+            contents[5],
+            None,
+        ]
+        await kept.keep([(key(0), contents[0])])  # again, as after a failure
+        assert len(kept) == len(contents)
+
+
+async def test_equal_records_under_two_keys_are_two_records() -> None:
+    async with records(64) as kept:
+        await kept.keep([(key(1), b"same"), (key(2), b"same")])
+        kept.forget([key(1), key(9)])
+        assert await kept.fetch([key(1), key(2)]) == [None, b"same"]
+
+
+async def test_record_waits_for_room_and_evicts_none(tmp_path: Path) -> None:
+    async with records(1, 32, tmp_path) as kept:
+        room = kept._capacity
+        await kept.keep([(key(number), b"a" * number) for number in range(room)])
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(kept.keep, [(key(1000), b"late")])
+            await until(lambda: kept.waits == 1)
+            with anyio.move_on_after(0.05):
+                await kept.keep([(key(1001), b"given up")])
+            assert len(kept) == room
+            kept.forget([key(3)])
+        found = await kept.fetch([key(number) for number in range(room)])
+        assert found == [b"a" * number if number != 3 else None for number in range(room)]
+        assert await kept.fetch([key(1000), key(1001)]) == [b"late", None]
+
+
+async def test_record_that_never_fits_is_refused_at_once() -> None:
+    async with records(32) as kept:
+        with pytest.raises(NotEnoughSpaceError):
+            await kept.keep([(key(1), bytes(64 * ROW))])
+        assert (len(kept), kept.num_blocks) == (0, 0)
+
+
+async def test_forgotten_records_give_their_blocks_back(tmp_path: Path) -> None:
+    async with records(4, 32, tmp_path) as kept:
+        for number in range(40):
+            await kept.keep([(key(number), bytes(2 * ROW))])
+            assert await kept.fetch([key(number)]) == [bytes(2 * ROW)]
+            kept.forget([key(number)])
+        assert kept.num_blocks == 0
+        assert [engine.mempool.num_used_blocks for engine, _ in kept.tiers] == [0, 0]
+        assert [engine.num_evicted_blocks for engine, _ in kept.tiers] == [0, 0]
+
+
+async def test_closed_store_says_so() -> None:
+    kept = ColdRecords(wait_s=1.0, stops_on_loss=False)
+    kept._capacity = 8
+    with pytest.raises(StoreError, match="closed"):
+        await kept.keep([(key(1), b"x")])
+    with pytest.raises(StoreError, match="closed"):
+        await kept.fetch([key(1)])
+    assert len(kept) == 0

@@ -1,0 +1,94 @@
+"""The plugin in a router: memory has room for nothing, and all answers are exact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from deadlines import until
+from radix_cache.scripted import Client, ScriptedEngine, bits, routed
+from router_core.cli import build
+from router_core.errors import MissingComponent, SettingsError, StartupError
+from routers import BARE
+from slime_engine.tokenizer import EngineTokenizer, corpus_documents, train_tokenizer
+
+if TYPE_CHECKING:
+    from routers import Start
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
+STORE = ("--middleware-paths", "slime_tiered_store", "--radix-tree-max-size", "1")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> EngineTokenizer:
+    return train_tokenizer(corpus_documents())
+
+
+@pytest.fixture
+def checkpoint(tokenizer: EngineTokenizer, tmp_path: Path) -> str:
+    tokenizer.save(tmp_path / "checkpoint")
+    return str(tmp_path / "checkpoint")
+
+
+async def demoted(client: Client) -> dict[str, Any]:
+    """Wait until all is demoted; returns ``GET /store``."""
+    kept = client.running.router.components.get("ownership")._trajectories
+    await until(lambda: not kept.segments)
+    shown: dict[str, Any] = (await client.running.client.get("/store")).json()
+    return shown
+
+
+@pytest.mark.parametrize("tiers", ["memory", "ssd", "file"])
+async def test_answers_come_back_from_each_tier(
+    start: Start, tokenizer: EngineTokenizer, checkpoint: str, tmp_path: Path, tiers: str
+) -> None:
+    flags: tuple[str, ...] = ("--store-memory-bytes", str(1 << 20))
+    if tiers == "ssd":
+        flags = ("--store-memory-bytes", "4096", "--store-ssd", str(tmp_path / "disk"))
+        flags += ("--store-ssd-bytes", str(1 << 20))
+    elif tiers == "file":
+        (tmp_path / "shared").mkdir()
+        flags = ("--store-memory-bytes", "4096", "--store-remote", f"file://{tmp_path / 'shared'}")
+    engine = ScriptedEngine(tokenizer)
+    async with routed(start, engine, checkpoint, *STORE, "--plugin", "metrics", *flags) as client:
+        answers = []
+        for number in range(5):
+            ids = [70 + number, 71, *range(80, 80 + 40 * number), engine.eos]
+            answers.append((await client.generate(PROMPT, ids, session=f"s{number}"), client.last()))
+        shown = await demoted(client)
+        assert shown["records"] == 6  # with the prompt
+        for number, (answer, (tokens, mask, logprobs)) in enumerate(answers):
+            found = await client.retrieve(PROMPT + answer["text"], session_id=f"s{number}")
+            assert (found["tokens"], found["loss_mask"]) == (tokens, mask)
+            assert bits(found["rollout_logp"]) == logprobs
+            assert (found["exact"], found["candidates"]) == (True, 1)
+        name = {"memory": "memory", "ssd": "ssd", "file": "remote"}[tiers]
+        tier = (await demoted(client))["tiers"][name]
+        assert tier["blocks"] >= 6
+        metrics = (await client.running.client.get("/metrics")).text
+        assert f'slime_store_blocks{{tier="{name}"}} {tier["blocks"]}' in metrics
+        assert "slime_store_records 6" in metrics
+        if tiers != "memory":
+            assert tier["read_blocks"] > 0
+            assert f'slime_store_errors_total{{tier="{name}"}} 0' in metrics
+
+
+async def test_store_and_log_together_are_refused(checkpoint: str, tmp_path: Path) -> None:
+    log = ("--trajectory-log", str(tmp_path / "log"))
+    with pytest.raises(StartupError, match="cannot be combined with --trajectory-log"):
+        build([*BARE, "--plugin", "radix_cache", "--hf-checkpoint", checkpoint, *STORE, *log])
+
+
+async def test_store_needs_something_to_keep() -> None:
+    with pytest.raises(MissingComponent, match="--plugin radix_cache"):
+        build([*BARE, "--middleware-paths", "slime_tiered_store"])
+
+
+@pytest.mark.parametrize("flags", [("--store-keep-secs", "0"), ("--store-on-loss", "hope")])
+async def test_wrong_flags_are_refused(checkpoint: str, flags: tuple[str, ...]) -> None:
+    with pytest.raises(SettingsError, match=flags[0]):
+        build([*BARE, "--plugin", "radix_cache", "--hf-checkpoint", checkpoint, *STORE, *flags])
