@@ -121,7 +121,7 @@ async def test_load_that_an_engine_reports_is_that_of_the_rank(start: Start, mod
         "--load",
         "engine",
         "--load-poll-interval-secs",
-        "0.05",
+        "0.5",
     )
     async with fleet(start, model, *flags, tokens_per_second=20) as told, anyio.create_task_group() as tasks:
         [engine] = told.engines
