@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from router_core import Exchange, Worker
 from router_core.workers import least_in_flight
@@ -16,43 +17,22 @@ from slime_policies.kv_events.prompt_ids import PromptIds
 from slime_policies.pending import Pending
 from slime_policies.prefixes import Prefixes, Prompt, Use
 from slime_policies.settings import Settings, unbalanced
+from slime_policies.worker_state import WorkerState
 
-__all__ = ["CacheAware"]
+__all__ = ["CacheAware", "Home"]
 
-#: A request in flight costs as much as so many tokens of a prompt.
-_REQUEST = 240.0
 #: A token that a worker lacks costs as much as so many tokens that it has to prefill for others: while it computes
 #: them, all its other requests wait.
 _MISSING = 3.0
 #: From about this many requests with the same prefix on, a further copy of its keys and values pays for itself, so a
 #: missing prefix costs less. Groups of samples of one prompt are rarely larger.
 _GROUP = 16.0
-#: Tokens that a worker prefills in a second, roughly; with a quarter or four times as many, choices are hardly worse.
-_PREFILL_PER_S = 16_000.0
-#: The weight of tokens that a worker probably has to prefill yet.
-_WAITING = 0.5
 #: Bits of workers in use. A worker that comes back gets a new bit; with so many, all is forgotten.
 _MAX_BITS = 4096
 #: A worker has clearly less of a prompt than was believed, if more tokens and a larger part of these are missing.
 _SHORT_TOKENS, _SHORT_PART = 512, 0.25
 #: So many times a worker has less, until its horizon moves.
 _SHORTFALLS = 3
-
-
-class _State:
-    """State of one worker. ``waiting``: tokens that it had to prefill at ``at``, a time in seconds.
-
-    ``missed``: last uses of prefixes that it did not have, though it was believed to.
-    """
-
-    __slots__ = ("at", "bit", "chosen", "missed", "waiting")
-
-    def __init__(self, bit: int) -> None:
-        self.bit = bit
-        self.chosen = 0
-        self.waiting = 0.0
-        self.at = 0.0
-        self.missed: list[int] = []
 
 
 @dataclass(slots=True)
@@ -63,10 +43,21 @@ class _Belief:
     that it was evicted, else 0.
     """
 
-    state: _State
+    state: WorkerState
     use: Use
     share: float
     checked: int
+
+
+class Home(NamedTuple):
+    """The worker that has a conversation. ``lacking``: tokens of the prompt that it has to prefill.
+
+    Another worker is chosen only if its cost is lower by more than ``margin`` tokens.
+    """
+
+    worker: Worker
+    lacking: float
+    margin: float
 
 
 class CacheAware:
@@ -93,7 +84,7 @@ class CacheAware:
         self._clock = clock
         self._prefixes = Prefixes(settings.max_tree_size)
         self._horizons = Horizons()
-        self._states: dict[str, _State] = {}
+        self._states: dict[str, WorkerState] = {}
         self._bits = self._choices = 0
         self._has_thresholds = settings.has_balance_thresholds
         #: Blocks that workers have according to their KV events; None: nobody follows these.
@@ -101,28 +92,38 @@ class CacheAware:
         self._pending = Pending()
 
     def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
+        return self.choose(exchange, workers)
+
+    def choose(self, exchange: Exchange, workers: Sequence[Worker], home: Home | None = None) -> Worker:
+        """Return the worker with the least cost. ``home``: what is known of one of them, besides the prefixes."""
         prompt = Prompt.of(exchange.request.body)
         if not prompt.parts:
             return least_in_flight(workers)
         if self._bits > _MAX_BITS:
             self.forget_all()
         now = self._clock()
-        states = [self._state(worker, now) for worker in workers]
+        states = [self.state(worker) for worker in workers]
         exact = (
             {}
             if self.blocks is None
             else _exact(self.blocks, exchange.request.body, prompt.size, workers, states)
         )
         costs, seen = self._match(prompt, states, exact)
+        if home is not None:
+            bit = self.state(home.worker).bit
+            if bit not in exact:
+                costs[bit] = _MISSING * home.lacking
+                seen[bit] = prompt.size - int(home.lacking * prompt.per_token), None
+            costs[bit] -= home.margin
         if self._has_thresholds and unbalanced(workers, self._settings):
             chosen = workers.index(least_in_flight(workers))
         else:
-            chosen = _cheapest(workers, states, costs)
+            chosen = _cheapest(workers, states, costs, now)
         state = states[chosen]
         self._choices += 1
         state.chosen = self._choices
         matched, before = seen[state.bit]
-        state.waiting += (prompt.size - matched) / prompt.per_token
+        state.add(workers[chosen], (prompt.size - matched) / prompt.per_token, now)
         use = Use(self._choices)
         self._prefixes.add(prompt, state.bit, use, self._horizons)
         if isinstance(earlier := exchange.notes.get(self._note), _Belief):
@@ -134,22 +135,19 @@ class CacheAware:
         exchange.notes[self._note] = _Belief(state, use, matched / prompt.size, checked)
         return workers[chosen]
 
-    def _state(self, worker: Worker, now: float) -> _State:
+    def state(self, worker: Worker) -> WorkerState:
+        """Return the state of ``worker``, which is another one after its cache was forgotten."""
         state = self._states.get(worker.id)
         if state is None:
             state = self._states[worker.id] = self._new_state()
-        elapsed, state.at = now - state.at, now
-        if state.waiting:
-            left = state.waiting - elapsed * _PREFILL_PER_S
-            state.waiting = left if left > 0 and worker.in_flight else 0.0
         return state
 
-    def _new_state(self) -> _State:
+    def _new_state(self) -> WorkerState:
         self._bits += 1
-        return _State(1 << (self._bits - 1))
+        return WorkerState(1 << (self._bits - 1))
 
     def _match(
-        self, prompt: Prompt, states: Sequence[_State], exact: Mapping[int, int]
+        self, prompt: Prompt, states: Sequence[WorkerState], exact: Mapping[int, int]
     ) -> tuple[dict[int, float], dict[int, tuple[int, Use | None]]]:
         """Return, for the bit of each worker, the cost of what it lacks of ``prompt``, and what it has.
 
@@ -213,6 +211,10 @@ class CacheAware:
             costs[bit], seen[bit] = whole - had, (matched, None)
         return costs, seen
 
+    def expects(self, exchange: Exchange) -> bool:
+        """Return True when the choice for ``exchange`` relied on a belief."""
+        return self._note in exchange.notes
+
     def answered(self, exchange: Exchange, prompt_tokens: int, cached_tokens: int) -> None:
         """Move the worker's horizon when it had clearly less of the prompt than was believed, for the third time.
 
@@ -252,18 +254,20 @@ class CacheAware:
         self._bits = 0
 
 
-def _cheapest(workers: Sequence[Worker], states: Sequence[_State], costs: Mapping[int, float]) -> int:
+def _cheapest(
+    workers: Sequence[Worker], states: Sequence[WorkerState], costs: Mapping[int, float], now: float
+) -> int:
     """Return the place of the worker with the least cost; of equal ones, of the one chosen longest ago."""
     best, least, oldest = 0, inf, 0
     for place, (worker, state) in enumerate(zip(workers, states, strict=True)):
-        cost = _REQUEST * worker.in_flight + _WAITING * state.waiting + costs[state.bit]
+        cost = state.load(worker, now) + costs[state.bit]
         if cost < least or (cost == least and state.chosen < oldest):
             best, least, oldest = place, cost, state.chosen
     return best
 
 
 def _exact(
-    blocks: Blocks, body: bytes, most: int, workers: Sequence[Worker], states: Sequence[_State]
+    blocks: Blocks, body: bytes, most: int, workers: Sequence[Worker], states: Sequence[WorkerState]
 ) -> dict[int, int]:
     """Return the bytes of the prompt in ``body`` that a worker has, by its bit, for workers whose blocks are true.
 

@@ -12,6 +12,7 @@ from router_core import Exchange, Worker, hookimpl
 from router_core.router import Router
 from router_core.sender import Sender
 from router_core.workers import WorkerType
+from slime_policies.auto import Auto
 from slime_policies.bucket import Bucket
 from slime_policies.cache_aware import CacheAware
 from slime_policies.cached_tokens import CachedTokens
@@ -23,7 +24,7 @@ from slime_policies.installed import installed_policies
 from slime_policies.kv_events import Blocks
 from slime_policies.least_inflight import LeastInflight
 from slime_policies.manual import Manual
-from slime_policies.policy import Corrected, Policy, Remembering
+from slime_policies.policy import Corrected, Policy, Remembering, Selective
 from slime_policies.power_of_two import PowerOfTwo
 from slime_policies.prefix_hash import PrefixHash
 from slime_policies.random_choice import RandomChoice
@@ -47,6 +48,7 @@ def _load(settings: Settings) -> TokensInFlight | None:
 
 
 POLICIES: dict[str, Callable[[Settings], Policy]] = {
+    "auto": Auto,
     "least_inflight": lambda settings: LeastInflight(_load(settings)),
     "round_robin": lambda settings: RoundRobin(),
     "random": lambda settings: RandomChoice(),
@@ -57,6 +59,8 @@ POLICIES: dict[str, Callable[[Settings], Policy]] = {
     "consistent_hash": lambda settings: ConsistentHashing(),  # as vLLM's router spells it
     "prefix_hash": PrefixHash,
 }
+#: The policies that ``auto`` stands for in pairs: only prefill workers gain from what they have of a prompt.
+_OF_PAIRS = {"prefill": {"auto": "cache_aware"}, "decode": {"auto": "least_inflight"}}
 #: Policies for prefill workers only.
 _FOR_PREFILL: dict[str, Callable[[Settings], Policy]] = {"bucket": Bucket}
 
@@ -74,8 +78,11 @@ def make_plugin(options: argparse.Namespace) -> Policies | PairPolicies:
     if not settings.pairs:
         return CorrectedPolicies(policy) if isinstance(policy, Corrected) else Policies(policy)
     prefill, decode = (
-        (known | _FOR_PREFILL)[name or settings.policy](settings)
-        for name in (settings.prefill_policy, settings.decode_policy)
+        (known | _FOR_PREFILL)[_OF_PAIRS[kind].get(name, name)](settings)
+        for kind, name in (
+            ("prefill", settings.prefill_policy or settings.policy),
+            ("decode", settings.decode_policy or settings.policy),
+        )
     )
     return PairPolicies({"regular": policy, "prefill": prefill, "decode": decode})
 
@@ -94,6 +101,8 @@ class Policies:
     @hookimpl
     def setup(self, router: Router) -> None:
         router.pool.keeps_sessions = not isinstance(self.policy, ConsistentHashing)
+        if isinstance(self.policy, Auto):
+            _place_sessions(router, self.policy)
 
     @hookimpl(trylast=True)  # a policy of another plugin goes first
     def select_worker(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
@@ -129,13 +138,14 @@ class CorrectedPolicies(Policies):
     def __init__(self, policy: Corrected) -> None:
         super().__init__(policy)
         self._answered = policy.answered
+        self._expects = policy.expects if isinstance(policy, Selective) else lambda exchange: True
 
     @hookimpl(trylast=True)  # called first: plugins behind it may read, wrap or replace the worker's answer
     def post_response(self, exchange: Exchange) -> None:
         reply = exchange.reply
         if reply is None or reply.status != 200 or exchange.worker is None:
             return
-        if at_generation(exchange.request):
+        if self._expects(exchange) and at_generation(exchange.request):
             CachedTokens(reply, partial(self._answered, exchange)).watch()
 
 
@@ -192,6 +202,20 @@ def _forget_on_flush(router: Router, policies: Iterable[Policy]) -> None:
             events.subscribe(on_flush=policy.forget_all)
 
 
+def _place_sessions(router: Router, policy: Auto) -> None:
+    """Let ``policy`` place sessions, unless another plugin chooses workers: that is asked for new sessions only."""
+    if len(router.hooks.choosers) > 1:
+        policy.places_sessions = False
+    router.pool.keeps_sessions = not policy.places_sessions
+    metrics: Metrics | None = router.components.find("metrics")
+    if metrics is not None and policy.places_sessions:
+        metrics.counter(
+            "slime_session_moves_total",
+            "Sessions that left a worker that could be used, because another one costs less.",
+            lambda: policy.moves,
+        )
+
+
 def _load_of(policy: Policy) -> TokensInFlight | None:
     return policy.load if isinstance(policy, LeastInflight | PowerOfTwo) else None
 
@@ -209,7 +233,7 @@ def _follow_events(router: Router, policies: Mapping[WorkerType, Policy]) -> Non
     blocks: dict[WorkerType, Blocks] = {
         kind: policy.blocks
         for kind, policy in policies.items()
-        if isinstance(policy, CacheAware) and policy.blocks is not None
+        if isinstance(policy, Auto | CacheAware) and policy.blocks is not None
     }
     if blocks:
         from slime_policies.kv_events.subscriptions import Subscriptions  # it needs zmq, which is an extra

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from router_core import Exchange, Worker
 
-__all__ = ["Corrected", "Policy", "Remembering"]
+__all__ = ["Corrected", "Policy", "Remembering", "Selective"]
 
 
 class Policy(Protocol):
@@ -37,4 +37,13 @@ class Corrected(Policy, Protocol):
 
     def answered(self, exchange: Exchange, prompt_tokens: int, cached_tokens: int) -> None:
         """Take note of an answer: the tokens of its prompt, and those of them that the worker had in its cache."""
+        ...
+
+
+@runtime_checkable
+class Selective(Corrected, Protocol):
+    """A policy that learns from some answers only, so that the others need not be searched for their numbers."""
+
+    def expects(self, exchange: Exchange) -> bool:
+        """Return True when the policy learns from the answer to ``exchange``."""
         ...

@@ -11,11 +11,12 @@ from importlib.util import find_spec
 from router_core import SettingsError, Worker
 from router_core.flags import add_flags, flag, read_flags
 
-__all__ = ["ASSIGNMENT_MODES", "LOADS", "Settings", "add_policy_options", "unbalanced"]
+__all__ = ["AFFINITIES", "ASSIGNMENT_MODES", "LOADS", "Settings", "add_policy_options", "unbalanced"]
 
 logger = logging.getLogger(__name__)
 
 ASSIGNMENT_MODES = ("random", "min_load", "min_group")
+AFFINITIES = ("soft", "strict")
 LOADS = ("requests", "tokens", "engine")
 _POLICY_FLAGS = ("--policy", "--prefill-policy", "--decode-policy")
 
@@ -24,17 +25,18 @@ _ABS, _REL = 64, 1.5
 
 #: The policies that each flag is for.
 _FOR = {
-    "cache_threshold": ("cache_aware",),
-    "balance_abs_threshold": ("cache_aware", "bucket"),
-    "balance_rel_threshold": ("cache_aware", "bucket"),
-    "max_tree_size": ("cache_aware",),
+    "cache_threshold": ("auto", "cache_aware"),
+    "balance_abs_threshold": ("auto", "cache_aware", "bucket"),
+    "balance_rel_threshold": ("auto", "cache_aware", "bucket"),
+    "max_tree_size": ("auto", "cache_aware"),
+    "session_affinity": ("auto",),
     "assignment_mode": ("manual",),
     "max_idle_secs": ("manual",),
     "bucket_adjust_interval_secs": ("bucket",),
     "prefix_token_count": ("prefix_hash",),
     "prefix_hash_load_factor": ("prefix_hash",),
-    "kv_events": ("cache_aware",),
-    "kv_events_max_blocks": ("cache_aware",),
+    "kv_events": ("auto", "cache_aware"),
+    "kv_events_max_blocks": ("auto", "cache_aware"),
     "load": ("least_inflight", "power_of_two"),
     "load_poll_interval_secs": ("least_inflight", "power_of_two"),
 }
@@ -100,6 +102,10 @@ class Settings:
         help="prefix_hash: largest load of the chosen worker, as a multiple of the mean load",
     )  # fmt: skip
 
+    session_affinity: str = flag(
+        "--session-affinity", choices=AFFINITIES, default="soft",
+        help="auto: a session keeps its worker until that is overloaded, or (strict) as long as it can be used",
+    )  # fmt: skip
     load: str = flag(
         "--load", choices=LOADS, default="requests",
         help="least_inflight, power_of_two: the load of a worker: its requests in flight, their tokens,"

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
 
-from policies.asking import asking, ready
+from policies.asking import Clock, asking, generate, ready, words
 from router_core import Exchange
 from routers import Start, answering
 from slime_http.serving import serving
 from slime_policies import CacheAware, Settings
 from slime_testing import Running
-
-ALPHABET = "abcdefghijklmnopqrstuvwxyz "
-
-
-class Clock:
-    """Seconds that pass only when a test says so."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def words(seed: int, size: int = 2000) -> str:
-    return "".join(random.Random(seed).choices(ALPHABET, k=size))
-
-
-def generate(prompt: str) -> Exchange:
-    return asking(b'{"sampling_params": {"temperature": 1}, "text": "%s"}' % prompt.encode())
 
 
 def test_a_conversation_goes_on_where_it_began() -> None:

@@ -419,7 +419,7 @@ def test_flags_without_effect_are_warned_of(caplog: pytest.LogCaptureFixture) ->
         build(["--kv-events"])
         build(["--policy", "cache_aware", "--kv-events-max-blocks", "5"])
     assert caplog.messages == [
-        "--kv-events has no effect: it is for policy cache_aware",
+        "--kv-events has no effect: it is for policy auto or cache_aware",
         "--kv-events-max-blocks has no effect: it is for --kv-events",
     ]
 

@@ -42,6 +42,18 @@ def test_the_busy_worker_is_left_alone(name: str) -> None:
     assert {policy(asking(), [busy, calm]).url for _ in range(50)} == {calm.url}
 
 
+@pytest.mark.parametrize(
+    "name", ["least_inflight", "power_of_two", "cache_aware", "auto", "random", "round_robin"]
+)
+def test_no_worker_of_four_equal_ones_gets_half_of_new_prompts(name: str) -> None:
+    workers = ready(3, 3, 3, 3)
+    policy = POLICIES[name](Settings())
+    chosen = [
+        policy(asking(b'{"text": "%d %s"}' % (number, b"and so on " * 20)), workers) for number in range(400)
+    ]
+    assert max(map(chosen.count, workers)) < 200
+
+
 def test_round_robin_gives_each_its_turn_though_one_leaves_and_one_joins() -> None:
     one, two, three = ready(0, 0, 0)
     policy = RoundRobin()
@@ -94,7 +106,7 @@ def test_a_flag_for_another_policy_is_taken_and_warned_of(caplog: pytest.LogCapt
     with caplog.at_level(logging.WARNING):
         build(["--balance-abs-threshold", "0"])  # as slime starts the gateway, whose default is cache_aware
     assert caplog.messages == [
-        "--balance-abs-threshold has no effect: it is for policy cache_aware or bucket"
+        "--balance-abs-threshold has no effect: it is for policy auto or cache_aware or bucket"
     ]
     caplog.clear()
     build(["--policy", "cache_aware", "--balance-abs-threshold", "0"])

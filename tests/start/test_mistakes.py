@@ -53,9 +53,8 @@ MISTAKES = {
     "--health-check-interval-secs 0": "--health-check-interval-secs: wanted a number above 0, got 0.0",
     "--disable-health-check true": "--disable-health-check: a switch takes no value; give it alone",
     "--dp-aware=yes": "--dp-aware: a switch takes no value; give it alone",
-    "--policy best": "--policy: no such value 'best'; known: least_inflight, round_robin, ",
-    "--policy cache-aware": "--policy: no such value 'cache-aware': did you mean cache_aware? known:"
-    " least_inflight, ",
+    "--policy best": "--policy: no such value 'best'; known: auto, least_inflight, ",
+    "--policy cache-aware": "--policy: no such value 'cache-aware': did you mean cache_aware? known: auto, ",
     "--log-level INFO": "--log-level: no such value 'INFO': did you mean info? known: debug, info,"
     " warn, error",
     "--plugin r3 --r3-shape 3": "--r3-shape LAYERS TOP_K: wanted 2 values after it",

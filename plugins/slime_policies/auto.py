@@ -1,0 +1,119 @@
+"""Policy that keeps a session on its worker until that is overloaded, and weighs caches for all other requests."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from router_core import Exchange, Worker
+from slime_policies.cache_aware import CacheAware, Home
+from slime_policies.kv_events import Blocks
+from slime_policies.prompt_key import find_prompt
+from slime_policies.settings import Settings
+from slime_policies.worker_state import REQUEST, WorkerState
+
+__all__ = ["Auto"]
+
+logger = logging.getLogger(__name__)
+
+_MAX_SESSIONS = 1 << 18
+#: A session moves only if that saves more than so many tokens of cost, so that it does not move to and fro.
+_MARGIN = 4 * REQUEST
+
+
+class _Session:
+    """A session's worker. ``size``: bytes of its last body there, which the worker of that ``state`` has cached."""
+
+    __slots__ = ("size", "state", "worker")
+
+    def __init__(self, worker: Worker, state: WorkerState, size: int) -> None:
+        self.worker = worker
+        self.state = state
+        self.size = size
+
+
+class Auto:
+    """A session keeps its worker; other requests, and the first one of a session, go where ``cache_aware`` says.
+
+    A session moves when another worker costs clearly less, by the costs of ``cache_aware``: there it lacks the whole
+    conversation, but for prefixes that others have sent. ``session_affinity`` ``strict``: no session moves.
+
+    While only one worker was ever offered, nothing is looked at.
+    """
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        self.places_sessions = settings.session_affinity == "soft"
+        self.moves = 0
+        self._clock = clock
+        self._cache_aware = CacheAware(settings, clock)
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._has_choice = False
+
+    def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
+        if not self._has_choice:
+            self._has_choice = len(workers) > 1
+        session = exchange.session if self.places_sessions else None
+        if session is None:
+            return self._choose(exchange, workers)
+        known = self._sessions.get(session)
+        if known is None or known.worker not in workers:
+            known = _Session(worker := self._choose(exchange, workers), self._cache_aware.state(worker), 0)
+            known.size = len(exchange.request.body)
+            self._sessions[session] = known
+            if len(self._sessions) > _MAX_SESSIONS:
+                self._sessions.popitem(last=False)
+        elif self._has_choice:
+            self._go_on(exchange, workers, known)
+        else:
+            known.size = max(known.size, len(exchange.request.body))
+        self._sessions.move_to_end(session)
+        return known.worker
+
+    def _choose(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
+        return self._cache_aware(exchange, workers) if self._has_choice else workers[0]
+
+    def _go_on(self, exchange: Exchange, workers: Sequence[Worker], known: _Session) -> None:
+        """Let a session keep its worker, or move it."""
+        body = exchange.request.body
+        start, per_token = find_prompt(body)
+        if start is None:
+            return
+        home, state = known.worker, known.state
+        if not state.bit:
+            state = known.state = self._cache_aware.state(home)
+            known.size = 0
+        lacking = max(0, len(body) - max(start, known.size)) / per_token
+        known.size = len(body)
+        now = self._clock()
+        load = state.load(home, now)
+        if load <= _MARGIN or load - REQUEST * min([each.in_flight for each in workers]) <= _MARGIN:
+            state.add(home, lacking, now)
+            return
+        chosen = self._cache_aware.choose(exchange, workers, Home(home, lacking, _MARGIN))
+        if chosen is not home:
+            self.moves += 1
+            logger.debug("session %r moves from %s to %s", exchange.session, home.name, chosen.name)
+            known.worker, known.state = chosen, self._cache_aware.state(chosen)
+
+    @property
+    def blocks(self) -> Blocks | None:
+        """The blocks that workers have according to their KV events; None: nobody follows these."""
+        return self._cache_aware.blocks
+
+    def expects(self, exchange: Exchange) -> bool:
+        """See :class:`slime_policies.policy.Selective`."""
+        return self._cache_aware.expects(exchange)
+
+    def answered(self, exchange: Exchange, prompt_tokens: int, cached_tokens: int) -> None:
+        """See :class:`slime_policies.policy.Corrected`."""
+        self._cache_aware.answered(exchange, prompt_tokens, cached_tokens)
+
+    def forget(self, worker: Worker) -> None:
+        """See :class:`slime_policies.policy.Remembering`. Sessions stay."""
+        self._cache_aware.forget(worker)
+
+    def forget_all(self) -> None:
+        """See :class:`slime_policies.policy.Remembering`. Sessions stay."""
+        self._cache_aware.forget_all()

@@ -1,0 +1,48 @@
+"""The load of a worker, and its place in the map of prefixes, as ``cache_aware`` keeps them."""
+
+from __future__ import annotations
+
+from router_core import Worker
+
+__all__ = ["REQUEST", "WorkerState"]
+
+#: A request in flight costs as much as so many tokens of a prompt.
+REQUEST = 240.0
+#: Tokens that a worker prefills in a second, roughly; with a quarter or four times as many, choices are hardly worse.
+_PREFILL_PER_S = 16_000.0
+#: The weight of tokens that a worker probably has to prefill yet.
+_WAITING = 0.5
+
+
+class WorkerState:
+    """State of one worker. ``waiting``: tokens that it had to prefill at ``at``, a time in seconds.
+
+    ``bit`` stands for the worker in the map of prefixes; 0: its cache was forgotten, and it has another state now.
+    ``chosen``: the number of its last choice. ``missed``: last uses of prefixes that it did not have, though it was
+    believed to.
+    """
+
+    __slots__ = ("at", "bit", "chosen", "missed", "waiting")
+
+    def __init__(self, bit: int) -> None:
+        self.bit = bit
+        self.chosen = 0
+        self.waiting = 0.0
+        self.at = 0.0
+        self.missed: list[int] = []
+
+    def load(self, worker: Worker, now: float) -> float:
+        """Return the cost of the load of ``worker``, in tokens; ``waiting`` becomes what is left of it."""
+        in_flight = worker.in_flight
+        if not self.waiting:
+            return REQUEST * in_flight
+        left = self.waiting - (now - self.at) * _PREFILL_PER_S
+        self.waiting = left if left > 0 and in_flight else 0.0
+        self.at = now
+        return REQUEST * in_flight + _WAITING * self.waiting
+
+    def add(self, worker: Worker, tokens: float, now: float) -> None:
+        """Count ``tokens`` that ``worker`` has to prefill from ``now`` on."""
+        self.load(worker, now)
+        self.waiting += tokens
+        self.at = now
