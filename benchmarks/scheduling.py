@@ -16,11 +16,11 @@ from benchmarks.simulated.gateway import GatewayCacheAware
 from benchmarks.simulated.outcomes import Makers, add_outcome, show_outcomes
 from benchmarks.simulated.plot import drawn
 from benchmarks.simulated.workloads import WORKLOADS
-from slime_policies import CacheAware, LeastInflight, Policy, PowerOfTwo, Settings
+from slime_policies import Auto, CacheAware, LeastInflight, Policy, PowerOfTwo, Settings
 from slime_policies.plugin import POLICIES
 from slime_policies.tokens_in_flight import TokensInFlight
 
-_CACHE_AWARE, _GATEWAY = "cache_aware", "gateway's cache_aware"
+_AUTO, _CACHE_AWARE, _GATEWAY = "auto", "cache_aware", "gateway's cache_aware"
 #: In the name of a row: no request says how long its answer will be.
 _NO_LENGTHS = ", no lengths"
 _SVG = Path(__file__).resolve().parent.parent / "docs" / "images" / "scheduling.svg"
@@ -37,6 +37,7 @@ _POLICIES: Makers = {
     "prefix_hash": _made("prefix_hash"),
     _GATEWAY: lambda clock: GatewayCacheAware(),
     _CACHE_AWARE: lambda clock: CacheAware(Settings(), clock),
+    _AUTO: lambda clock: Auto(Settings(), clock),
     "least_inflight, tokens": lambda clock: LeastInflight(TokensInFlight(clock)),
     "power_of_two, tokens": lambda clock: PowerOfTwo(TokensInFlight(clock)),
     f"least_inflight, tokens{_NO_LENGTHS}": lambda clock: LeastInflight(TokensInFlight(clock)),
@@ -45,17 +46,18 @@ _POLICIES: Makers = {
 
 
 class _Gates:
-    """Conditions for ``cache_aware``, each told with the figures that decide it."""
+    """Conditions for ``cache_aware`` and ``auto``, each told with the figures that decide it."""
 
     def __init__(self, report: Report) -> None:
         self._samples = report.samples
 
     def show(self) -> None:
         """Print each condition of the workloads that were run, and whether it holds."""
-        print("\ngates of cache_aware (medians of the seeds)")
+        print("\ngates of cache_aware and auto (medians of the seeds)")
         for workload in self._samples:
             for figure in ("ttft_ms", "makespan_s"):
                 self._at_most(workload, figure, "round_robin", 1.03)
+                self._at_most(workload, figure, "round_robin", 1.03, _AUTO)
             self._tell(f"{workload}: busiest / mean", self._of(workload, _CACHE_AWARE, "imbalance"), 1.5)
             if workload == "multi-turn, 128":
                 self._at_most(workload, "ttft_ms", _GATEWAY, 0.8)
@@ -64,9 +66,11 @@ class _Gates:
             elif workload.startswith("GRPO 64"):
                 self._at_most(workload, "makespan_s", "least_inflight", 0.88)
 
-    def _at_most(self, workload: str, figure: str, other: str, factor: float) -> None:
-        ratio = self._of(workload, _CACHE_AWARE, figure) / self._of(workload, other, figure)
-        self._tell(f"{workload}: {figure} / that of {other}", ratio, factor)
+    def _at_most(
+        self, workload: str, figure: str, other: str, factor: float, policy: str = _CACHE_AWARE
+    ) -> None:
+        ratio = self._of(workload, policy, figure) / self._of(workload, other, figure)
+        self._tell(f"{workload}: {figure} of {policy} / that of {other}", ratio, factor)
 
     def _of(self, workload: str, policy: str, figure: str) -> float:
         return median(sample[figure] for sample in self._samples[workload][policy])

@@ -9,7 +9,7 @@ from typing import Protocol
 from benchmarks.simulated.engine import Costs, Engine, Generation
 from benchmarks.simulated.prompts import Text
 from router_core import Exchange, Worker
-from slime_policies import CacheAware, Corrected, LeastInflight, Policy, PowerOfTwo
+from slime_policies import Auto, CacheAware, Corrected, LeastInflight, Policy, PowerOfTwo
 from slime_policies.kv_events.batches import Event
 from slime_policies.tokens_in_flight import TokensInFlight
 
@@ -53,10 +53,20 @@ class Ranks:
 
 
 class Servers:
-    """``count`` regular servers, and one policy."""
+    """``count`` regular servers, and one policy. Half of the servers join at ``joined_s``."""
 
-    def __init__(self, policy: Policy, count: int, costs: Costs, at: At, ranks: Ranks = Ranks()) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        count: int,
+        costs: Costs,
+        at: At,
+        ranks: Ranks = Ranks(),
+        joined_s: float = 0.0,
+    ) -> None:
         self._policy = policy
+        self._joined_s = joined_s
+        self._places_sessions = isinstance(policy, Auto) and policy.places_sessions
         self._load = _load_of(policy)
         servers = [Worker(f"http://10.0.0.{number}:30000") for number in range(1, count + 1)]
         for server in servers:
@@ -91,7 +101,10 @@ class Servers:
     ) -> Worker:
         """See :class:`Fleet`."""
         load = self._load
-        worker = kept or self._policy(exchange, self._workers)
+        workers = self._workers if now >= self._joined_s else self._workers[: len(self._workers) // 2]
+        if self._places_sessions:
+            kept = None
+        worker = kept or self._policy(exchange, workers)
         worker.in_flight += 1
         if load is not None:
             load.count(exchange, worker)

@@ -55,7 +55,7 @@ def simulate(
     ``input_ids``, else texts.
     """
     return simulate_fleet(
-        lambda clock, at: Servers(make(clock), engines, costs, at, ranks),
+        lambda clock, at: Servers(make(clock), engines, costs, at, ranks, workload.joined_s),
         workload,
         seed=seed,
         names_lengths=names_lengths,
@@ -85,6 +85,7 @@ class _Simulation:
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = count()
         self._fleet = make(lambda: self._now, self.at)
+        self._sessions = count()
         self._workload = workload
         self._random = random.Random(seed)
         self._done: list[Generation] = []
@@ -116,8 +117,18 @@ class _Simulation:
             max(sent) / mean(sent),
         )
 
+    def session(self) -> str | None:
+        """Return the name of a new session, if the requests of the workload name them."""
+        return f"session {next(self._sessions)}" if self._workload.has_sessions else None
+
     def ask(
-        self, now: float, prompt: Text, turn: Turn, kept: Worker | None, done: Callable[[Generation], None]
+        self,
+        now: float,
+        prompt: Text,
+        turn: Turn,
+        session: str | None,
+        kept: Worker | None,
+        done: Callable[[Generation], None],
     ) -> Worker | None:
         """Send a request. ``kept``: the worker of its session. Returns the one to keep, if any."""
         limit = b"%d" % turn.new_tokens if self._names_lengths else b"null"
@@ -126,7 +137,7 @@ class _Simulation:
         else:
             written = b'"text": "%s"' % prompt.written()
         body = b'{%s, "sampling_params": {"max_new_tokens": %s}}' % (written, limit)
-        exchange = Exchange(Request("POST", b"/generate", [], body), session=None)
+        exchange = Exchange(Request("POST", b"/generate", [], body), session=session)
 
         def ended(generation: Generation) -> None:
             self._done.append(generation)
@@ -147,6 +158,7 @@ class _Client:
         self._simulation = simulation
         self._turns = iter(turns)
         self._over = over
+        self._session = simulation.session()
         self._worker: Worker | None = None
 
     def go_on(self, now: float, history: Text) -> None:
@@ -161,7 +173,7 @@ class _Client:
 
     def _ask(self, now: float, turn: Turn, history: Text) -> None:
         prompt = turn.prompt or history.then(turn.added)
-        self._worker = self._simulation.ask(now, prompt, turn, self._worker, self._answered)
+        self._worker = self._simulation.ask(now, prompt, turn, self._session, self._worker, self._answered)
 
     def _answered(self, generation: Generation) -> None:
         self.go_on(generation.done_s, generation.answer)

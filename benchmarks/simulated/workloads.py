@@ -32,7 +32,8 @@ Conversation = list[Turn]
 class Workload:
     """``steps`` of conversations: a step begins when the one before has ended. In a step, ``concurrent`` run at once.
 
-    ``make(random)`` returns the conversations of a step. ``has_sessions``: each request names its conversation.
+    ``make(random)`` returns the conversations of a step. ``has_sessions``: each request names its conversation. Half of
+    the engines join at ``joined_s``.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Workload:
     steps: int
     make: Callable[[random.Random], list[Conversation]]
     has_sessions: bool = False
+    joined_s: float = 0.0
 
 
 def length(rng: random.Random, mean: int, spread: float = 0.6) -> int:
@@ -101,6 +103,29 @@ def _unrelated(rng: random.Random) -> list[Conversation]:
     return [[Turn(Text().then(length(rng, 1500, 1.0)), 0, length(rng, 150, 0.8))] for _ in range(1200)]
 
 
+def _skewed(rng: random.Random) -> list[Conversation]:
+    """Return short conversations, of which one in twelve reads long documents and writes long answers."""
+    made = []
+    for _ in range(600):
+        turns = conversation(rng, Text().then(length(rng, 400)), 150, 120)
+        if rng.random() < 1 / 12:
+            turns += [Turn(None, length(rng, 6000), length(rng, 600)) for _ in range(12)]
+        made.append(turns)
+    return made
+
+
+def _long_agents(rng: random.Random) -> list[Conversation]:
+    """Return conversations of 24 turns, all of which begin at once."""
+    system = Text().then(2000)
+    return [
+        [
+            Turn(system.then(length(rng, 200)), 0, length(rng, 120)),
+            *(Turn(None, length(rng, 150), length(rng, 120), rng.expovariate(2)) for _ in range(23)),
+        ]
+        for _ in range(128)
+    ]
+
+
 def _paused(tokens: int, pause_s: float, count: int) -> Callable[[random.Random], list[Conversation]]:
     """Return the maker of conversations with long prompts of their own, and long pauses between turns."""
 
@@ -126,6 +151,10 @@ WORKLOADS = (
     Workload("6,000-token system prompt, questions, 48", 48, 1, _questions),
     Workload("GRPO 64 x 8, 256, stragglers", 256, 3, _grpo),
     Workload("GRPO 32 x 8 with tools, 256", 256, 2, _grpo_tools),
+    Workload("sessions, a few of them heavy, 128", 128, 1, _skewed, has_sessions=True),
+    Workload(
+        "sessions of 24 turns, half of the engines join after 10 s, 128", 128, 1, _long_agents, True, 10.0
+    ),
     Workload("unrelated prompts, 96", 96, 1, _unrelated),
 )
 
