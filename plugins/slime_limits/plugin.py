@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -16,6 +17,7 @@ from router_core.errors import Aborted, BadRequest, HTTPError, ShuttingDown
 from router_core.flags import add_flags
 from router_core.request import Request
 from router_core.router import Router
+from slime_limits.queues import FirstCome, LongestFirst, Queue, Rank, rank_of
 from slime_limits.settings import Settings
 from slime_limits.slots import Place, QueueFull, RefilledSlots, Slots
 from slime_sglang.generation import GENERATION_PATHS
@@ -47,6 +49,8 @@ def make_plugin(options: argparse.Namespace) -> Limits | None:
             logger.warning(
                 "--rate-limit-tokens-per-second has no effect: it is for --max-concurrent-requests"
             )
+        if settings.queue_policy != Settings().queue_policy:
+            logger.warning("--queue-policy has no effect: it is for --max-concurrent-requests")
         return None
     return Limits(settings, settings.max_concurrent_requests)
 
@@ -64,11 +68,13 @@ class Limits:
 
     def __init__(self, settings: Settings, limit: int) -> None:
         self.settings = settings
+        queue: Queue[Place] = LongestFirst() if settings.queue_policy == "lof" else FirstCome()
         self.slots = (
-            RefilledSlots(limit, settings.queue_size, settings.refill_per_s, anyio.current_time)
+            RefilledSlots(limit, settings.queue_size, settings.refill_per_s, anyio.current_time, queue)
             if settings.refill_per_s
-            else Slots(limit, settings.queue_size)
+            else Slots(limit, settings.queue_size, queue)
         )
+        self._is_ranked = settings.queue_policy == "lof"
         self._waiting: dict[Exchange, anyio.Event] = {}
         self._decisions = {"allowed": 0, "rejected": 0}
         self._refill: asyncio.TimerHandle | None = None
@@ -115,9 +121,12 @@ class Limits:
         if path not in GENERATION_PATHS:
             return
         if exchange.request.is_long_work:
-            await self._router.read_ahead(exchange, b"rid")  # an abort looks for it
+            # An abort looks for the rid, and a queue with an order for more.
+            await self._router.read_ahead(exchange, *(() if self._is_ranked else (b"rid",)))
         try:
-            place = self.slots.take()
+            place = (
+                self.slots.take(partial(_rank, exchange.request)) if self._is_ranked else self.slots.take()
+            )
         except QueueFull as error:
             self._decisions["rejected"] += 1
             self._tell("full", f"requests are refused (429): {error}")
@@ -179,6 +188,10 @@ class Limits:
             if not prefix or all(isinstance(name, str) and name.startswith(prefix) for name in names):
                 exchange.hang_up()
                 called.set()
+
+
+def _rank(request: Request) -> Rank:
+    return rank_of(_document(request))
 
 
 def _document(request: Request) -> dict[str, Any]:

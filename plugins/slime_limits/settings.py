@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from router_core import SettingsError
 from router_core.flags import flag, read_flags
 
-__all__ = ["Settings"]
+__all__ = ["QUEUE_POLICIES", "Settings"]
+
+#: The names of the same orders in SGLang's ``--schedule-policy``.
+QUEUE_POLICIES = ("fcfs", "lof")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,10 @@ class Settings:
     refill_per_s: int | None = flag(
         "--rate-limit-tokens-per-second", type=int, at_least=0, metavar="N",
         help="make --max-concurrent-requests a token bucket, refilled with N tokens a second (default: 0)",
+    )  # fmt: skip
+    queue_policy: str = flag(
+        "--queue-policy", choices=QUEUE_POLICIES, default="fcfs",
+        help="order of the queue: first come, first served (fcfs), or by priority, then longest output first (lof)",
     )  # fmt: skip
 
     @classmethod

@@ -1,11 +1,11 @@
-"""Slots for requests, and the queue for them: first come, first served."""
+"""Slots for requests, and the queue for them."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 
 from router_core.errors import HTTPError, ShuttingDown
+from slime_limits.queues import FirstCome, Queue, Rank
 
 __all__ = ["Place", "QueueFull", "RefilledSlots", "Slots"]
 
@@ -19,6 +19,10 @@ class QueueFull(HTTPError):
 
 def _nobody() -> None:
     pass
+
+
+def _no_rank() -> Rank:
+    return Rank(0, 0)
 
 
 class Place:
@@ -45,22 +49,23 @@ class Slots:
     While a request waits, no slot is free. Only functions without ``await`` change this: one event loop needs no lock.
     """
 
-    def __init__(self, limit: int, queue_size: int) -> None:
+    def __init__(self, limit: int, queue_size: int, queue: Queue[Place] | None = None) -> None:
         self.limit = limit
         self.queue_size = queue_size
         self.held = 0
         self.closed = False
-        self._line: OrderedDict[Place, None] = (
-            OrderedDict()
-        )  # a dict finds its first key in time O(removed keys)
+        self._line: Queue[Place] = FirstCome() if queue is None else queue
 
     @property
     def waiting(self) -> int:
         """The number of requests that wait."""
         return len(self._line)
 
-    def take(self) -> Place:
-        """Return a place with a free slot, else at the end of the queue. Raises QueueFull and ShuttingDown. O(1)."""
+    def take(self, rank: Callable[[], Rank] = _no_rank) -> Place:
+        """Return a place with a free slot, else one in the queue. Raises QueueFull and ShuttingDown.
+
+        ``rank`` is called for a request that has to wait.
+        """
         if self.held < self.limit:
             self.held += 1
             return Place(self, held=True)
@@ -72,20 +77,20 @@ class Slots:
                 f" and {len(self._line)} wait (--queue-size)"
             )
         place = Place(self, held=False)
-        self._line[place] = None
+        self._line.add(place, rank())
         return place
 
     def leave(self, place: Place) -> None:
-        """See :meth:`Place.leave`. O(1)."""
+        """See :meth:`Place.leave`."""
         if not place.held:
-            self._line.pop(place, None)
+            self._line.discard(place)
             return
         place.held = False
         self._free()
 
     def _free(self) -> None:
         if self._line:
-            first, _ = self._line.popitem(last=False)
+            first = self._line.pop()
             first.held = True
             first.call()
         elif self.held:
@@ -94,9 +99,7 @@ class Slots:
     def close(self) -> None:
         """End all waits, and allow no new ones. Free slots are still given."""
         self.closed = True
-        line = list(self._line)
-        self._line.clear()
-        for place in line:
+        for place in self._line.clear():
             place.call()
 
 
@@ -108,18 +111,25 @@ class RefilledSlots(Slots):
     caller calls :meth:`refill` after each :meth:`next_s` seconds.
     """
 
-    def __init__(self, limit: int, queue_size: int, per_s: int, clock: Callable[[], float]) -> None:
-        super().__init__(limit, queue_size)
+    def __init__(
+        self,
+        limit: int,
+        queue_size: int,
+        per_s: int,
+        clock: Callable[[], float],
+        queue: Queue[Place] | None = None,
+    ) -> None:
+        super().__init__(limit, queue_size, queue)
         self._per_s = per_s
         self._clock = clock
         self._refilled_at = 0.0  # so the first request finds a full bucket
 
-    def take(self) -> Place:
+    def take(self, rank: Callable[[], Rank] = _no_rank) -> Place:
         self.refill()
-        return super().take()
+        return super().take(rank)
 
     def refill(self) -> None:
-        """Add the tokens of the time since the last call; waiting requests get them, first come, first served."""
+        """Add the tokens of the time since the last call; waiting requests get them."""
         now = self._clock()
         come = int((now - self._refilled_at) * self._per_s)
         self._refilled_at += come / self._per_s

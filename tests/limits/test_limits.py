@@ -103,6 +103,26 @@ async def test_requests_beyond_the_limit_proceed_in_order_of_arrival() -> None:
     assert worker.most == 2
 
 
+async def test_longest_waiting_generation_gets_the_free_slot() -> None:
+    plugin = Limits(Settings(1, queue_policy="lof"), 1)
+    bodies = {
+        length: b'{"text": "a", "sampling_params": {"max_new_tokens": %d}}' % length
+        for length in (1, 50, 7, 300)
+    }
+    async with limited(plugin) as (running, worker), anyio.create_task_group() as tasks:
+
+        async def ask(body: bytes) -> None:
+            await running.client.post("/generate", content=body)
+
+        for count, body in enumerate(bodies.values()):
+            tasks.start_soon(ask, body)
+            await until(lambda: (plugin.slots.held, plugin.slots.waiting) == (1, count))  # noqa: B023
+        for count, length in enumerate((1, 300, 50, 7), 1):
+            await until(lambda: len(worker.arrived) == count)  # noqa: B023
+            worker.let_go(bodies[length])
+    assert worker.arrived == [bodies[length] for length in (1, 300, 50, 7)]
+
+
 async def test_a_full_line_is_a_429_that_says_to_come_again() -> None:
     async with limited(limits(1, queue_size=1)) as (running, worker), anyio.create_task_group() as tasks:
         for name in (b"a", b"b"):
