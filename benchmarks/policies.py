@@ -18,6 +18,7 @@ from router_core.request import Request
 from slime_policies import CacheAware, Settings
 from slime_policies.cached_tokens import CachedTokens
 from slime_policies.horizons import Horizons
+from slime_policies.kv_events import Blocks
 from slime_policies.kv_events.batches import Hash, Stored
 from slime_policies.plugin import POLICIES
 from slime_policies.prefixes import Prefixes, Prompt, Use
@@ -27,6 +28,7 @@ _WORKERS = (8, 64)
 _ROUNDS, _CALLS = 20, 200
 _CHOICES, _MEMORY, _ANSWERS = "a choice", "cache_aware, prompts of", "cache_aware, an answer of"
 _EVENTS = "cache_aware, a choice with KV events"
+_BLOCK_MEMORY = "cache_aware, blocks of KV events"
 #: Bytes of an id and its comma in the prompts with KV events, and the sizes of blocks.
 _ID_BYTES, _BLOCKS = 6, (1, 16, 64)
 
@@ -104,6 +106,18 @@ def _memory_mb(size: int, part: int) -> float:
     return used * part / 1e6
 
 
+def _block_bytes(count: int) -> float:
+    """Return the memory of a block that KV events tell of, of ``count`` different ones."""
+    blocks = Blocks(count)
+    tracemalloc.start()
+    names: list[Hash] = [random.getrandbits(63) for _ in range(count)]
+    blocks.open("a").apply(Stored(names, None, [0] * count, 1))
+    del names
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return used / count
+
+
 def _answer_us(options: Options, body: bytes, later: bool) -> float:
     """Return the time to find the cached tokens in ``body``, or for a piece after they are found."""
     reply = Reply(200, [])
@@ -154,6 +168,10 @@ def main() -> int:
                 none=_events_us(options, count, size, None),
                 **{f"of_{block}": _events_us(options, count, size, block) for block in _BLOCKS},
             )
+    if options.wants(_BLOCK_MEMORY):
+        count = options.pick(1_000_000, tiny=1000)
+        report.add(_BLOCK_MEMORY, f"{count:,} blocks", bytes=_block_bytes(count))
+    report.show(_BLOCK_MEMORY, (Column("bytes", "bytes of a block"),))
     of_blocks = [Column(f"of_{block}", f"blocks of {block} us") for block in _BLOCKS]
     report.show(_EVENTS, (Column("none", "no events us"), *of_blocks))
     report.show(_ANSWERS, (Column("first", "numbers us", 2), Column("later", "a later piece us", 2)))

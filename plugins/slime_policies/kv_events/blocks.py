@@ -19,7 +19,7 @@ class Untrue(Exception):
 
 
 class Blocks:
-    """Blocks of all workers whose events are known, at most ``limit``. A block takes about 300 bytes of memory."""
+    """Blocks of all workers whose events are known, at most ``limit``."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
