@@ -460,7 +460,7 @@ async def test_a_wrong_question_is_the_clients_fault(client: Client, body: bytes
 async def test_no_text_has_no_tokens(client: Client) -> None:
     answer = await client.retrieve("")
     assert (answer["tokens"], answer["loss_mask"], answer["rollout_logp"]) == ([], [], [])
-    assert (answer["token_length"], answer["exact"]) == (0, True)
+    assert (answer["token_length"], answer["exact"]) == (0, False)
 
 
 async def test_a_client_that_leaves_early_pins_nothing(client: Client, engine: ScriptedEngine) -> None:

@@ -202,7 +202,8 @@ class StoreMachine(RuleBasedStateMachine):
             tier.slots.pop(place, None)
         elif place in tier.slots:
             key, data = tier.slots[place]
-            tier.slots[place] = (key, data[:-1] + bytes([data[-1] ^ 1]))
+            # the first token: what follows the rows of a short block is undefined
+            tier.slots[place] = (key, data[:32] + bytes([data[32] ^ 1]) + data[33:])
 
     @precondition(lambda self: self.scheduler.graphs)
     @rule(data=st.data())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import islice
 
@@ -10,7 +11,7 @@ from slime_tiered_store.frames import CHECKSUM_BYTES
 from slime_tiered_store.index import MatchResult, RadixNode, RadixTreeIndex
 from slime_tiered_store.keys import SequenceMeta
 from slime_tiered_store.pool import Mempool
-from slime_tiered_store.tier import Block, BlockKey, MemoryTier, Tier
+from slime_tiered_store.tier import Block, BlockKey, MemoryTier, SharedTier, Tier
 
 __all__ = ["CacheEngine"]
 
@@ -36,6 +37,9 @@ class CacheEngine:
         self.num_evicted_blocks = 0
         self.epoch = 0
         self._slots: Tier | None = None
+        #: Owners of each key in a tier that finds blocks by key: a block that was detached while it was in use, and
+        #: the one that was stored anew under its key. What the last of them gives back is forgotten.
+        self._owners: Counter[BlockKey] | None = Counter() if isinstance(tier, SharedTier) else None
         self._on_settled: dict[RadixNode | BlockKey, list[Callable[[], None]]] = {}
         if not isinstance(tier, MemoryTier):
             self._slots = tier
@@ -89,8 +93,19 @@ class CacheEngine:
         """Give ids back, and let the tier forget what they held."""
         if blocks:
             self.mempool.recycle_blocks(block.id for block in blocks)
+            unowned = self._disowned(blocks)
             if self._slots is not None and forget:
-                self._slots.forget(blocks)
+                self._slots.forget(unowned)
+
+    def _disowned(self, blocks: list[Block]) -> list[Block]:
+        """Return those of ``blocks``, which are given back, whose slot or key has no other owner."""
+        if self._owners is None:
+            return blocks
+        self._owners.subtract(block.key for block in blocks)
+        unowned = [block for block in blocks if self._owners[block.key] <= 0]
+        for block in unowned:
+            del self._owners[block.key]
+        return unowned
 
     def insert(
         self, sequence: SequenceMeta, ids: list[int], match: MatchResult, checksums: bytes | None = None
@@ -100,13 +115,16 @@ class CacheEngine:
         On an error the ids are recycled.
         """
         try:
-            return self.index.insert(
+            node = self.index.insert(
                 sequence, _UNKNOWN * len(ids) if checksums is None else checksums, ids, match,
                 is_ready=checksums is not None,
             )  # fmt: skip
         except BaseException:
             self.mempool.recycle_blocks(ids)
             raise
+        if self._owners is not None:
+            self._owners.update(block.key for block in node.blocks())
+        return node
 
     def unlock(self, node: RadixNode) -> None:
         """Release one lock."""

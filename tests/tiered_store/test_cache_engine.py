@@ -1,0 +1,33 @@
+"""The index and the pool of one tier."""
+
+from __future__ import annotations
+
+from slime_tiered_store.engine.cache_engine import CacheEngine
+from slime_tiered_store.index import RadixNode
+from slime_tiered_store.keys import Namespace, SequenceMeta
+from tiered_store.plain_tiers import PlainShared
+
+SEQUENCE = SequenceMeta(Namespace("model").root_key(2, 8), [1, 2, 3], 2)
+
+
+def stored(engine: CacheEngine) -> RadixNode:
+    """An unready node with the blocks of the sequence."""
+    match = engine.index.match_prefix(SEQUENCE)
+    return engine.insert(SEQUENCE, engine.take(SEQUENCE.num_blocks, match.last_node), match)
+
+
+def test_a_write_that_ends_after_a_reset_deletes_no_new_block_of_its_key() -> None:
+    """A shared tier finds blocks by key, so the id alone does not tell old and new apart."""
+    tier = PlainShared(64, 8)
+    engine = CacheEngine(tier, 2)
+    old = stored(engine)
+    engine.reset()
+    new = stored(engine)
+    tier.write_now(new.blocks(), [memoryview(b"new")] * len(new.blocks()))
+    assert engine.set_ready(new, bytes(16))
+    engine.discard(old)
+    assert len(tier.slots) == SEQUENCE.num_blocks
+    assert engine.mempool.num_used_blocks == SEQUENCE.num_blocks
+    engine.reset()
+    assert tier.slots == {}
+    assert engine.mempool.num_used_blocks == 0
