@@ -12,7 +12,7 @@ from typing import Self
 import numpy.typing as npt
 from anyio import Event, Lock, create_task_group, move_on_after
 
-from slime_tiered_store.engine import GlobalCacheEngine, InFlight, Plan
+from slime_tiered_store.engine import CacheEngine, GlobalCacheEngine, InFlight, Plan
 from slime_tiered_store.errors import BlockCorrupt, BlockMissing, NotStored, StoreError, TierFailed
 from slime_tiered_store.frames import Layout
 from slime_tiered_store.keys import Namespace, SequenceMeta
@@ -137,11 +137,13 @@ class TieredStore:
             plan.release()
 
     def forget(self, namespace: Namespace, tokens: npt.ArrayLike) -> None:
-        """Forget the rows of ``tokens``, and all that continue them, in all tiers. Rows on their way stay."""
+        """Forget the rows of ``tokens``, and all that continue them, in all tiers.
+
+        Rows on their way to a tier are forgotten when they arrive.
+        """
         sequence = self.sequence(namespace, tokens)
         for engine in self.engine.cache_engines:
-            engine.drop(sequence, 0, lambda node, start: None)
-            engine.recycle(engine.claim(sequence.keys(0, sequence.num_blocks)))
+            _forget(engine, sequence)
 
     def reset(self) -> None:
         """Forget everything in all tiers."""
@@ -229,3 +231,11 @@ class TieredStore:
         losses, self.engine.losses = self.engine.losses, []
         if losses and self._on_loss is not None:
             self._on_loss(losses)
+
+
+def _forget(engine: CacheEngine, sequence: SequenceMeta) -> None:
+    unready = engine.index.match_prefix(sequence, update_cache_info=False).unready_node
+    if unready is not None:  # otherwise nobody would ever forget it
+        engine.on_settled(unready, partial(_forget, engine, sequence))
+    engine.drop(sequence, 0, lambda node, start: None)
+    engine.recycle(engine.claim(sequence.keys(0, sequence.num_blocks)))

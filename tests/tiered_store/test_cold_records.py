@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from deadlines import until
@@ -99,6 +100,22 @@ async def test_forgotten_records_give_their_blocks_back(tmp_path: Path) -> None:
         assert kept.num_blocks == 0
         assert [engine.mempool.num_used_blocks for engine, _ in kept.tiers] == [0, 0]
         assert [engine.num_evicted_blocks for engine, _ in kept.tiers] == [0, 0]
+
+
+async def test_record_that_is_given_up_on_its_way_takes_no_room(tmp_path: Path) -> None:
+    async with records(4, 32, tmp_path) as kept:
+        await kept.keep([(key(0), b"kept")])
+        engines = [engine for engine, _ in kept.tiers]
+        for number in range(1, 40):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(kept.keep, [(key(number), b"given up")])
+                while engines[-1].mempool.num_used_blocks == 1:
+                    await anyio.lowlevel.checkpoint()
+                tasks.cancel_scope.cancel()
+            kept.forget([key(number)])  # it may have been kept just before
+            await until(lambda: [engine.mempool.num_used_blocks for engine in engines] == [1, 1])
+        assert await kept.fetch([key(0)]) == [b"kept"]
+        assert [engine.num_evicted_blocks for engine in engines] == [0, 0]
 
 
 async def test_closed_store_says_so() -> None:
