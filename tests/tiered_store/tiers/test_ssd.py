@@ -215,6 +215,8 @@ async def test_a_size_for_no_block_is_refused(tmp_path: Path) -> None:
         StartupError, match=r"--store-ssd-bytes: a directory needs at least 69\d\d\d bytes for a block"
     ):
         await opened(tmp_path, size=5000)
+    with pytest.raises(StartupError, match="--store-ssd-bytes: a directory has at most 4294967296 blocks"):
+        await opened(tmp_path, size=10**20)
 
 
 # directories that cannot be used
@@ -243,6 +245,13 @@ async def test_a_directory_has_one_process(tmp_path: Path) -> None:
     [
         ("{", "store.json is damaged"),
         ("[]", "store.json has another format than slime-store-ssd-1"),
+        *(
+            (
+                json.dumps({"format": "slime-store-ssd-1", "block_bytes": 200, "slots": 16} | wrong),
+                "is damaged",
+            )
+            for wrong in ({"slots": 10**30}, {"slots": -5}, {"block_bytes": -5000})
+        ),
         (
             json.dumps({"format": "slime-store-ssd-2", "block_bytes": 200, "slots": 16}),
             "has another format than",

@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 _ALIGNMENT = 4096
 _FORMAT = "slime-store-ssd-1"
 _ZEROS = memoryview(bytes(_ALIGNMENT))
+_MAX_SLOTS = 1 << 32  # a record of the index has four bytes for a slot
 _RUN_BLOCKS = 256  # three buffers a block: Linux takes 1,024 at once
 
 
@@ -73,7 +74,12 @@ class Layout:
                 f"--store-ssd-bytes: a directory needs at least {one} bytes for a block of {block_bytes}, "
                 f"got {size_bytes}"
             )
-        return cls(block_bytes, (size_bytes - empty) // (one - empty))
+        slots = (size_bytes - empty) // (one - empty)
+        if slots > _MAX_SLOTS:
+            raise StartupError(
+                f"--store-ssd-bytes: a directory has at most {_MAX_SLOTS} blocks, got room for {slots}"
+            )
+        return cls(block_bytes, slots)
 
 
 class SsdDirectory:
@@ -204,6 +210,8 @@ def read_layout(path: Path) -> Layout | None:
         raise ValueError("store.json is damaged") from None
     match content:
         case {"format": str(found), "block_bytes": int(block_bytes), "slots": int(slots)} if found == _FORMAT:
+            if block_bytes < 1 or not 0 < slots <= _MAX_SLOTS:
+                raise ValueError("store.json is damaged")
             return Layout(block_bytes, slots)
     raise ValueError(f"store.json has another format than {_FORMAT}")
 
