@@ -29,10 +29,9 @@ _MISSING = 3.0
 _GROUP = 16.0
 #: Bits of workers in use. A worker that comes back gets a new bit; with so many, all is forgotten.
 _MAX_BITS = 4096
-#: A worker has clearly less of a prompt than was believed, if more tokens and a larger part of these are missing.
-_SHORT_TOKENS, _SHORT_PART = 512, 0.25
-#: So many times a worker has less, until its horizon moves.
-_SHORTFALLS = 3
+#: A worker has clearly less of a prompt than was believed, if more tokens and a larger part of these are missing;
+#: after so many times its horizon moves.
+_SHORT_TOKENS, _SHORT_PART, _SHORTFALLS = 512, 0.25, 3
 
 
 @dataclass(slots=True)
