@@ -141,8 +141,8 @@ MISTAKES = {
     "--pd-disaggregation --prefill http://a:1 xx": "--prefill: wanted URL and a bootstrap port or"
     " none, got 'http://a:1 xx'",
     # commands
-    "serve": "unknown command 'serve'; known: demo, engine, plugins, top (none: start the router)",
-    "engin": "unknown command 'engin': did you mean engine? known: demo, engine, plugins, top (none:"
+    "serve": "unknown command 'serve'; known: demo, engine, plugins, store, top (none: start the router)",
+    "engin": "unknown command 'engin': did you mean engine? known: demo, engine, plugins, store, top (none:"
     " start the router)",
     "help": "unknown command 'help': did you mean --help? known: ",
     "version": "unknown command 'version': did you mean --version? known: ",

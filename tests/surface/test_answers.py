@@ -87,6 +87,7 @@ async def answering(start: Start, *flags: str, **settings: Any) -> AsyncIterator
         start(
             *("--plugin", "radix_cache", "--hf-checkpoint", engine.checkpoint),
             *("--plugin", "openai", "--worker-urls", engine.url, *flags),
+            *("--plugin", "tiered_store", "--store-memory-bytes", "10000000"),
         ) as running,
     ):
         yield running
@@ -206,7 +207,9 @@ async def test_each_status_of_each_route_comes_as_described(start: Start) -> Non
         await ask("GET", "/trajectories/{session}", 200, "/trajectories/a%20b?return_routed_experts=true")
         await ask("GET", "/trajectories/{session}", 400, "/trajectories/a%20b?return_routed_experts=yes")
         await ask("GET", "/trajectories/{session}", 404, "/trajectories/b")
+        await ask("GET", "/trajectories", 404)
         await ask("GET", "/cache_stats", 200)
+        await ask("GET", "/store", 200)
         for body in ({}, {"session_id": "c"}):
             await ask("POST", "/sessions", 200, json=body)
         session, samples = "/sessions/{session}", "/sessions/{session}/samples"

@@ -32,7 +32,16 @@ if TYPE_CHECKING:
 SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
 ROUTER = [
     part
-    for name in ("engine", "radix_cache", "openai", "control", "sessions", "metrics", "openapi")
+    for name in (
+        "engine",
+        "radix_cache",
+        "openai",
+        "control",
+        "sessions",
+        "metrics",
+        "openapi",
+        "tiered_store",
+    )
     for part in ("--plugin", name)
 ]
 #: Answered before any route is looked for.

@@ -87,7 +87,9 @@ class Fuzzed:
 @pytest.fixture(scope="module")
 def fuzzed() -> Iterator[Fuzzed]:
     """Before an embedded engine whose context is soon full."""
-    plugins = [part for name in ("engine", "radix_cache", "openai") for part in ("--plugin", name)]
+    plugins = [
+        part for name in ("engine", "radix_cache", "openai", "tiered_store") for part in ("--plugin", name)
+    ]
     _, app = build([*plugins, "--engine-context-length", "512", "--engine-moe-layers", "1", *PATIENCE])
     with (
         start_blocking_portal() as portal,

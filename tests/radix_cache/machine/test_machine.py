@@ -289,7 +289,7 @@ def test_every_conversation_is_the_journals_or_says_why_not(
 
 
 @pytest.mark.timeout(0 if _CONVERSATIONS > 1000 else 600)
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", WORLDS if _CONVERSATIONS > 1000 else ["all"])
 def test_demoted_conversations_are_as_exact_as_others(
     tokenizer: EngineTokenizer, checkpoint: str, world: str
 ) -> None:
