@@ -17,7 +17,7 @@ from tiered_store.tiers.disks import BLOCK_BYTES, is_intact, key_of, put
 from tiered_store.tiers.endless_writer import SIZE, SLOTS
 
 pytestmark = pytest.mark.anyio
-KILLS = 6
+KILLS = 3
 
 
 def killed(path: Path, first: int, after: int) -> list[tuple[str, int, int]]:
