@@ -91,6 +91,7 @@ class Retrieval:
             await self._given_prompts.find_out_all(match.unknown, kept, client)
             await self._cold.load_text(text, question.session)
             match = kept.find_to_read(text, question.session)
+        candidates = kept.candidates(text, match)  # before an await, in which some may be demoted
         rest = b""
         matched = len(question.text)
         if match.position < len(text):
@@ -98,7 +99,6 @@ class Retrieval:
             matched -= len(remainder)
             rest = await self._encoder.encode(remainder, begins=match.context is None, client=client)
         record = record_of(match.context, rest, None if match.is_asked else question.session)
-        candidates = kept.candidates(text, match)
         reason = self._encoder.refused or inexact_reason(
             match, text, record, lambda: self._lost(text, question.session)
         )
