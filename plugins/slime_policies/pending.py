@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slime_policies.holders import Holders
+
 __all__ = ["Pending"]
 
 #: After this time a prefix does not count any more: its request failed, or the worker has told of it long since.
@@ -22,20 +24,18 @@ class _Sent:
 class Pending:
     """Digests of prefixes, and the workers as bits that were sent them and have not answered."""
 
-    __slots__ = ("_bits", "_more", "_sent")
+    __slots__ = ("_holders", "_sent")
 
     def __init__(self) -> None:
         self._sent: dict[int, _Sent] = {}  # the oldest first
-        self._bits: dict[int, int] = {}
-        #: For a digest and a bit, the requests beyond the first.
-        self._more: dict[tuple[int, int], int] = {}
+        self._holders = Holders()
 
     def __len__(self) -> int:
         return len(self._sent)
 
     def at(self, digest: int) -> int:
         """Return the workers, as bits, that were sent the prefix."""
-        return self._bits.get(digest, 0)
+        return self._holders.at(digest)
 
     def add(self, number: int, bit: int, digests: tuple[int, ...], now: float) -> None:
         """Note that a worker, given as a bit, was sent request ``number``, whose prefixes have these ``digests``."""
@@ -46,10 +46,7 @@ class Pending:
             self.remove(oldest)
         self._sent[number] = _Sent(now, bit, digests)
         for digest in digests:
-            bits = self._bits.get(digest, 0)
-            if bits & bit:
-                self._more[digest, bit] = self._more.get((digest, bit), 0) + 1
-            self._bits[digest] = bits | bit
+            self._holders.add(digest, bit)
 
     def remove(self, number: int) -> None:
         """Forget request ``number``, if it is there."""
@@ -57,19 +54,9 @@ class Pending:
         if sent is None:
             return
         for digest in sent.digests:
-            key = digest, sent.bit
-            more = self._more.get(key, 0)
-            if more > 1:
-                self._more[key] = more - 1
-            elif more:
-                del self._more[key]
-            elif left := self._bits[digest] & ~sent.bit:
-                self._bits[digest] = left
-            else:
-                del self._bits[digest]
+            self._holders.remove(digest, sent.bit)
 
     def clear(self) -> None:
         """Forget all."""
         self._sent.clear()
-        self._bits.clear()
-        self._more.clear()
+        self._holders.clear()

@@ -261,7 +261,7 @@ def test_blocks_are_those_of_a_plain_model(seed: int) -> None:
         assert blocks.size == sum(len(model.ids) for model in models)
     for number in range(3):
         blocks.close(str(number))
-    assert (blocks.size, blocks._holders) == (0, {})
+    assert (blocks.size, blocks._holders._bits, blocks._holders._more) == (0, {}, {})
     assert {blocks.open("a").bit, blocks.open("b").bit, blocks.open("c").bit} == {1, 2, 4}
 
 
@@ -461,4 +461,5 @@ def test_pending_prefixes_are_forgotten_once_answered_or_old() -> None:
         pending.add(number, 8, (number,), 62.0)
     assert len(pending) == 4096
     pending.clear()
-    assert (len(pending), pending.at(10), pending._bits, pending._more) == (0, 0, {}, {})
+    holders = pending._holders
+    assert (len(pending), pending.at(10), holders._bits, holders._more) == (0, 0, {}, {})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from slime_policies.holders import Holders
 from slime_policies.kv_events.batches import Cleared, Event, Hash, Removed, Stored
 from slime_policies.kv_events.prompt_ids import PromptIds
 
@@ -24,7 +25,7 @@ class Blocks:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.size = 0
-        self._holders: dict[int, int] = {}
+        self._holders = Holders()
         self._free_bits: list[int] = []
         self._bits = 0
         self._of: dict[str, WorkerBlocks] = {}
@@ -66,12 +67,13 @@ class Blocks:
     def _walk(self, prompt: PromptIds, size: int, having: int, held: dict[int, int]) -> None:
         """Note in ``held``, by bit, the tokens of the workers ``having``, given as bits, with blocks of ``size``."""
         start, digest, ids = 0, size, prompt.ids
+        holders_of = self._holders.at
         while having:
             end = start + size
             holders = 0
             if end <= len(ids) or prompt.read(end):
                 digest = hash((digest, *ids[start:end]))
-                holders = self._holders.get(digest, 0)
+                holders = holders_of(digest)
             lacking = having & ~holders
             having ^= lacking
             while lacking:
@@ -87,18 +89,17 @@ class WorkerBlocks:
     ``block_size``: tokens of a block; 0: unknown, since there was none.
     """
 
-    __slots__ = ("_all", "_digests", "_doubles", "_holders", "bit", "block_size", "is_true")
+    __slots__ = ("_all", "_digests", "_holders", "bit", "block_size", "is_true")
 
-    def __init__(self, all_blocks: Blocks, holders: dict[int, int], bit: int) -> None:
+    def __init__(self, all_blocks: Blocks, holders: Holders, bit: int) -> None:
         self._all = all_blocks
         self._holders = holders
         self.bit = bit
         self.block_size = 0
         self.is_true = False
         #: The digest of each block, by the engine's own name.
+        #: Several may have the same digest: the engine names them by more than the ids.
         self._digests: dict[Hash, int] = {}
-        #: Digests of more than one block, and how many more there are: the engine names them by more than the ids.
-        self._doubles: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._digests)
@@ -122,10 +123,9 @@ class WorkerBlocks:
     def clear(self) -> None:
         """Forget all blocks. O(blocks)."""
         for digest in self._digests.values():
-            self._drop(digest)
+            self._holders.remove(digest, self.bit)
         self._all.size -= len(self._digests)
         self._digests = {}
-        self._doubles = {}
         self.block_size = 0
 
     def _store(self, event: Stored) -> None:
@@ -148,7 +148,7 @@ class WorkerBlocks:
                     raise Untrue(f"more than the {self._all.limit} blocks of --kv-events-max-blocks")
                 self._digests[name] = digest
                 self._all.size += 1
-                self._add(digest)
+                self._holders.add(digest, self.bit)
             elif before != digest:
                 raise Untrue(
                     "the engine has one name for two blocks, as SGLang had before its names were chained"
@@ -159,21 +159,4 @@ class WorkerBlocks:
             digest = self._digests.pop(name, None)
             if digest is not None:
                 self._all.size -= 1
-                self._drop(digest)
-
-    def _add(self, digest: int) -> None:
-        holders = self._holders.get(digest, 0)
-        if holders & self.bit:
-            self._doubles[digest] = self._doubles.get(digest, 0) + 1
-        self._holders[digest] = holders | self.bit
-
-    def _drop(self, digest: int) -> None:
-        more = self._doubles.get(digest, 0)
-        if more > 1:
-            self._doubles[digest] = more - 1
-        elif more:
-            del self._doubles[digest]
-        elif left := self._holders[digest] & ~self.bit:
-            self._holders[digest] = left
-        else:
-            del self._holders[digest]
+                self._holders.remove(digest, self.bit)

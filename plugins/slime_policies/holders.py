@@ -1,0 +1,44 @@
+"""Workers that hold something, by its digest."""
+
+from __future__ import annotations
+
+__all__ = ["Holders"]
+
+
+class Holders:
+    """Workers, as bits of one number, by digest. A worker may hold a digest several times."""
+
+    __slots__ = ("_bits", "_more")
+
+    def __init__(self) -> None:
+        self._bits: dict[int, int] = {}
+        #: For a digest and a bit, how many times beyond the first.
+        self._more: dict[tuple[int, int], int] = {}
+
+    def at(self, digest: int) -> int:
+        """Return the holders of ``digest``."""
+        return self._bits.get(digest, 0)
+
+    def add(self, digest: int, bit: int) -> None:
+        """Note that the worker ``bit`` holds ``digest``, once more if it holds it already."""
+        bits = self._bits.get(digest, 0)
+        if bits & bit:
+            self._more[digest, bit] = self._more.get((digest, bit), 0) + 1
+        self._bits[digest] = bits | bit
+
+    def remove(self, digest: int, bit: int) -> None:
+        """Note that the worker ``bit`` holds ``digest`` once less. It must hold it."""
+        more = self._more.get((digest, bit), 0)
+        if more > 1:
+            self._more[digest, bit] = more - 1
+        elif more:
+            del self._more[digest, bit]
+        elif left := self._bits[digest] & ~bit:
+            self._bits[digest] = left
+        else:
+            del self._bits[digest]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._bits.clear()
+        self._more.clear()
