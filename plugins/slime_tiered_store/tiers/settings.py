@@ -61,6 +61,17 @@ class TierSettings:
         help="longest time that a write waits for a slow SSD or remote store",
     )
 
+    def __post_init__(self) -> None:
+        if bool(self.ssd) != bool(self.ssd_bytes):
+            raise SettingsError("--store-ssd and --store-ssd-bytes: wanted both or none")
+        if self.ssd and not all(self.ssd.split(",")):
+            raise SettingsError(f"--store-ssd: wanted DIR[,DIR], got {self.ssd!r}")
+
+    @property
+    def directories(self) -> list[Path]:
+        """The directories of the SSD tier; none without it."""
+        return [Path(path) for path in self.ssd.split(",")] if self.ssd else []
+
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
@@ -85,11 +96,6 @@ class Tiers:
 
 async def open_tiers(settings: TierSettings, block_bytes: int) -> Tiers:
     """Open the tiers for blocks of ``block_bytes`` bytes, all or none. Raises StartupError."""
-    if bool(settings.ssd) != bool(settings.ssd_bytes):
-        raise SettingsError("--store-ssd and --store-ssd-bytes: wanted both or none")
-    directories = settings.ssd.split(",") if settings.ssd else []
-    if not all(directories):
-        raise SettingsError(f"--store-ssd: wanted DIR[,DIR], got {settings.ssd!r}")
     capacity = settings.memory_bytes // block_bytes
     if not capacity:
         raise SettingsError(
@@ -104,9 +110,8 @@ async def open_tiers(settings: TierSettings, block_bytes: int) -> Tiers:
     ssd: SsdTier | None = None
     remote: RemoteTier | None = None
     try:
-        if directories:
-            paths = [Path(path) for path in directories]
-            ssd = await SsdTier.open(paths, settings.ssd_bytes, block_bytes, wait_s=settings.wait_s)
+        if directories := settings.directories:
+            ssd = await SsdTier.open(directories, settings.ssd_bytes, block_bytes, wait_s=settings.wait_s)
         if settings.remote:
             remote = await open_remote_tier(
                 settings.remote, block_bytes, timeout_s=settings.remote_timeout_s, wait_s=settings.wait_s
