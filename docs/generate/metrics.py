@@ -22,7 +22,7 @@ Made from the registry of a router with all plugins that have metrics.
 #: With these, each plugin that has metrics has all of them.
 _ALL = (
     *("--plugin", "engine", "--plugin", "radix_cache", "--plugin", "openai", "--plugin", "r3"),
-    *("--max-concurrent-requests", "1"),
+    *("--plugin", "tiered_store", "--policy", "cache_aware", "--kv-events", "--max-concurrent-requests", "1"),
 )
 
 
