@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from typing import Any
 
+import anyio
 from prometheus_client.metrics_core import Metric
 
 from docs.generate.tables import Table, code, text
@@ -22,24 +22,15 @@ Made from the registry of a router with all plugins that have metrics.
 #: With these, each plugin that has metrics has all of them.
 _ALL = (
     *("--plugin", "engine", "--plugin", "radix_cache", "--plugin", "openai", "--plugin", "r3"),
-    *("--plugin", "tiered_store", "--policy", "cache_aware", "--kv-events", "--max-concurrent-requests", "1"),
+    *("--plugin", "tiered_store", "--policy", "auto", "--session-affinity", "soft", "--kv-events"),
+    *("--max-concurrent-requests", "1"),
 )
 
 
 def page() -> str:
     """Return the page, with a table for each plugin."""
-    router, _ = build(_ALL)
-    metrics: Any = router.components.get("metrics")
-    owners = {name: offered.read.__module__ for name, offered in metrics._offered.items()}
+    families, owners = anyio.run(_collect)
     tables: dict[str, Table] = defaultdict(lambda: Table("metric", "type", "labels", ""))
-    logging.disable()  # numbers of a router that does not serve cannot be read, and each failure is logged
-    found = metrics.collect()
-    logging.disable(logging.NOTSET)
-    unread = [offered for offered in metrics._offered.values() if offered.name not in map(_name, found)]
-    families = [
-        *found,
-        *(offered.kind(offered.name, offered.help, labels=offered.labels) for offered in unread),
-    ]
     for family in sorted(families, key=_name):
         name = _name(family)
         owner = "the process" if name.startswith("process_") else _plugin(owners.get(name, "slime_metrics"))
@@ -47,6 +38,14 @@ def page() -> str:
         tables[owner].add(code(name), family.type, labels, f"{text(family.documentation)}.")
     sections = [f"## {owner}\n\n{_about(owner)}{table}" for owner, table in sorted(tables.items())]
     return _INTRODUCTION + "\n".join(sections)
+
+
+async def _collect() -> tuple[list[Metric], dict[str, str]]:
+    """Return the metrics of a router that runs, and the modules that added them by name."""
+    router, _ = build(_ALL)
+    async with router.running():  # plugins add some of theirs at the start
+        metrics: Any = router.components.get("metrics")
+        return metrics.collect(), {name: offered.read.__module__ for name, offered in metrics._offered.items()}
 
 
 def _name(family: Metric) -> str:
