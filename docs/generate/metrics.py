@@ -45,7 +45,9 @@ async def _collect() -> tuple[list[Metric], dict[str, str]]:
     router, _ = build(_ALL)
     async with router.running():  # plugins add some of theirs at the start
         metrics: Any = router.components.get("metrics")
-        return metrics.collect(), {name: offered.read.__module__ for name, offered in metrics._offered.items()}
+        return metrics.collect(), {
+            name: offered.read.__module__ for name, offered in metrics._offered.items()
+        }
 
 
 def _name(family: Metric) -> str:
