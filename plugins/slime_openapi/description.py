@@ -7,8 +7,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 __all__ = ["described"]
 
 #: The build puts the file beside this module; a checkout has it among the docs.
@@ -22,6 +20,8 @@ _PLUGIN = "x-plugin"
 
 def described(plugins: Collection[str]) -> dict[str, Any]:
     """Return the OpenAPI document of a router with ``plugins``: the operations and tags of others are left out."""
+    import yaml  # it takes 0.1 s of the start, and most routers are never asked
+
     path = next(path for path in _PLACES if path.is_file())
     # The parser in C takes 40 ms, the one in Python 300 ms.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

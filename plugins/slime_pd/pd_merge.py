@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 
 from router_core.errors import WorkerBroke
+from slime_sglang.answers import TOKEN_ARRAYS
 from slime_sglang.events import EventSplitter
-from slime_sglang.token_arrays import TOKEN_ARRAYS
 
 __all__ = ["Prefilled", "event_data"]
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from slime_sglang.token_arrays import TOKEN_ARRAYS, IntArray, TokenArray, array_in, may_be_recomputed
+from slime_sglang.answers import TOKEN_ARRAYS
+from slime_sglang.token_arrays import IntArray, TokenArray, array_in, may_be_recomputed
 
 __all__ = ["JoinedArrays"]
 

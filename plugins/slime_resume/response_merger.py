@@ -13,7 +13,7 @@ from slime_resume.joined_arrays import JoinedArrays
 from slime_resume.seams import SeamlessText, StopAcross
 from slime_resume.stop_conditions import StopConditions
 from slime_sglang import CONTRADICTION, PER_TOKEN, AnswerSoFar, contradiction, is_abort, is_aborted
-from slime_sglang.token_arrays import TOKEN_ARRAYS
+from slime_sglang.answers import TOKEN_ARRAYS
 
 __all__ = ["MergedResponse"]
 

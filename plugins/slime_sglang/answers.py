@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from slime_sglang.token_arrays import TOKEN_ARRAYS
-
 __all__ = [
     "PER_TOKEN",
+    "TOKEN_ARRAYS",
     "News",
     "ids_in",
     "ids_of",
@@ -29,6 +28,8 @@ PER_TOKEN = (
     "output_token_sampling_mask",
     "output_token_sampling_logprobs",
 )
+#: Arrays in ``meta_info`` with a row for each token, see ``slime_sglang.token_arrays``.
+TOKEN_ARRAYS = ("routed_experts", "indexer_topk")
 #: Figures about all tokens so far: those of an earlier event are wrong when more tokens came.
 _OF_ALL_TOKENS = frozenset(
     (

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from router_core.reply import Reply
-from slime_sglang.token_arrays import parsed_with_arrays
+from slime_sglang.array_cutter import parsed_with_arrays
 
 __all__ = ["EVENTS", "JSON", "media_type", "parsed"]
 

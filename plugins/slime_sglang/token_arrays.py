@@ -1,13 +1,12 @@
 """Arrays with a row for each token in an engine's answer, such as ``routed_experts``.
 
 Format: standard base64 of little-endian int32 in C order. An answer may have 64 MiB of it. So it is cut out of the JSON
-before the parser, and is decoded in pieces to the narrowest type that holds its values.
+before the parser (``array_cutter``), and is decoded in pieces to the narrowest type that holds its values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -16,31 +15,20 @@ import orjson
 import pybase64
 
 __all__ = [
-    "TOKEN_ARRAYS",
-    "ArrayCutter",
     "IntArray",
     "TokenArray",
     "array_in",
     "dumped",
     "encoded",
     "may_be_recomputed",
-    "parsed_with_arrays",
 ]
 
-#: Names of such arrays in ``meta_info``.
-TOKEN_ARRAYS = ("routed_experts", "indexer_topk")
-#: In JSON none of these can stand inside a string: there the quotes would be escaped.
-_NAMES = tuple(f'"{name}":'.encode() for name in TOKEN_ARRAYS)
-_LONGEST = max(map(len, _NAMES))
-_SPACE = b" \t\r\n"
 #: Characters of base64 that hold whole values: 16 are 12 bytes, or three values.
 _UNIT, _UNIT_VALUES = 16, 3
 #: Characters that are decoded at once, so that the values fit in a core's cache.
 _BLOCK = 1 << 18
 #: Values for which memory is reserved at once, whatever length a body is said to have.
 _MAX_CAPACITY = 1 << 28
-#: Bytes of a body that are cut at once, since each piece is copied.
-_PIECE = 1 << 20
 
 _BYTE, _SHORT = np.dtype(np.uint8), np.dtype(np.uint16)
 _SIGNED, _UNSIGNED = np.dtype("<i4"), np.dtype("<u4")
@@ -70,6 +58,11 @@ class TokenArray:
         array = cls()
         array._values = values.reshape(-1)
         return array
+
+    @classmethod
+    def expecting(cls, characters: int) -> TokenArray:
+        """Return an array that is expected to come in at most ``characters``."""
+        return cls(characters * _UNIT_VALUES // _UNIT)
 
     def feed(self, characters: bytes | memoryview) -> None:
         """Decode the next ``characters``. Raises ValueError if they are not base64. O(characters)."""
@@ -142,7 +135,7 @@ def array_in(value: Any) -> TokenArray | None:
         return value
     if not isinstance(value, str) or not value.isascii():
         return None
-    array = TokenArray(len(value) * _UNIT_VALUES // _UNIT)
+    array = TokenArray.expecting(len(value))
     array.feed(value.encode())
     return array
 
@@ -173,115 +166,3 @@ def _text_of(value: Any) -> str:
     if isinstance(value, TokenArray):
         return encoded(value.values)
     raise TypeError
-
-
-class ArrayCutter:
-    """JSON that comes in pieces, cut into its arrays and the rest. ``keeps``: the arrays are decoded, not dropped.
-
-    ``array_bytes``: the most bytes that one array is expected to have in the JSON.
-    """
-
-    def __init__(self, *, keeps: bool, array_bytes: int = 0) -> None:
-        self._keeps = keeps
-        self._array_values = array_bytes * _UNIT_VALUES // _UNIT
-        self._json = BytesIO()
-        self._rest = b""
-        self._arrays: list[TokenArray] = []
-        self._broken: set[int] = set()
-        self._is_inside = False
-
-    def feed(self, piece: bytes | memoryview) -> None:
-        """Take the next bytes. O(bytes)."""
-        data = self._rest + bytes(piece) if self._rest else bytes(piece)
-        self._rest = b""
-        position = 0
-        while position < len(data):
-            if self._is_inside:
-                position = self._inside(data, position)
-                if self._is_inside:
-                    return
-            found = _first_name(data, position)
-            if found is None:
-                end = max(position, len(data) - _LONGEST)
-                self._keep(data, position, end)
-                self._rest = data[end:]
-                return
-            name, value = found
-            start = data.find(b'"', value)
-            if data[value : start if start >= 0 else None].strip(_SPACE):  # no string
-                self._keep(data, position, value)
-                position = value
-            elif start < 0:
-                self._keep(data, position, name)
-                self._rest = data[name:]
-                return
-            else:
-                self._keep(data, position, start + 1)
-                position, self._is_inside = start + 1, True
-                if self._keeps:
-                    self._json.write(b"#%d" % len(self._arrays))  # base64 has no such character
-                    self._arrays.append(TokenArray(self._array_values))
-
-    def _inside(self, data: bytes, position: int) -> int:
-        """Decode up to the closing quote; return its position, or the end of ``data``."""
-        end = data.find(b'"', position)  # base64 has no escapes
-        self._is_inside = end < 0
-        end = len(data) if end < 0 else end
-        if self._keeps:
-            number = len(self._arrays) - 1
-            try:
-                if number not in self._broken:
-                    self._arrays[number].feed(memoryview(data)[position:end])
-            except ValueError:
-                self._broken.add(number)
-        return end
-
-    def _keep(self, data: bytes, start: int, end: int) -> None:
-        self._json.write(memoryview(data)[start:end])
-
-    def json(self) -> bytes:
-        """Return all bytes so far but those of the arrays; each of these is a short string."""
-        self._json.write(self._rest)
-        self._rest = b""
-        return self._json.getvalue()
-
-    def put_back(self, document: Any) -> Any:
-        """Return ``document``, the parsed :meth:`json`, with the arrays in its ``meta_info``. O(answers).
-
-        An array that is not base64 is left out.
-        """
-        if self._keeps:
-            for answer in document if isinstance(document, list) else [document]:
-                meta = answer.get("meta_info") if isinstance(answer, dict) else None
-                if isinstance(meta, dict):
-                    self._put_into(meta)
-        return document
-
-    def _put_into(self, meta: dict[str, Any]) -> None:
-        for name in TOKEN_ARRAYS:
-            mark = meta.get(name)
-            if not (isinstance(mark, str) and mark[:1] == "#" and mark[1:].isdecimal()):
-                continue
-            number = int(mark[1:])
-            if number in self._broken or number >= len(self._arrays):
-                meta[name] = ""
-            else:
-                meta[name] = self._arrays[number]
-
-
-def _first_name(data: bytes, position: int) -> tuple[int, int] | None:
-    """Return the position of the first name of an array in ``data``, and of what follows it; None if it has none."""
-    best: tuple[int, int] | None = None
-    for name in _NAMES:
-        place = data.find(name, position, best[0] if best is not None else len(data))
-        if place >= 0:
-            best = place, place + len(name)
-    return best
-
-
-def parsed_with_arrays(body: bytes, *, keeps: bool) -> Any:
-    """Parse ``body``, the JSON of an answer; its arrays become ``TokenArray``, or ``""``. Raises JSONDecodeError."""
-    cutter = ArrayCutter(keeps=keeps)
-    for start in range(0, len(body), _PIECE):
-        cutter.feed(memoryview(body)[start : start + _PIECE])
-    return cutter.put_back(orjson.loads(cutter.json()))

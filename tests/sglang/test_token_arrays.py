@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slime_sglang.array_cutter import ArrayCutter
 from slime_sglang.bodies import parsed
-from slime_sglang.token_arrays import ArrayCutter, TokenArray, array_in, encoded
+from slime_sglang.token_arrays import TokenArray, array_in, encoded
 
 
 def in_base64(values: list[int]) -> str:

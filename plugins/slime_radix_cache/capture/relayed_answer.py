@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from io import BytesIO
 
 from router_core.reply import BodySource
-from slime_sglang.token_arrays import ArrayCutter
+from slime_sglang.array_cutter import ArrayCutter
 
 __all__ = ["RELAYED_BYTES", "RelayedAnswer"]
 

@@ -22,8 +22,8 @@ from slime_radix_cache.capture.turns import Growing, Turn, Turns
 from slime_resume.generation import Generation
 from slime_resume.resumed_answer import resume_answer
 from slime_sglang import is_aborted
+from slime_sglang.array_cutter import ArrayCutter
 from slime_sglang.bodies import parsed
-from slime_sglang.token_arrays import ArrayCutter
 
 __all__ = ["WholeAnswers"]
 

@@ -12,7 +12,8 @@ import pybase64
 
 from slime_radix_cache.capture.row_recorder import RowRecorder
 from slime_radix_cache.index.segments import Context
-from slime_sglang.token_arrays import TOKEN_ARRAYS, IntArray, encoded
+from slime_sglang.answers import TOKEN_ARRAYS
+from slime_sglang.token_arrays import IntArray, encoded
 
 __all__ = ["INT32", "NPY", "ROWS", "RowNames", "Rows", "WantedRows", "rows_of"]
 

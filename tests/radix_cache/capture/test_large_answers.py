@@ -25,7 +25,7 @@ from routers import BARE, HEALTH
 from slime_engine.tokenizer import EngineTokenizer
 from slime_http.serving import serving
 from slime_radix_cache.capture.recorder import StreamRecorder
-from slime_sglang.token_arrays import ArrayCutter
+from slime_sglang.array_cutter import ArrayCutter
 
 if TYPE_CHECKING:
     from routers import Start
