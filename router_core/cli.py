@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 
 from starlette.middleware.cors import CORSMiddleware
 
@@ -34,6 +34,7 @@ from slime_http.serving import bind, run
 from slime_start.banner import banner
 from slime_start.complaints import complaint
 from slime_start.help_page import about_point, epilog, grouped, table
+from slime_start.installed import entry_points
 from slime_start.parsing import Parser, leave_out
 from slime_start.words import unknown_command
 

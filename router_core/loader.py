@@ -14,7 +14,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from types import ModuleType
 from typing import Any
 
@@ -27,6 +27,7 @@ from router_core.router import Router
 from router_core.types import ASGIApp
 from slime_start.dotted_paths import import_path, is_middleware, takes_router
 from slime_start.help_page import about, grouped
+from slime_start.installed import entry_points
 from slime_start.ordering import Needs, in_order, missing
 from slime_start.words import path_cure, unknown_plugin
 

@@ -67,7 +67,8 @@ PARTS = {
     ),
 }
 
-#: Packages that take a tenth of a second or more to import, and are not always needed. Only these may be imported within a function.
+#: Packages that take a tenth of a second or more to import, and are not always needed. Only these may be imported
+#: within a function.
 HEAVY = frozenset(
     (
         "cryptography", "huggingface_hub", "jwt", "llguidance", "numpy", "obstore", "opentelemetry", "redis",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +35,9 @@ _VERSION_SPREAD = 0.25
 _KEPT_VERSIONS = 64
 
 
+@cache
 def load_model() -> NgramModel:
-    """Train tokenizer and model from the corpus in the package, in less than a second."""
+    """Train tokenizer and model from the corpus in the package, in less than a second; once a process."""
     documents = corpus_documents()
     tokenizer = train_tokenizer(documents)
     return NgramModel(tokenizer, training_stream(tokenizer, documents))

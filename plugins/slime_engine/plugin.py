@@ -32,7 +32,7 @@ class EnginePlugin:
     def setup(self, router: Router) -> None:
         """Register the model's tokenizer, unless there is a tokenizer already."""
         if self._settings.backend == "ngram":
-            model = load_model()  # its weights depend on the version only, so the engines share it
+            model = load_model()
             self._backends = [StatelessBackend(model, self._settings) for _ in range(self._workers)]
         else:
             self._backends = [load_backend(self._settings) for _ in range(self._workers)]

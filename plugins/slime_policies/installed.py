@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 
 from router_core import SettingsError
 from slime_policies.policy import Policy
 from slime_policies.settings import Settings
+from slime_start.installed import entry_points
 
 __all__ = ["GROUP", "installed_policies"]
 
