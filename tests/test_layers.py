@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from configparser import ConfigParser
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,7 @@ def _target(module: str, name: str) -> str:
     return f"{module}.{name}" if is_module else module
 
 
+@cache
 def core_imports() -> list[Import]:
     """All but those by which hooks know what the router is."""
     found = [each for path in sorted(CORE.rglob("*.py")) for each in imports_of(path, ROOT)]
@@ -158,6 +160,7 @@ def core_imports() -> list[Import]:
     ]
 
 
+@cache
 def plugin_imports() -> list[Import]:
     return [each for path in sorted(PLUGINS.rglob("*.py")) for each in imports_of(path, PLUGINS)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -25,8 +26,9 @@ from slime_engine.model import load_model
 from state.hearing import HeardAnswers
 from state.killed import listening, started
 
-KILLS = 5
-MOST_KILLS = 20
+#: The least. More take place until there was something of every kind to be lost.
+KILLS = int(os.environ.get("SLIME_ROUTER_KILLS", "2"))
+MOST_KILLS = KILLS + 15
 CLIENTS = 6
 TURNS = 3
 #: That clients hear between two kills, or half of it.

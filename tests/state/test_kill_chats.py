@@ -6,6 +6,7 @@ tokenised anew is found out. Its journal is what the answers and the samples are
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Sequence
 from itertools import count
@@ -26,8 +27,9 @@ from slime_engine.journal import JournalEntry
 from state.chatting import FORK_AFTER, Chat, Clients, reply
 from state.killed import listening, started
 
-KILLS = 5
-MOST_KILLS = 20
+#: The least. More take place until there was something of every kind to be lost.
+KILLS = int(os.environ.get("SLIME_ROUTER_KILLS", "2"))
+MOST_KILLS = KILLS + 15
 #: That clients hear between two kills, or half of it.
 ANSWERS = 3 * len(CLIENTS)
 

@@ -121,10 +121,10 @@ class Judge:
         return [one for one in fact.anchors(text, reading=reading) if not self._tears(text, one.position)]
 
     def _tears(self, text: str, position: int) -> bool:
+        # A special token that begins before the place and ends behind it.
         return any(
-            text.startswith(special, position - before)
+            text.find(special, max(0, position - len(special) + 1), position + len(special) - 1) >= 0
             for special in self.special
-            for before in range(1, min(len(special), position + 1))
         )
 
     def _leads_to(self, anchor: Anchor, fact: Fact) -> bool:
