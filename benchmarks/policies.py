@@ -7,7 +7,7 @@ import string
 import sys
 import time
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 
 from benchmarks.options import Options, parse
@@ -41,6 +41,17 @@ def _asking(size: int, seed: int, shared: float) -> Exchange:
     return Exchange(Request("POST", b"/generate", [], body), session=f"session {seed}")
 
 
+def _best_us(options: Options, run: Callable[[int], None]) -> float:
+    """Return the processor time of a call in microseconds, the least of some rounds. ``run`` makes so many calls."""
+    best = float("inf")
+    rounds, calls = options.pick((_ROUNDS, _CALLS), tiny=(1, 2))
+    for _ in range(rounds):
+        begun = time.process_time_ns()
+        run(calls)
+        best = min(best, (time.process_time_ns() - begun) / calls / 1000)
+    return best
+
+
 def _cost_us(options: Options, name: str, workers: Sequence[Worker], prompts: Sequence[Exchange]) -> float:
     policy = POLICIES[name](Settings())
     for worker in workers:  # so that each worker has seen a prompt
@@ -48,14 +59,12 @@ def _cost_us(options: Options, name: str, workers: Sequence[Worker], prompts: Se
     for prompt in prompts:
         if policy(prompt, workers) not in workers:
             raise RuntimeError(f"{name} chose a worker that it was not offered")
-    best = float("inf")
-    rounds, calls = options.pick((_ROUNDS, _CALLS), tiny=(1, 2))
-    for _ in range(rounds):
-        begun = time.process_time_ns()
+
+    def choose(calls: int) -> None:
         for prompt in islice(cycle(prompts), calls):
             policy(prompt, workers)
-        best = min(best, (time.process_time_ns() - begun) / calls / 1000)
-    return best
+
+    return _best_us(options, choose)
 
 
 def _events_us(options: Options, count: int, size: int, block: int | None) -> float:
@@ -80,15 +89,13 @@ def _events_us(options: Options, count: int, size: int, block: int | None) -> fl
             blocks.is_true = True
             names: list[Hash] = [*range(len(common) // block)]
             blocks.apply(Stored(names, None, common[: len(names) * block], block))
-    best = float("inf")
-    rounds, calls = options.pick((_ROUNDS, _CALLS), tiny=(1, 2))
-    for _ in range(rounds):
-        begun = time.process_time_ns()
+
+    def choose(calls: int) -> None:
         for prompt in islice(cycle(prompts), calls):
             policy(prompt, workers)
             policy.answered(prompt, tokens, tokens // 2)
-        best = min(best, (time.process_time_ns() - begun) / calls / 1000)
-    return best
+
+    return _best_us(options, choose)
 
 
 def _memory_mb(size: int, part: int) -> float:
@@ -123,27 +130,28 @@ def _answer_us(options: Options, body: bytes, later: bool) -> float:
     reply = Reply(200, [])
     tap = CachedTokens(reply, lambda prompt, cached: None)
     tap.feed(body)
-    best = float("inf")
-    rounds, calls = options.pick((_ROUNDS, _CALLS), tiny=(1, 2))
-    for _ in range(rounds):
-        begun = time.process_time_ns()
+
+    def feed(calls: int) -> None:
+        one = tap
         for _ in range(calls):
             if not later:
-                tap = CachedTokens(reply, lambda prompt, cached: None)
-            tap.feed(body)
-        best = min(best, (time.process_time_ns() - begun) / calls / 1000)
-    return best
+                one = CachedTokens(reply, lambda prompt, cached: None)
+            one.feed(body)
+
+    return _best_us(options, feed)
 
 
 def main() -> int:
     options = parse(__doc__ or "")
     report = Report()
     prompts = options.pick(50, tiny=3)
+    counts = options.pick(_WORKERS, tiny=_WORKERS[:1])
+    sizes = options.pick(_SIZES, tiny=_SIZES[:1])
     names = ("least_inflight", "cache_aware", "consistent_hashing", "prefix_hash")
     for name in filter(options.wants, names):
-        for count in _WORKERS:
+        for count in counts:
             workers = tuple(Worker(f"http://127.0.0.1:{port}") for port in range(1, count + 1))
-            for size in _SIZES:
+            for size in sizes:
                 own, common = (
                     [_asking(size, seed, shared) for seed in range(prompts)] for shared in (0, 0.5)
                 )
@@ -153,15 +161,15 @@ def main() -> int:
                     own=_cost_us(options, name, workers, own),
                     common=_cost_us(options, name, workers, common),
                 )
-    for size in (128, 256, *_SIZES) if options.wants(_MEMORY) else ():
+    for size in (128, 256, *sizes) if options.wants(_MEMORY) else ():
         report.add(_MEMORY, f"{size:,} bytes", mb=_memory_mb(size, options.pick(16, tiny=256)))
     for tokens in (10, 60_000) if options.wants(_ANSWERS) else ():
         logprobs = b",".join([b"[-0.12345,4567,null]"] * tokens)
         body = b'{"text":"","meta_info":{"prompt_tokens":120,"logprobs":[%b],"cached_tokens":8}}' % logprobs
         first, later = (_answer_us(options, body, each) for each in (False, True))
         report.add(_ANSWERS, f"{len(body):,} bytes", first=first, later=later)
-    for count in _WORKERS if options.wants(_EVENTS) else ():
-        for size in _SIZES:
+    for count in counts if options.wants(_EVENTS) else ():
+        for size in sizes:
             report.add(
                 _EVENTS,
                 f"{count} workers, {size:,} bytes",
