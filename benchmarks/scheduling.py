@@ -15,7 +15,7 @@ from benchmarks.report import Report
 from benchmarks.simulated.gateway import GatewayCacheAware
 from benchmarks.simulated.outcomes import Makers, add_outcome, show_outcomes
 from benchmarks.simulated.plot import drawn
-from benchmarks.simulated.workloads import WORKLOADS
+from benchmarks.simulated.workloads import TINY, WORKLOADS
 from slime_policies import Auto, CacheAware, LeastInflight, Policy, PowerOfTwo, Settings
 from slime_policies.plugin import POLICIES
 from slime_policies.tokens_in_flight import TokensInFlight
@@ -88,7 +88,7 @@ def main() -> int:
     given = parser.parse_args()
     options = read(given)
     report = Report()
-    for workload in options.pick(WORKLOADS, tiny=WORKLOADS[-1:]):
+    for workload in options.pick(WORKLOADS, tiny=TINY):
         if not options.wants(workload.name):
             continue
         for name in _POLICIES:

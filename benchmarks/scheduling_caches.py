@@ -12,7 +12,7 @@ from benchmarks.options import parse
 from benchmarks.report import Report
 from benchmarks.simulated.engine import Costs
 from benchmarks.simulated.outcomes import Makers, add_outcome, show_outcomes
-from benchmarks.simulated.workloads import PAUSED, WORKLOADS
+from benchmarks.simulated.workloads import PAUSED, TINY, WORKLOADS
 from router_core import Exchange, Worker
 from slime_policies import CacheAware, LeastInflight, Settings
 
@@ -42,8 +42,8 @@ def main() -> int:
     options = parse(__doc__ or "", rounds=3)
     report = Report()
     workloads = (WORKLOADS[0], WORKLOADS[2], *PAUSED)
-    for workload in options.pick(workloads, tiny=WORKLOADS[-1:]):
-        for cache in options.pick(_CACHES, tiny=_CACHES[:1]):
+    for workload in options.pick(workloads, tiny=TINY):
+        for cache in options.pick(_CACHES, tiny=(500,)):
             table = f"{workload.name}; caches of {cache:,} tokens"
             if not options.wants(table):
                 continue

@@ -17,7 +17,7 @@ from benchmarks.simulated.fleets import At, MakeFleet, Pairs, Servers
 from benchmarks.simulated.gateway import GatewayCacheAware
 from benchmarks.simulated.outcomes import COLUMNS, figures
 from benchmarks.simulated.simulation import simulate_fleet
-from benchmarks.simulated.workloads import WORKLOADS
+from benchmarks.simulated.workloads import TINY, WORKLOADS
 from slime_policies import CacheAware, LeastInflight, Policy, PowerOfTwo, Settings
 from slime_policies.bucket import Bucket
 from slime_policies.plugin import POLICIES
@@ -67,8 +67,8 @@ def _fleets() -> dict[str, MakeFleet]:
 def main() -> int:
     options = parse(__doc__ or "", rounds=3)
     report = Report()
-    chosen = [workload for workload in WORKLOADS if workload.name.startswith(_CHOSEN)]
-    for workload in options.pick(chosen, tiny=WORKLOADS[-1:]):
+    chosen = tuple(workload for workload in WORKLOADS if workload.name.startswith(_CHOSEN))
+    for workload in options.pick(chosen, tiny=TINY):
         if not options.wants(workload.name):
             continue
         for name, make in _fleets().items():

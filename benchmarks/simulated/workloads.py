@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.simulated.prompts import Text
 
-__all__ = ["PAUSED", "WORKLOADS", "Turn", "Workload", "conversation", "length"]
+__all__ = ["PAUSED", "TINY", "WORKLOADS", "Turn", "Workload", "conversation", "length"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +142,12 @@ def _paused(tokens: int, pause_s: float, count: int) -> Callable[[random.Random]
     return make
 
 
+def _few(rng: random.Random) -> list[Conversation]:
+    """Return a few conversations with one system prompt."""
+    system = Text().then(400)
+    return [conversation(rng, system.then(length(rng, 100)), 20, 50) for _ in range(10)]
+
+
 WORKLOADS = (
     Workload("multi-turn, 128", 128, 1, _multi_turn),
     Workload("multi-turn with sessions, 128", 128, 1, _multi_turn, has_sessions=True),
@@ -162,4 +168,10 @@ WORKLOADS = (
 PAUSED = (
     Workload("4,000-token prompts, pauses of 10 s, 128", 128, 1, _paused(4000, 10, 300)),
     Workload("8,000-token prompts, pauses of 20 s, 100", 100, 1, _paused(8000, 20, 200)),
+)
+
+#: Of a tiny run.
+TINY = (
+    Workload("few conversations, 4", 4, 2, _few),
+    Workload("few sessions, half of the engines join after 1 s, 4", 4, 1, _few, True, 1.0),
 )
