@@ -6,8 +6,6 @@ import ctypes
 import gc
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from benchmarks.first_generation import Trie
 from benchmarks.histories import Histories, Shape, record, record_first_generation
 from slime_radix_cache.index.trajectories import Limits, Trajectories
@@ -17,7 +15,7 @@ __all__ = ["measure", "measure_first_generation"]
 
 def measure(tokenizer: Path, shape: Shape, least_tokens: int, *, float32: bool) -> dict[str, float]:
     """Return bytes per token of the radix cache: resident, and by its own count. Each conversation has a session."""
-    histories = Histories(Tokenizer.from_file(str(tokenizer)), shape, float32=float32)
+    histories = Histories(tokenizer, shape, float32=float32)
     kept = Trajectories(Limits(versions=0), lambda ids, text: (0, 0))
     before = _resident_bytes()
     number = 0
@@ -38,7 +36,7 @@ def measure_first_generation(
     tokenizer: Path, shape: Shape, least_tokens: int, *, float32: bool
 ) -> dict[str, float]:
     """Return the resident bytes per token of its trie, which has no count of bytes."""
-    histories = Histories(Tokenizer.from_file(str(tokenizer)), shape, float32=float32)
+    histories = Histories(tokenizer, shape, float32=float32)
     trie = Trie()
     before = _resident_bytes()
     tokens = number = 0

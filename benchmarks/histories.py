@@ -9,6 +9,8 @@ import random
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -69,15 +71,35 @@ class Turn:
     logprobs: Sequence[float]
 
 
-class Histories:
-    """Conversations of one shape. Logprobs in ``float32``, as engines compute them, take four bytes, others eight."""
+@dataclass(frozen=True, slots=True)
+class _Prose:
+    """Text, its ids, and the place in it where each token begins."""
 
-    def __init__(self, tokenizer: Tokenizer, shape: Shape, *, float32: bool = True) -> None:
+    tokenizer: Tokenizer
+    text: str
+    ids: array[int]
+    places: Sequence[int]
+
+
+@lru_cache
+def _prose(path: Path) -> _Prose:
+    """Return prose for the tokenizer at ``path``, which a process reads once."""
+    tokenizer = Tokenizer.from_file(str(path))
+    text = Samples(tokenizer).words(_PROSE_TOKENS)
+    encoded = tokenizer.encode(text)
+    return _Prose(tokenizer, text, array("i", encoded.ids), [start for start, _ in encoded.offsets])
+
+
+class Histories:
+    """Conversations of one shape, in the tokens of the ``tokenizer.json`` at ``path``.
+
+    Logprobs in ``float32``, as engines compute them, take four bytes, others eight.
+    """
+
+    def __init__(self, path: Path, shape: Shape, *, float32: bool = True) -> None:
         self._shape = shape
-        self._prose = Samples(tokenizer).words(_PROSE_TOKENS)
-        encoded = tokenizer.encode(self._prose)
-        self._ids = array("i", encoded.ids)
-        self._places = [start for start, _ in encoded.offsets]
+        self._prose = _prose(path)
+        tokenizer = self._prose.tokenizer
 
         def fixed(text: str) -> tuple[str, array[int]]:
             return text, array("i", tokenizer.encode(text).ids)
@@ -120,9 +142,10 @@ class Histories:
         return "".join([text for text, _ in parts]), ids
 
     def _piece(self, tokens: int, drawn: random.Random) -> tuple[str, array[int]]:
-        start = drawn.randrange(len(self._places) - tokens)
+        prose = self._prose
+        start = drawn.randrange(len(prose.places) - tokens)
         end = start + tokens
-        return self._prose[self._places[start] : self._places[end]], self._ids[start:end]
+        return prose.text[prose.places[start] : prose.places[end]], prose.ids[start:end]
 
 
 def text_of(turns: Sequence[Turn]) -> str:

@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from benchmarks.first_generation import Trie
 from benchmarks.histories import Histories, Shape, Turn, record, record_first_generation, text_of
 from slime_radix_cache.index.segments import context_ids, links
@@ -107,7 +105,7 @@ def measure(
     tokenizer: Path, shape: Shape, conversations: int, rounds: int, seconds: float, *, first_generation: bool
 ) -> list[dict[str, float]]:
     """Look up next turns of random ``conversations``. Returns the rates per second of each round, and the edges."""
-    histories = Histories(Tokenizer.from_file(str(tokenizer)), shape)
+    histories = Histories(tokenizer, shape)
     filled = _Filled(first_generation=first_generation)
     for number in range(conversations):
         filled.add(number, histories.turns(number))

@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from tokenizers import Tokenizer
-
 from benchmarks.histories import TALK, Histories, Turn, record, text_of
 from benchmarks.options import flags, read
 from benchmarks.report import Column, Report
@@ -159,7 +157,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=given.directory) as name:
         directory = Path(name)
         load_model().tokenizer.save(directory)
-        histories = Histories(Tokenizer.from_file(str(directory / "tokenizer.json")), TALK)
+        histories = Histories(directory / "tokenizer.json", TALK)
         for _ in range(options.rounds):
             if options.wants("tokens"):
                 tokens.run(directory / "log", histories, conversations)
