@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing import get_context
+from multiprocessing.pool import Pool
 from typing import ParamSpec, TypeVar
 
+from benchmarks.options import Options
 from benchmarks.processes import PROXY_CORE
 
-__all__ = ["apart"]
+__all__ = ["Apart", "apart"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-def apart(function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """Run ``function`` in a new process on the router's core, and return its result. The process ends with this one."""
-    with get_context("spawn").Pool(1, os.sched_setaffinity, (0, {PROXY_CORE})) as process:
-        return process.apply(function, args, kwargs)
+class Apart:
+    """Runs functions on the router's core, each in a process of its own."""
+
+    def __init__(self, processes: Pool) -> None:
+        self._processes = processes
+
+    def __call__(self, function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Run ``function`` in another process, and return its result."""
+        return self._processes.apply(function, args, kwargs)
+
+
+@contextmanager
+def apart(options: Options) -> Iterator[Apart]:
+    """Yield a function that runs others apart; a tiny run has one process for all. The processes end with this one."""
+    calls = options.pick(1, tiny=None)
+    core = os.sched_setaffinity, (0, {PROXY_CORE})
+    with get_context("spawn").Pool(1, *core, maxtasksperchild=calls) as processes:
+        yield Apart(processes)

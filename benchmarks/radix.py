@@ -24,7 +24,7 @@ from typing import TypeVar
 import uvloop
 
 from benchmarks import footprint, lookups, retrievals
-from benchmarks.apart import apart
+from benchmarks.apart import Apart, apart
 from benchmarks.histories import LONG, SHORT, TALK, Shape
 from benchmarks.lookups import FIRST, MATCH, MEMORY, OURS
 from benchmarks.options import Options, parse
@@ -81,10 +81,11 @@ async def main(options: Options) -> int:
         directory = Path(name) / "tokenizer"
         samples = Samples(save_tokenizer(directory))
         tokenizer = directory / "tokenizer.json"
-        _alone(options, report, tokenizer)
-        for scenario in _SIZES:
-            _growing(options, report, scenario, tokenizer)
-        _memory(options, report, tokenizer)
+        with apart(options) as run:
+            _alone(options, report, run, tokenizer)
+            for scenario in _SIZES:
+                _growing(options, report, run, scenario, tokenizer)
+            _memory(options, report, run, tokenizer)
         if options.wants(_RETRIEVALS):
             await retrievals.measure(options, report, _RETRIEVALS, directory, samples)
             report.show(_RETRIEVALS, _RETRIEVAL_COLUMNS)
@@ -98,13 +99,13 @@ def _each(scenario: str, rows: Mapping[str, _T]) -> Iterator[tuple[str, _T]]:
         yield name, row
 
 
-def _alone(options: Options, report: Report, tokenizer: Path) -> None:
+def _alone(options: Options, report: Report, run: Apart, tokenizer: Path) -> None:
     if not options.wants(_ALONE):
         return
     seconds = options.seconds * _SHARE
     rows: dict[str, Callable[[], list[dict[str, float]]]] = {
-        "one short key": lambda: apart(lookups.measure_toy, options.rounds, seconds),
-        "one conversation": lambda: apart(
+        "one short key": lambda: run(lookups.measure_toy, options.rounds, seconds),
+        "one conversation": lambda: run(
             lookups.measure, tokenizer, TALK, 1, options.rounds, seconds, first_generation=True
         ),
     }
@@ -114,13 +115,13 @@ def _alone(options: Options, report: Report, tokenizer: Path) -> None:
         report.show_row(_ALONE, name, (*_RATES, _RATIO, _EDGES))
 
 
-def _growing(options: Options, report: Report, scenario: str, tokenizer: Path) -> None:
+def _growing(options: Options, report: Report, run: Apart, scenario: str, tokenizer: Path) -> None:
     if not options.wants(scenario):
         return
     shape, sizes, bearable = _SIZES[scenario]
     small: Sequence[dict[str, float]] = ()
     for name, size in _each(scenario, {f"{size:,}": size for size in options.pick(sizes, tiny=_TINY_SIZES)}):
-        rounds = apart(
+        rounds = run(
             lookups.measure,
             *(tokenizer, shape, size, options.rounds, options.seconds * _SHARE),
             first_generation=size <= bearable,
@@ -141,10 +142,10 @@ def _growing(options: Options, report: Report, scenario: str, tokenizer: Path) -
         report.show_row(scenario, name, (*_RATES, _RATIO, *_GROWTH, _EDGES))
 
 
-def _memory(options: Options, report: Report, tokenizer: Path) -> None:
+def _memory(options: Options, report: Report, run: Apart, tokenizer: Path) -> None:
     if not options.wants(_MEMORY):
         return
-    tokens = options.pick(_TOKENS, tiny=200_000)
+    tokens = options.pick(_TOKENS, tiny=10_000)
     shapes: dict[str, Shape] = {"2,000 tokens in 10 segments": LONG, "93 tokens in 2": SHORT}
     rows = {}
     for name, shape in options.pick(list(shapes.items()), tiny=list(shapes.items())[-1:]):
@@ -152,7 +153,7 @@ def _memory(options: Options, report: Report, tokenizer: Path) -> None:
         rows[f"{name}, float64"] = footprint.measure, shape, False
         rows[f"{name}, {FIRST}"] = footprint.measure_first_generation, shape, True
     for name, (measure, shape, float32) in _each(_MEMORY, rows):
-        report.add(_MEMORY, name, **apart(measure, tokenizer, shape, tokens, float32=float32))
+        report.add(_MEMORY, name, **run(measure, tokenizer, shape, tokens, float32=float32))
         report.show_row(_MEMORY, name, _MEMORY_COLUMNS)
 
 
