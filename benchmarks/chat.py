@@ -96,9 +96,10 @@ async def main(options: Options) -> int:
     report = Report()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
         directory = Path(name)
-        samples = Samples(save_tokenizer(directory / "tokenizer"))
+        samples = Samples(save_tokenizer(directory / "tokenizer", options.vocabulary))
+        answers = options.pick(_ANSWERS, tiny=2)
         long, short = (
-            [samples.answer(tokens) for _ in range(_ANSWERS)] for tokens in (_ANSWER_TOKENS, _NEW_TOKENS)
+            [samples.answer(tokens) for _ in range(answers)] for tokens in (_ANSWER_TOKENS, _NEW_TOKENS)
         )
         engine, chats = stand_ins(samples, {_ANSWER_TOKENS: long, _NEW_TOKENS: short}, streamed=short[0])
         async with AsyncExitStack() as stack:
@@ -125,7 +126,7 @@ def _peers(options: Options, directory: Path) -> list[Peer]:
     """Return the peers to measure. The router with both plugins is always there, since it holds the conversations."""
     template = directory / "chat_template.jinja"
     template.write_text(files("slime_engine").joinpath("chat_template.jinja").read_text())
-    known = ("--hf-checkpoint", str(directory / "tokenizer"), "--chat-template", str(template))
+    known = (*options.tokenizer(directory / "tokenizer"), "--chat-template", str(template))
     plugins = ("--no-default-plugins", "--plugin", "radix_cache", "--plugin", "openai")
     others = [router("router, no plugins", "--no-default-plugins"), gateway(options.gateway_python)]
     return present([router(_OURS, *plugins, *known)], options, ignore_only=True) + present(others, options)
@@ -181,7 +182,7 @@ async def _measure(
     clients = options.pick(_CLIENTS, tiny=8)
     chats = chatting(target.url, engine, asked, clients=clients, stream=scenario.stream, pace=scenario.pace)
     async with chats as seen:
-        await anyio.sleep(_SETTLING_S)
+        await anyio.sleep(options.pick(_SETTLING_S, tiny=0.05))
         gc.collect()
         seen.clear()
         engine.reset_counts()

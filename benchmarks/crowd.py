@@ -51,7 +51,7 @@ _COLUMNS = (
 async def measure_crowd(options: Options, report: Report, directory: Path) -> None:
     """Hold the conversations, all at once; retrieve each, and compare."""
     tokenizer = save_engine_tokenizer(directory / "engine-tokenizer")
-    flags = ("--plugin", "radix_cache", "--hf-checkpoint", str(directory / "engine-tokenizer"))
+    flags = ("--plugin", "radix_cache", *options.tokenizer(directory / "engine-tokenizer"))
     peer = router(
         "router, radix_cache", "--no-default-plugins", *flags, "--middleware-paths", "benchmarks.pulse"
     )

@@ -31,7 +31,7 @@ import anyio
 import uvloop
 
 from benchmarks.hostile_bodies import BODIES, Body
-from benchmarks.options import Options, parse, present
+from benchmarks.options import VOCABULARY, Options, parse, present
 from benchmarks.peers import BASELINE, Peer, Running, gateway, router, started
 from benchmarks.processes import LOAD_CORE, PROXY_CORE, CoreClock, child, free_port, leave_cleanly, require
 from benchmarks.report import Column, Report
@@ -73,7 +73,7 @@ async def main(options: Options) -> int:
             async with AsyncExitStack() as stack:
                 kept: list[Running] = []
                 if options.tiny:  # one proxy for all bodies
-                    kept = await _started(stack, peers := peers[-1:], worker, directory)
+                    kept = await _started(stack, peers, worker, directory)
                 for round_ in range(1, options.rounds + 1):
                     for body in [_NOBODY, *BODIES]:
                         await _beside(body, peers, kept, report, options, worker, directory)
@@ -85,7 +85,7 @@ async def main(options: Options) -> int:
 @contextmanager
 def _worker(directory: Path) -> Iterator[str]:
     """Run a quick worker. ``directory`` gets its answers, and the tokenizer and template of the routers."""
-    samples = Samples(tokenizer := save_tokenizer(directory / "tokenizer"))
+    samples = Samples(tokenizer := save_tokenizer(directory / "tokenizer", VOCABULARY))
     template = files("slime_engine").joinpath("chat_template.jinja").read_text()
     (directory / "chat_template.jinja").write_text(template)
     answer = samples.answer(_TOKENS)
@@ -125,11 +125,11 @@ async def _listening(url: str) -> None:
 
 def _peers(options: Options, directory: Path) -> Sequence[Peer]:
     template = str(directory / "chat_template.jinja")
-    known = ("--hf-checkpoint", str(directory / "tokenizer"), "--chat-template", template)
+    known = (*options.tokenizer(directory / "tokenizer"), "--chat-template", template)
     return present(
         [
-            router("router, no plugins", "--no-default-plugins"),
-            router("router, default plugins"),
+            router("router, no plugins", "--no-default-plugins", tiny=False),
+            router("router, default plugins", tiny=False),
             router("router, radix_cache + openai", "--plugin", "radix_cache", "--plugin", "openai", *known),
             gateway(options.gateway_python),
             _unpinned(gateway(options.gateway_python)),
@@ -196,7 +196,7 @@ async def _started(
 
 
 async def _measure(target: Running, body: Body | None, options: Options) -> dict[str, float]:
-    seconds, settling_s = options.pick((options.seconds, _SETTLING_S), tiny=(0.1, 0.05))
+    seconds, settling_s = options.pick((options.seconds, _SETTLING_S), tiny=(0.02, 0.01))
     async with patient(target.url, request_body(_QUESTION, _TOKENS)) as waits:
         await anyio.sleep(settling_s)
         gc.collect()

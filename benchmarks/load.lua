@@ -1,5 +1,6 @@
 -- wrk: POST the bodies of a file, one per line, in turn. A body with "@unique@" gets a text of its own each time.
--- Arguments: file, tag of this run. One body without the mark is sent as it is, at the lowest cost.
+-- Arguments: file, tag of this run, and the number of answers after which wrk idles, if any. One body without the mark
+-- is sent as it is, at the lowest cost.
 
 local heads, tails, tag, turn = {}, {}, "", 0
 local mark = "@unique@"
@@ -10,7 +11,15 @@ local function unique_request()
   return wrk.format(nil, nil, nil, heads[i] .. tag .. turn .. tails[i])
 end
 
+local function idle_after(answers)
+  function response()
+    answers = answers - 1
+    if answers == 0 then wrk.thread:stop() end
+  end
+end
+
 function init(args)
+  if args[3] then idle_after(tonumber(args[3])) end
   wrk.method = "POST"
   wrk.headers["Content-Type"] = "application/json"
   tag = args[2] .. "-"

@@ -54,6 +54,7 @@ def _routers(options: Options, collector: str) -> Sequence[Peer]:
     if find_spec("opentelemetry.sdk") is not None:
         flags = ("--enable-trace", "--otlp-traces-endpoint", collector)
         found.insert(2, router("traces", _NONE, *_OTHERS, *flags))
+    found = options.pick(found, tiny=found[2:3])
     return [router(_BARE, _NONE, *_OTHERS), *(each for each in found if options.wants(each.name))]
 
 
@@ -62,7 +63,7 @@ async def main(options: Options) -> int:
     report = Report()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
         directory = Path(name)
-        samples = Samples(save_tokenizer(directory / "tokenizer"))
+        samples = Samples(save_tokenizer(directory / "tokenizer", options.vocabulary))
         text = samples.opening(100)
         while len(request := request_body(text, _SAMPLED_TOKENS)) > _REQUEST_BYTES:
             text = text[:-1]
@@ -79,7 +80,8 @@ async def main(options: Options) -> int:
                     routers = await started(
                         stack, peers, url, directory, request, lambda reply: reply.is_success
                     )
-                    await _round(routers, bodies, options)  # to warm up
+                    if not options.tiny:
+                        await _round(routers, bodies, options)  # to warm up
                     for number in range(first, min(first + _ROUNDS_A_START, options.rounds)):
                         turn = number % len(routers)
                         _add(report, await _round(routers[turn:] + routers[:turn], bodies, options))
@@ -99,7 +101,14 @@ async def _round(routers: Sequence[Running], bodies: Path, options: Options) -> 
     found = {}
     for one in routers:
         cpu_s = one.cpu_s()
-        seen = await wrk.run(one.url, bodies, connections=_CONNECTIONS, seconds=options.seconds, tag="x")
+        seen = await wrk.run(
+            one.url,
+            bodies,
+            connections=_CONNECTIONS,
+            seconds=options.seconds,
+            tag="x",
+            most_requests=options.most_requests,
+        )
         before, now = 0.0, one.cpu_s()
         while now - before > _IDLE_S:
             await asyncio.sleep(0.01)

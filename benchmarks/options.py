@@ -13,9 +13,11 @@ from typing import TypeVar
 from benchmarks import history
 from benchmarks.peers import Peer
 
-__all__ = ["Options", "flags", "parse", "present", "read"]
+__all__ = ["VOCABULARY", "Options", "flags", "parse", "present", "read"]
 
-_TINY_SECONDS = 0.5
+#: Tokens in the vocabulary of the test data.
+VOCABULARY = 16_000
+_TINY_SECONDS, _TINY_REQUESTS, _TINY_VOCABULARY = 0.2, 200, 2_000
 _T = TypeVar("_T")
 
 
@@ -34,6 +36,21 @@ class Options:
     def pick(self, full: _T, *, tiny: _T) -> _T:
         """Return ``full``, or the value of a tiny run."""
         return tiny if self.tiny else full
+
+    @property
+    def most_requests(self) -> int | None:
+        """The number of requests after which a load ends before its time."""
+        return self.pick(None, tiny=_TINY_REQUESTS)
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of tokens in the vocabulary of the test data."""
+        return self.pick(VOCABULARY, tiny=_TINY_VOCABULARY)
+
+    def tokenizer(self, directory: Path) -> tuple[str, ...]:
+        """Return a router's flags for the tokenizer in ``directory``. A tiny run loads it without transformers."""
+        quick = ("--middleware-paths", "benchmarks.quick_tokenizer", "--quick-tokenizer", str(directory))
+        return self.pick(("--hf-checkpoint", str(directory)), tiny=quick)
 
     def wants(self, name: str) -> bool:
         """Return True if ``--only`` is absent, or if one of its values is a part of ``name``."""
@@ -77,7 +94,7 @@ def flags(description: str, *, rounds: int = 5, seconds: float = 4.0) -> argpars
     parser.add_argument(
         "--tiny",
         action="store_true",
-        help="try the script in seconds: one short round, few requests, the router without its peers",
+        help="try the script in seconds: one short round, few requests, one router without its peers",
     )
     return parser
 
@@ -102,7 +119,7 @@ def present(peers: Sequence[Peer], options: Options, *, ignore_only: bool = Fals
     """Return the peers that are wanted and can be run. Prints which cannot, and how to install them."""
     there = []
     for peer in peers:
-        if (options.tiny and not peer.is_ours) or not (ignore_only or options.wants(peer.name)):
+        if (options.tiny and not peer.is_tiny) or not (ignore_only or options.wants(peer.name)):
             continue
         if reason := peer.missing():
             print(f"left out: {peer.name}: {reason}", file=sys.stderr)

@@ -29,12 +29,16 @@ _JSON = {"content-type": "application/json"}
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A proxy that can be started in front of one worker. ``is_ours``: this project's router."""
+    """A proxy that can be started in front of one worker.
+
+    ``is_ours``: this project's router. ``is_tiny``: a tiny run has it too.
+    """
 
     name: str
     command: Callable[[int, str, Path], Sequence[str]]
     missing: Callable[[], str | None] = field(default=lambda: None)
     is_ours: bool = False
+    is_tiny: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +54,8 @@ class Running:
         return self.child.cpu_s() if self.child else 0.0
 
 
-def router(name: str, *flags: str) -> Peer:
-    """Return this project's router with ``flags``."""
+def router(name: str, *flags: str, tiny: bool = True) -> Peer:
+    """Return this project's router with ``flags``; ``tiny=False``: a tiny run has another one that does as much."""
 
     def command(port: int, worker_url: str, directory: Path) -> list[str]:
         address = ["--host", "127.0.0.1", "--port", str(port), "--worker-urls", worker_url]
@@ -61,7 +65,7 @@ def router(name: str, *flags: str) -> Peer:
         there = importlib.util.find_spec("router_core.__main__")
         return None if there else "the router cannot be run: router_core has no __main__ here"
 
-    return Peer(name, command, missing, is_ours=True)
+    return Peer(name, command, missing, is_ours=True, is_tiny=tiny)
 
 
 def gateway(python: str) -> Peer:

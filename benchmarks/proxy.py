@@ -43,6 +43,7 @@ _NEW_TOKENS = 64
 _CONVERSATIONS = 128
 _TURNS = 5
 _OPENING_TOKENS, _QUESTION_TOKENS, _ANSWER_TOKENS = 320, 36, 300  # about 2,000 tokens after five turns
+_ANSWERS = 32
 _WARM_UP_S = 1.0
 _SETTLING_S = 0.25
 _DRAINING_S = 10.0
@@ -66,7 +67,7 @@ async def main(options: Options) -> int:
     report = Report()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
         directory = Path(name)
-        tokenizer = save_tokenizer(directory / "tokenizer")
+        tokenizer = save_tokenizer(directory / "tokenizer", options.vocabulary)
         samples = Samples(tokenizer)
         await _bare(options, report, samples, directory)
         await _conversations(options, report, samples, directory)
@@ -81,8 +82,10 @@ async def _bare(options: Options, report: Report, samples: Samples, directory: P
     peers = present(
         [
             router("router, no plugins", "--no-default-plugins"),
-            router("router, health control retries", "--no-default-plugins", *_KEEPING_IT_RUNNING),
-            router("router, default plugins"),
+            router(
+                "router, health control retries", "--no-default-plugins", *_KEEPING_IT_RUNNING, tiny=False
+            ),
+            router("router, default plugins", tiny=False),
             gateway(options.gateway_python),
             nginx_proxy(),
             httpx_proxy(),
@@ -121,11 +124,11 @@ async def _cheapest_worker(template: Template, answer: bytes, directory: Path) -
 
 
 async def _conversations(options: Options, report: Report, samples: Samples, directory: Path) -> None:
-    flags = ("--plugin", "radix_cache", "--hf-checkpoint", str(directory / "tokenizer"))
+    flags = ("--plugin", "radix_cache", *options.tokenizer(directory / "tokenizer"))
     peers = present(
         [
             router(_EXACT_ROUTER, "--no-default-plugins", *flags),
-            router("router, no plugins", "--no-default-plugins"),
+            router("router, no plugins", "--no-default-plugins", tiny=False),
             gateway(options.gateway_python),
             nginx_proxy(),
             httpx_proxy(),
@@ -133,7 +136,7 @@ async def _conversations(options: Options, report: Report, samples: Samples, dir
         options,
     )
     answers = {
-        length: [Template(samples.answer(length).payload) for _ in range(32)]
+        length: [Template(samples.answer(length).payload) for _ in range(options.pick(_ANSWERS, tiny=2))]
         for length in (_ANSWER_TOKENS, _NEW_TOKENS)
     }
     stand_in = StandIn(answers, sampled_before=samples.spelled_ids)
@@ -194,6 +197,7 @@ async def _rounds(
                     connections=connections,
                     seconds=seconds,
                     tag=f"{round_}-{connections}",
+                    most_requests=options.most_requests,
                 )
                 cpu_s, busy = proxy.cpu_s() - cpu_s, cores.busy()
                 await _drained(proxy)

@@ -85,9 +85,7 @@ async def _fleet(
         yield router, url, engines[1:]
 
 
-async def _measure(
-    flags: Sequence[str], rounds: int, *, traffic: bool
-) -> tuple[dict[str, list[float]], _Load]:
+async def _measure(flags: Sequence[str], rounds: int, clients: int) -> tuple[dict[str, list[float]], _Load]:
     """Return the seconds to the quarantine, by the way of dying. Each engine dies at a random moment."""
     found: dict[str, list[float]] = {death: [] for death in _DEATHS}
     load = _Load()
@@ -104,14 +102,14 @@ async def _measure(
                         await anyio.sleep(0.001)
                 found[death].append(time.monotonic() - began)
 
-            async with anyio.create_task_group() as clients:
-                for _ in range(_CLIENTS if traffic else 0):
-                    clients.start_soon(load.ask, url)
+            async with anyio.create_task_group() as asking:
+                for _ in range(clients):
+                    asking.start_soon(load.ask, url)
                 await anyio.sleep(interval_s)  # probes have found their rhythm
                 async with anyio.create_task_group() as deaths:
                     for number, (engine, worker) in enumerate(engines):
                         deaths.start_soon(die, engine, worker, list(_DEATHS)[number % len(_DEATHS)])
-                clients.cancel_scope.cancel()
+                asking.cancel_scope.cancel()
     return found, load
 
 
@@ -121,7 +119,8 @@ async def _run(options: Options) -> int:
         if not options.wants(name):
             continue
         for traffic in options.pick((True, False), tiny=(True,)):
-            found, load = await _measure(flags, options.rounds, traffic=traffic)
+            clients = options.pick(_CLIENTS, tiny=2) if traffic else 0
+            found, load = await _measure(flags, options.rounds, clients)
             for death, times in found.items():
                 figures = {"fastest": min(times), "median": median(times), "slowest": max(times)}
                 if traffic and not load.answered:

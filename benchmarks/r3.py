@@ -115,12 +115,12 @@ async def main(options: Options) -> int:
 
 
 def _peers(options: Options, directory: Path) -> Sequence[Peer]:
-    recording = ("--plugin", "radix_cache", "--hf-checkpoint", str(directory / "tokenizer"))
+    recording = ("--plugin", "radix_cache", *options.tokenizer(directory / "tokenizer"))
     experts = ("--plugin", "r3", "--r3-shape", str(_LAYERS), str(_TOP_K))
     return present(
         [
-            router("router, no plugins", "--no-default-plugins"),
-            router("router, r3", "--no-default-plugins", *experts),
+            router("router, no plugins", "--no-default-plugins", tiny=False),
+            router("router, r3", "--no-default-plugins", *experts, tiny=False),
             router(_RECORDING_ROUTER, "--no-default-plugins", *recording, *experts),
             gateway(options.gateway_python),
             nginx_proxy(),
@@ -130,10 +130,10 @@ def _peers(options: Options, directory: Path) -> Sequence[Peer]:
 
 
 def _turn(options: Options, directory: Path) -> _Turn:
-    tokenizer = save_tokenizer(directory / "tokenizer")
+    tokenizer = save_tokenizer(directory / "tokenizer", options.vocabulary)
     samples = Samples(tokenizer)
     sampled = options.pick(_SAMPLED, tiny=64)
-    rows = options.pick(_ROWS, tiny=1_024)
+    rows = options.pick(_ROWS, tiny=256)
     prompt = samples.words(rows + 1 - sampled)
     prompt_tokens = len(tokenizer.encode(prompt).ids)
     answer = samples.answer(sampled)

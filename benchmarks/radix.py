@@ -79,7 +79,7 @@ async def main(options: Options) -> int:
     report = Report()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
         directory = Path(name) / "tokenizer"
-        samples = Samples(save_tokenizer(directory))
+        samples = Samples(save_tokenizer(directory, options.vocabulary))
         tokenizer = directory / "tokenizer.json"
         with apart(options) as run:
             _alone(options, report, run, tokenizer)

@@ -84,7 +84,7 @@ async def main(options: Options) -> int:
     report = Report()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
         directory = Path(name)
-        tokenizer = save_tokenizer(directory / "tokenizer")
+        tokenizer = save_tokenizer(directory / "tokenizer", options.vocabulary)
         samples, prompt_tokens = Samples(tokenizer), len(tokenizer.encode(_PROMPT).ids)
         chunks, large = (
             _chunks(samples, prompt_tokens),
@@ -113,10 +113,10 @@ async def main(options: Options) -> int:
 
 
 def _peers(options: Options, directory: Path) -> Sequence[Peer]:
-    recording = ("--plugin", "radix_cache", "--hf-checkpoint", str(directory / "tokenizer"))
+    recording = ("--plugin", "radix_cache", *options.tokenizer(directory / "tokenizer"))
     return present(
         [
-            router("router, no plugins", "--no-default-plugins"),
+            router("router, no plugins", "--no-default-plugins", tiny=False),
             router("router, radix_cache", "--no-default-plugins", *recording),
             gateway(options.gateway_python),
             nginx_proxy(),
@@ -150,8 +150,9 @@ async def _round(
 async def _stream(
     target: Running, stand_in: StandIn, chunks: Sequence[Chunk], pace: Pace | None, options: Options
 ) -> dict[str, float]:
-    async with streaming(target.url, stand_in, chunks, streams=_STREAMS, pace=pace) as seen:
-        await anyio.sleep(options.pick(_SETTLING_S, tiny=0.1))
+    streams = options.pick(_STREAMS, tiny=4)
+    async with streaming(target.url, stand_in, chunks, streams=streams, pace=pace) as seen:
+        await anyio.sleep(options.pick(_SETTLING_S, tiny=0.05))
         gc.collect()
         seen.clear()
         cores, cpu_s, started_s = CoreClock(), target.cpu_s(), monotonic()

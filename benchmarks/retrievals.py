@@ -28,6 +28,7 @@ _CONVERSATIONS = 128
 _TURNS = 5
 _OPENING_TOKENS, _QUESTION_TOKENS, _ANSWER_TOKENS = 320, 36, 300
 _CONNECTIONS = 64
+_ANSWERS = 32
 _WARM_UP_S = 1.0
 _SCRIPT = Path(wrk.__file__).with_name("load.lua")
 
@@ -47,9 +48,10 @@ class _Asked:
 
 async def measure(options: Options, report: Report, scenario: str, tokenizer: Path, samples: Samples) -> None:
     """Add the figures of JSON and of msgpack, in turn, to ``report``."""
-    answers = {_ANSWER_TOKENS: [Template(samples.answer(_ANSWER_TOKENS).payload) for _ in range(32)]}
-    stand_in = StandIn(answers, sampled_before=samples.spelled_ids)
-    flags = ("--no-default-plugins", "--plugin", "radix_cache", "--hf-checkpoint", str(tokenizer))
+    answers = [samples.answer(_ANSWER_TOKENS) for _ in range(options.pick(_ANSWERS, tiny=2))]
+    templates = {_ANSWER_TOKENS: [Template(answer.payload) for answer in answers]}
+    stand_in = StandIn(templates, sampled_before=samples.spelled_ids)
+    flags = ("--no-default-plugins", "--plugin", "radix_cache", *options.tokenizer(tokenizer))
     async with AsyncExitStack() as stack:
         worker = await stack.enter_async_context(serving_stand_in(stand_in))
         first = request_body(samples.opening(_OPENING_TOKENS), _ANSWER_TOKENS)
@@ -64,7 +66,7 @@ async def measure(options: Options, report: Report, scenario: str, tokenizer: Pa
             for round_ in range(options.pick(0, tiny=1), options.rounds + 1):
                 for name, accept in (("JSON", _JSON), ("msgpack", _MSGPACK)):
                     seconds = options.seconds if round_ else _WARM_UP_S
-                    figures = await _load(proxy, bodies, accept, seconds)
+                    figures = await _load(proxy, bodies, accept, seconds, options.most_requests)
                     if round_:
                         report.add(scenario, name, **figures, exact=share * 100)
                 print(f"retrievals: round {round_} of {options.rounds} done", file=sys.stderr)
@@ -115,10 +117,12 @@ async def _exact(proxy: Running, asked: Sequence[_Asked], spelled: Sequence[int]
     return exact / len(asked)
 
 
-async def _load(proxy: Running, bodies: Path, accept: str, seconds: float) -> dict[str, float]:
+async def _load(
+    proxy: Running, bodies: Path, accept: str, seconds: float, most: int | None
+) -> dict[str, float]:
     cores, cpu_s = CoreClock(), proxy.cpu_s()
     seen = await wrk.run(
-        proxy.url, bodies, connections=_CONNECTIONS, seconds=seconds, tag="1",
+        proxy.url, bodies, connections=_CONNECTIONS, seconds=seconds, tag="1", most_requests=most,
         path="/retrieve_from_text", script=_SCRIPT, headers=(f"Accept: {accept}",),
     )  # fmt: skip
     cpu_s, busy = proxy.cpu_s() - cpu_s, cores.busy()

@@ -19,7 +19,6 @@ __all__ = ["Answer", "Samples", "request_body", "save_tokenizer"]
 
 _END = "<|im_end|>"
 _SPECIALS = ["<|endoftext|>", "<|im_start|>", _END]
-_VOCABULARY = 16_000
 _SPELLED = " nevertheless"  # sampled letter by letter in each answer: no tokenizer would write it so
 
 
@@ -123,16 +122,17 @@ def request_body(text: str, max_new_tokens: int, *, stream: bool = False, rid: s
     return json.dumps(body, separators=(",", ":")).encode()
 
 
-def save_tokenizer(directory: Path) -> Tokenizer:
-    """Train a byte-level BPE with ChatML's special tokens, and save it to ``directory`` as transformers reads it.
+def save_tokenizer(directory: Path, vocabulary: int) -> Tokenizer:
+    """Train a byte-level BPE of ``vocabulary`` tokens, and save it to ``directory`` as transformers reads it.
 
-    The text is the language reference that comes with Python. It takes less than a second.
+    It has ChatML's special tokens. The text is the language reference that comes with Python. It takes less than a
+    second.
     """
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = BpeTrainer(
-        vocab_size=_VOCABULARY,
+        vocab_size=vocabulary,
         special_tokens=_SPECIALS,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

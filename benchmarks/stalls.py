@@ -52,6 +52,8 @@ _LOADS = (
     _Load("1,000 streams + 32k prompts", streams=1000, prompts=_PROMPTS_AT_ONCE),
 )
 
+_TINY_LOADS = (_Load("idle"), _Load("4 streams + prompts", streams=4, prompts=1))
+
 _COLUMNS = (
     *COLUMNS,
     Column("chunks_per_s", "chunks/s"),
@@ -66,7 +68,7 @@ _COLUMNS = (
 
 
 async def measure_stalls(options: Options, report: Report, directory: Path) -> None:
-    tokenizer = save_tokenizer(directory / "tokenizer")
+    tokenizer = save_tokenizer(directory / "tokenizer", options.vocabulary)
     samples = Samples(tokenizer)
     answer = samples.answer(_STREAM_TOKENS)
     texts = [samples.decode(answer.ids[: min(n, _STREAM_TOKENS - 1)]) for n in range(1, _STREAM_TOKENS + 1)]
@@ -74,15 +76,15 @@ async def measure_stalls(options: Options, report: Report, directory: Path) -> N
     chunks = [Chunk(answer.chunk("stream", prompt_tokens, text, n)) for n, text in enumerate(texts, 1)]
     answers = [Template(samples.answer(_NEW_TOKENS).payload) for _ in range(8)]
     stand_in = StandIn({_NEW_TOKENS: answers}, chunks=chunks)
-    openings = [samples.opening(options.pick(_PROMPT_TOKENS, tiny=1024)) for _ in range(_OPENINGS)]
-    flags = ("--plugin", "radix_cache", "--hf-checkpoint", str(directory / "tokenizer"))
+    openings = [samples.opening(options.pick(_PROMPT_TOKENS, tiny=256)) for _ in range(_OPENINGS)]
+    flags = ("--plugin", "radix_cache", *options.tokenizer(directory / "tokenizer"))
     peer = router("router", "--no-default-plugins", *flags, "--middleware-paths", "benchmarks.pulse")
     async with AsyncExitStack() as stack:
         worker = await stack.enter_async_context(serving_stand_in(stand_in))
         request = request_body("Are you there?", _NEW_TOKENS)
         [proxy] = await started(stack, [peer], worker, directory, request, lambda reply: reply.is_success)
         long = _LongPrompts(proxy.url, samples, openings)
-        for load in options.pick(_LOADS, tiny=_LOADS[:3]):
+        for load in options.pick(_LOADS, tiny=_TINY_LOADS):
             figures = await _measure(proxy, stand_in, chunks, long, load, options)
             report.add(_SCENARIO, load.name, **figures)
 

@@ -63,12 +63,12 @@ _WITH, _WITHOUT = "router, radix_cache", "router, no plugins"
 async def measure_turns(options: Options, report: Report, directory: Path) -> None:
     """Hold the conversations of every shape with one router, and send the same prompts through another."""
     samples = Samples(save_engine_tokenizer(directory / "engine-tokenizer"))
-    cached = ("--plugin", "radix_cache", "--hf-checkpoint", str(directory / "engine-tokenizer"))
+    cached = ("--plugin", "radix_cache", *options.tokenizer(directory / "engine-tokenizer"))
     peers = [
         router(_WITH, "--no-default-plugins", *cached),
         router(_WITHOUT, "--no-default-plugins"),
     ]
-    for whole in SHAPES:
+    for whole in options.pick(SHAPES, tiny=SHAPES[:1]):
         shape = options.pick(whole, tiny=replace(whole, turns=2, conversations=2))
         async with AsyncExitStack() as stack:
             worker = await stack.enter_async_context(serving_engine(directory))

@@ -49,16 +49,19 @@ async def run(
     path: str = "/generate",
     script: Path = _SCRIPT,
     headers: Sequence[str] = (),
+    most_requests: int | None = None,
 ) -> Figures:
     """Load ``path`` of ``url`` with the bodies of a file (one per line) from one thread on the load's core.
 
-    ``headers``: each as in ``Accept: a/b``. Raises RuntimeError with wrk's output when it fails.
+    ``headers``: each as in ``Accept: a/b``. After ``most_requests`` wrk idles until its time is over. Raises
+    RuntimeError with wrk's output when it fails.
     """
     process = await asyncio.create_subprocess_exec(
         *("setpriv", "--pdeathsig", "TERM", "taskset", "-c", str(LOAD_CORE)),
         *("wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout", "10s"),
         *(part for header in headers for part in ("-H", header)),
         *("-s", str(script), f"{url}{path}", "--", str(bodies), tag),
+        *([] if most_requests is None else [str(most_requests)]),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
