@@ -6,7 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import pytest
@@ -50,19 +53,39 @@ def _run(module: str, *flags: str) -> subprocess.CompletedProcess[str]:
     return ended
 
 
+class _TinyRun(NamedTuple):
+    output: str
+    figures: dict[str, Any]
+    history: Path
+
+
+@pytest.fixture(scope="module")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], _TinyRun]:
+    """Return a function that runs a script, once for all tests."""
+
+    @cache
+    def run(script: str) -> _TinyRun:
+        folder = tmp_path_factory.mktemp(script)
+        figures, history = folder / "figures.json", folder / "history.jsonl"
+        output = _run(script, "--tiny", "--json", str(figures), "--history", str(history)).stdout
+        return _TinyRun(output, json.loads(figures.read_text()), history)
+
+    return run
+
+
 @pytest.mark.parametrize("script", _scripts())
-def test_benchmark_runs_without_errors_and_inexact_answers(script: str, tmp_path: Path) -> None:
-    figures = tmp_path / "figures.json"
-    ended = _run(script, "--tiny", "--json", str(figures))
+def test_benchmark_runs_without_errors_and_inexact_answers(
+    script: str, tiny_run: Callable[[str], _TinyRun]
+) -> None:
+    output, figures, _ = tiny_run(script)
     for word in ("Traceback", "problem: ", "left out: "):
-        assert word not in ended.stdout, ended.stdout
-    told = json.loads(figures.read_text())
-    assert told["samples"]
-    assert told["problems"] == []
+        assert word not in output, output
+    assert figures["samples"]
+    assert figures["problems"] == []
 
 
-def test_radix_prints_each_row_before_it_measures_the_next() -> None:
-    output = _run("radix", "--tiny", "--only", "nothing else").stdout
+def test_radix_prints_each_row_before_it_measures_the_next(tiny_run: Callable[[str], _TinyRun]) -> None:
+    output = tiny_run("radix").output
     wanted = [
         "1 of 2: one short key\n",
         "\none short key  ",
@@ -74,10 +97,12 @@ def test_radix_prints_each_row_before_it_measures_the_next() -> None:
     assert places == sorted(places), output
 
 
-def test_run_becomes_a_line_of_the_history_and_a_point_of_the_plot(tmp_path: Path) -> None:
+def test_run_becomes_a_line_of_the_history_and_a_point_of_the_plot(
+    tmp_path: Path, tiny_run: Callable[[str], _TinyRun]
+) -> None:
     history, svg = tmp_path / "history.jsonl", tmp_path / "plot.svg"
-    _run("proxy", "--tiny", "--only", "router, no plugins", "--history", str(history))
-    [line] = history.read_text().splitlines()
+    line = tiny_run("proxy").history.read_text()
+    history.write_text(line)
     run = json.loads(line)
     assert {"commit", "dirty", "date", "machine", "benchmark", "baseline", "rows"} == set(run)
     assert (run["benchmark"], run["baseline"]) == ("proxy", "sglang-router")
