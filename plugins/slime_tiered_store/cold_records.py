@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 import numpy.typing as npt
 
@@ -15,8 +16,9 @@ from slime_tiered_store.engine.cache_engine import CacheEngine
 from slime_tiered_store.errors import NotEnoughSpaceError, NotStored, StoreError
 from slime_tiered_store.frames import Layout
 from slime_tiered_store.keys import Namespace
+from slime_tiered_store.note_log import NoteLog, StoredNote, new_run
 from slime_tiered_store.store import TieredStore
-from slime_tiered_store.tier import MemoryTier, Tier
+from slime_tiered_store.tier import MemoryTier, SharedTier, Tier
 
 __all__ = ["LAYOUT", "ColdRecords"]
 
@@ -35,7 +37,8 @@ class ColdRecords:
     largest lower tier has it (the *home*), and records never need more than 15/16 of the blocks there: the rest is for
     blocks that are on their way out. Further records wait until others are forgotten.
 
-    ``wait_s`` and ``stops_on_loss``: see slime_radix_cache.contracts.ColdStore.
+    Notes about records are in the ``log`` of the home, and outlive the router as records there do. The other methods
+    and attributes: see slime_radix_cache.cold_store.
     """
 
     def __init__(self, *, wait_s: float, stops_on_loss: bool) -> None:
@@ -43,6 +46,8 @@ class ColdRecords:
         self.stops_on_loss = stops_on_loss
         self.waits = 0
         self.num_blocks = 0
+        self.run = b""
+        self.logs: dict[str, NoteLog] = {}
         self.store: TieredStore | None = None
         #: The engine of each tier, and the tier; memory first.
         self.tiers: list[tuple[CacheEngine, Tier | MemoryTier]] = []
@@ -56,20 +61,78 @@ class ColdRecords:
         return len(self._blocks)
 
     @contextmanager
-    def kept_in(self, store: TieredStore, tiers: Sequence[Tier | MemoryTier]) -> Iterator[None]:
-        """Use ``store`` within the ``with``. ``tiers``: its tiers, memory first."""
+    def kept_in(
+        self,
+        store: TieredStore,
+        tiers: Sequence[Tier | MemoryTier],
+        logs: Mapping[str, NoteLog] | None = None,
+    ) -> Iterator[None]:
+        """Use ``store`` within the ``with``. ``tiers``: its tiers, memory first; ``logs``: those of lower tiers."""
         lower = store.engine.cache_engines[1:] or store.engine.cache_engines
         home = max(lower, key=lambda engine: engine.mempool.num_total_blocks)
         self.tiers = list(zip(store.engine.cache_engines, tiers, strict=True))
         self.store, self._home, self._capacity = store, home.name, home.mempool.num_total_blocks * 15 // 16
+        self.logs = dict(logs or {})
         try:
             yield
         finally:
             self.store, self.tiers = None, []
 
+    # Records and notes of earlier runs.
+
+    @property
+    def keeps_notes(self) -> bool:
+        """True if the home outlives the router."""
+        return self._home in self.logs
+
+    async def notes(self) -> list[StoredNote]:
+        """Return the notes of earlier runs, oldest first, and begin a new run. Raises StartupError."""
+        found = [note for log in self.logs.values() for note in await log.read()]
+        found.sort(key=lambda note: note.run)  # stable: the notes of a run stay in order
+        self.run = new_run(found[-1].run if found else b"")
+        for log in self.logs.values():
+            log.run = self.run
+        return found
+
+    async def note(self, content: bytes) -> None:
+        """Append a note. Raises StoreError; then the next call must be for the same ``content``."""
+        if self.keeps_notes:
+            await self.logs[self._home].append(content)
+
+    async def replace_notes(self, contents: Iterable[bytes]) -> None:
+        """Replace the notes of earlier runs, unless other routers may read them. Raises StartupError."""
+        if self.keeps_notes and not self.logs[self._home].is_shared:
+            await self.logs[self._home].replace(contents)
+
+    async def adopt(self, sizes: Mapping[bytes, int]) -> list[bytes]:
+        """Keep records of earlier runs, with their sizes in bytes, and drop all others that only this router has.
+
+        Returns the keys of those that are gone.
+        """
+        store, known, gone = self._opened(), set[bytes](), list[bytes]()
+        left = set[bytes]().union(*(engine.recovered for engine, _ in self.tiers))
+        has_shared = any(isinstance(tier, SharedTier) for _, tier in self.tiers)
+        for number, (key, size) in enumerate(sizes.items()):
+            blocks = _blocks_of(size)
+            sequence = store.sequence(_namespace(key), _tokens(blocks))
+            keys = sequence.keys(0, blocks)
+            if not has_shared and not left.issuperset(keys):
+                gone.append(key)
+                continue
+            known.update(keys)
+            self._blocks[key] = blocks
+            self.num_blocks += blocks
+            if number % _AT_ONCE == 0:
+                await anyio.lowlevel.checkpoint()
+        for engine, _ in self.tiers:
+            engine.recycle(engine.claim([key for key in engine.recovered if key not in known]))
+        return gone
+
+    # Records.
+
     async def keep(self, records: Sequence[tuple[bytes, bytes]]) -> None:
         """Keep ``records``, pairs of key and content. Raises StoreError; then no new one is kept."""
-        new = {key: _blocks_of(content) for key, content in records if key not in self._blocks}
+        new = {key: _blocks_of(len(content)) for key, content in records if key not in self._blocks}
         try:
             await self._reserve(new)
             await _all_of(self._put, records)
@@ -90,7 +153,7 @@ class ColdRecords:
 
     async def _put(self, record: tuple[bytes, bytes]) -> None:
         key, content = record
-        blocks = _blocks_of(content)
+        blocks = _blocks_of(len(content))
         rows = (_LENGTH.pack(len(content)) + content).ljust(blocks * LAYOUT.bytes_per_token, b"\0")
         result = await self._opened().put(_namespace(key), _tokens(blocks), rows)
         if not result.is_stored(self._home):
@@ -151,8 +214,9 @@ def _tokens(blocks: int) -> npt.NDArray[np.int32]:
     return np.zeros(blocks, np.int32)
 
 
-def _blocks_of(content: bytes) -> int:
-    return -(-(_LENGTH.size + len(content)) // LAYOUT.bytes_per_token)
+def _blocks_of(size: int) -> int:
+    """Return the number of blocks of a record of ``size`` bytes."""
+    return -(-(_LENGTH.size + size) // LAYOUT.bytes_per_token)
 
 
 def _content_of(rows: bytes) -> bytes | None:

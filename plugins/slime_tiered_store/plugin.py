@@ -41,7 +41,9 @@ class TieredStorePlugin:
         router.components.register("cold_store", self.records)
         offer_metrics(router.components.find("metrics"), self.records)
 
-    @hookimpl
+    @hookimpl(
+        tryfirst=True
+    )  # the radix cache reads the records before its own lifespan, and writes them after it
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
         """Open the tiers, and close them at the end."""
@@ -51,7 +53,7 @@ class TieredStorePlugin:
                 router.tasks.start_soon(tiers.remote.tidy)
             async with TieredStore(LAYOUT, tiers.memory, tiers.ssd, tiers.remote) as store:
                 each = [tier for tier in (tiers.memory, tiers.ssd, tiers.remote) if tier is not None]
-                with self.records.kept_in(store, each):
+                with self.records.kept_in(store, each, tiers.logs):
                     yield
         finally:
             await tiers.aclose()

@@ -17,7 +17,7 @@ from slime_tiered_store.errors import BlockCorrupt, BlockMissing, NotStored, Sto
 from slime_tiered_store.frames import Layout
 from slime_tiered_store.keys import Namespace, SequenceMeta
 from slime_tiered_store.off_loop import run_work
-from slime_tiered_store.tier import BlockKey, MemoryTier, SharedTier, Tier
+from slime_tiered_store.tier import Block, BlockKey, MemoryTier, SharedTier, Tier
 from slime_tiered_store.transfers import TransferExecutor, TransferType
 
 __all__ = ["PutResult", "StoredRows", "TieredStore"]
@@ -142,6 +142,12 @@ class TieredStore:
         Rows on their way to a tier are forgotten when they arrive.
         """
         sequence = self.sequence(namespace, tokens)
+        shared = self.engine.remote_cache_engine
+        if (
+            shared is not None and self._remote is not None
+        ):  # an earlier process may have written the other blocks
+            known = shared.index.match_prefix(sequence, update_cache_info=False).num_matched_blocks
+            self._remote.forget([Block(0, key) for key in sequence.keys(known, sequence.num_blocks)])
         for engine in self.engine.cache_engines:
             _forget(engine, sequence)
 

@@ -61,6 +61,28 @@ async def test_records_of_all_lengths_come_back_from_the_disk(tmp_path: Path) ->
         assert len(kept) == len(contents)
 
 
+async def test_records_of_an_earlier_run_are_adopted(tmp_path: Path) -> None:
+    contents = {key(number): bytes([number]) * 3000 * number for number in range(4)}
+    async with records(64, 64, tmp_path) as kept:
+        await kept.keep(list(contents.items()))
+        used = kept.num_blocks
+    async with records(64, 64, tmp_path) as kept:
+        sizes = {one: len(content) for one, content in contents.items() if one != key(2)}
+        assert await kept.adopt(sizes | {key(9): 5}) == [key(9)]
+        engine = kept.tiers[-1][0]
+        assert kept.num_blocks == engine.mempool.num_used_blocks == used - 2
+        assert await kept.fetch([key(0), key(1), key(2), key(3)]) == [
+            contents[key(0)],
+            contents[key(1)],
+            None,
+            contents[key(3)],
+        ]
+        kept.forget(list(sizes))
+        assert engine.mempool.num_used_blocks == 0
+    async with records(64, 64, tmp_path) as kept:
+        assert await kept.adopt(sizes) == list(sizes)
+
+
 async def test_equal_records_under_two_keys_are_two_records() -> None:
     async with records(64) as kept:
         await kept.keep([(key(1), b"same"), (key(2), b"same")])

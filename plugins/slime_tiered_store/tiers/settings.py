@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from router_core.errors import SettingsError
 from router_core.flags import flag
 from slime_tiered_store.errors import NotEnoughSpaceError
+from slime_tiered_store.note_log import FOLDER, NoteLog, once
 from slime_tiered_store.tiers.memory import MemoryArena
 from slime_tiered_store.tiers.remote import open_remote_tier
+from slime_tiered_store.tiers.remote.directory import DirectoryClient
 from slime_tiered_store.tiers.remote.tier import RemoteTier
 from slime_tiered_store.tiers.ssd.tier import SsdTier
 
@@ -75,11 +78,12 @@ class TierSettings:
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """Open tiers. Run ``remote.tidy`` in the background."""
+    """Open tiers, and the ``logs`` of the lower ones by their names. Run ``remote.tidy`` in the background."""
 
     memory: MemoryArena
     ssd: SsdTier | None
     remote: RemoteTier | None
+    logs: Mapping[str, NoteLog]
 
     async def aclose(self) -> None:
         """Close all tiers."""
@@ -110,13 +114,23 @@ async def open_tiers(settings: TierSettings, block_bytes: int) -> Tiers:
     ssd: SsdTier | None = None
     remote: RemoteTier | None = None
     try:
-        if directories := settings.directories:
+        directories = settings.directories
+        if directories:
             ssd = await SsdTier.open(directories, settings.ssd_bytes, block_bytes, wait_s=settings.wait_s)
         if settings.remote:
             remote = await open_remote_tier(
                 settings.remote, block_bytes, timeout_s=settings.remote_timeout_s, wait_s=settings.wait_s
             )
     except BaseException:
-        await Tiers(memory, ssd, None).aclose()
+        await Tiers(memory, ssd, None, {}).aclose()
         raise
-    return Tiers(memory, ssd, remote)
+    logs: dict[str, NoteLog] = {}
+    if ssd is not None:
+        # The log is in one of the directories: in the first one, unless their order has changed.
+        path = next((one for one in directories if (one / FOLDER).is_dir()), directories[0])
+        logs[ssd.name] = NoteLog(
+            DirectoryClient(path.absolute(), mode=0o600), once, flag="--store-ssd", is_shared=False
+        )
+    if remote is not None:
+        logs[remote.name] = NoteLog(remote.client, remote.call, flag="--store-remote", is_shared=True)
+    return Tiers(memory, ssd, remote, logs)

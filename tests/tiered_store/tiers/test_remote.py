@@ -126,6 +126,19 @@ async def test_another_router_reads_what_the_first_wrote(remote: Remote) -> None
         await tier.aclose()
 
 
+async def test_objects_of_a_folder_are_listed(remote: Remote) -> None:
+    tier = await remote.opened()
+    await put(tier, 1)
+    assert await tier.client.list("notes") == []
+    names = [f"notes/{number}" for number in range(12)]
+    for name in (*names, "notes2/1"):
+        await tier.client.put(name, b"x")
+    assert sorted(await tier.client.list("notes")) == sorted(names)
+    await tier.client.delete(names)
+    assert await tier.client.list("notes") == []
+    await tier.aclose()
+
+
 async def test_a_block_that_is_not_there_is_missing(remote: Remote) -> None:
     tier = await remote.opened()
     await put(tier, 200)
@@ -345,6 +358,9 @@ class Scripted:
     async def exists(self, name: str) -> bool:
         await self._step("exists")
         return name in self.objects
+
+    async def list(self, folder: str) -> list[str]:
+        return [name for name in self.objects if name.startswith(f"{folder}/")]
 
     async def delete(self, names: Sequence[str]) -> None:
         await self._step("delete")

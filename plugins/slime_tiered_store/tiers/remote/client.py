@@ -36,6 +36,9 @@ class RemoteClient(Protocol):
     async def exists(self, name: str) -> bool:
         """Return whether there is an object, by the word of the store."""
 
+    async def list(self, folder: str) -> list[str]:
+        """Return the names of all objects that begin with ``folder`` and a slash, in any order."""
+
     async def delete(self, names: Sequence[str]) -> None:
         """Delete objects. Those that are not there are ignored."""
 

@@ -23,11 +23,12 @@ _THREADS = 8
 
 
 class DirectoryClient:
-    """A file for each object. A file gets its name when its content is on the device."""
+    """A file for each object, with this ``mode``. A file gets its name when its content is on the device."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mode: int = 0o666) -> None:
         self.url = path.as_uri()
         self._path = path
+        self._mode = mode
         self._limiter = CapacityLimiter(_THREADS)
 
     async def get(self, name: str) -> bytes | None:
@@ -40,7 +41,7 @@ class DirectoryClient:
         return await self._call(read)
 
     async def put(self, name: str, content: bytes) -> None:
-        await self._call(lambda: _write(self._path, self._path / name, content))
+        await self._call(lambda: _write(self._path, self._path / name, content, self._mode))
 
     async def exists(self, name: str) -> bool:
         def found() -> bool:
@@ -49,6 +50,16 @@ class DirectoryClient:
             except FileNotFoundError:
                 return False
             return True
+
+        return await self._call(found)
+
+    async def list(self, folder: str) -> list[str]:
+        def found() -> list[str]:
+            try:
+                paths = list((self._path / folder).iterdir())
+            except FileNotFoundError:
+                return []
+            return [f"{folder}/{path.name}" for path in paths if path.suffix != ".tmp"]
 
         return await self._call(found)
 
@@ -74,12 +85,14 @@ class DirectoryClient:
             raise RemoteError(error.strerror or str(error), is_full=is_full, retry=not is_full) from None
 
 
-def _write(root: Path, path: Path, content: bytes) -> None:
+def _write(root: Path, path: Path, content: bytes, mode: int) -> None:
     """Write a file atomically and durably. ``root`` must be there."""
-    path.parent.mkdir(exist_ok=True)
+    if not path.parent.is_dir():
+        path.parent.mkdir(exist_ok=True)
+        _sync(root)
     new = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
     try:
-        with new.open("wb") as file:
+        with open(new, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(content)
             file.flush()
             os.fdatasync(file.fileno())
@@ -88,8 +101,12 @@ def _write(root: Path, path: Path, content: bytes) -> None:
         with suppress(OSError):
             new.unlink()
         raise
-    fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    _sync(path.parent)  # the name, too
+
+
+def _sync(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(fd)  # the name, too
+        os.fsync(fd)
     finally:
         os.close(fd)

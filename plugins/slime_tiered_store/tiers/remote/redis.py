@@ -53,6 +53,13 @@ class RedisClient:
     async def exists(self, name: str) -> bool:
         return bool(await self._call(self._redis.exists(_PREFIX + name)))
 
+    async def list(self, folder: str) -> list[str]:
+        async def found() -> list[str]:
+            keys = self._redis.scan_iter(match=f"{_PREFIX}{folder}/*", count=10_000)
+            return [key.decode().removeprefix(_PREFIX) async for key in keys]
+
+        return list(dict.fromkeys(await self._call(found())))  # a scan may return a key twice
+
     async def delete(self, names: Sequence[str]) -> None:
         await self._call(self._redis.unlink(*(_PREFIX + name for name in names)))
 

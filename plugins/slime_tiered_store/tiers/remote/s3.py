@@ -78,6 +78,13 @@ class S3Client:
             return False
         return True
 
+    async def list(self, folder: str) -> list[str]:
+        async def found() -> list[str]:
+            pages = obstore.list(self._store, folder)
+            return [entry["path"] async for page in pages for entry in page]
+
+        return await self._call(found())
+
     async def delete(self, names: Sequence[str]) -> None:
         try:
             await self._call(obstore.delete_async(self._store, list(names)))

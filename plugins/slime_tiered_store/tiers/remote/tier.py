@@ -56,7 +56,7 @@ class RemoteTier:
         self.block_bytes = block_bytes
         self.capacity = capacity
         self.counts = TierCounts()
-        self._client = client
+        self.client = client
         self._timeout_s = timeout_s
         self._attempts = attempts
         self._limit = WriteLimit(name, client.url, pending_bytes, wait_s, self.counts)
@@ -71,14 +71,14 @@ class RemoteTier:
         """Check that the store is there, and has blocks of this size. Raises StartupError."""
         wanted = str(self.block_bytes).encode()
         try:
-            found = await self._call(partial(self._client.get, _FORMAT_NAME))
+            found = await self.call(partial(self.client.get, _FORMAT_NAME))
             if found is None:
-                await self._call(partial(self._client.put, _FORMAT_NAME, wanted))
+                await self.call(partial(self.client.put, _FORMAT_NAME, wanted))
         except RemoteError as error:
-            raise StartupError(f"--store-remote {self._client.url}: {error}") from None
+            raise StartupError(f"--store-remote {self.client.url}: {error}") from None
         if found is not None and bytes(found) != wanted:
             raise StartupError(
-                f"--store-remote {self._client.url}: it has blocks of {bytes(found).decode('ascii', 'replace')} "
+                f"--store-remote {self.client.url}: it has blocks of {bytes(found).decode('ascii', 'replace')} "
                 f"bytes, not of {self.block_bytes}; give another prefix, directory or database"
             )
 
@@ -147,7 +147,7 @@ class RemoteTier:
     async def aclose(self) -> None:
         """Delete what is forgotten, and close the connections."""
         await self._delete_forgotten()
-        await self._client.aclose()
+        await self.client.aclose()
 
     async def _delete_forgotten(self) -> bool:
         """Return False, after a log entry, when the store does not delete."""
@@ -155,10 +155,10 @@ class RemoteTier:
             self._deleting, self._deleted = frozenset(batch), anyio.Event()
             names = [_name(key) for key in batch]
             try:
-                await self._call(partial(self._client.delete, names))
+                await self.call(partial(self.client.delete, names))
             except RemoteError as error:
                 self.counts.failed(error)
-                logger.error("tier %s: blocks at %s are not deleted: %s", self.name, self._client.url, error)
+                logger.error("tier %s: blocks at %s are not deleted: %s", self.name, self.client.url, error)
                 return False
             finally:
                 self._deleting = frozenset()
@@ -171,11 +171,11 @@ class RemoteTier:
         (_, key), source = pair
         # A copy, since the client may go on for a moment after a cancellation.
         content = b"".join((block_header(key, source), source))
-        await self._call(partial(self._client.put, _name(key), content))
+        await self.call(partial(self.client.put, _name(key), content))
 
     async def _get(self, pair: tuple[Block, memoryview]) -> None:
         (_, key), into = pair
-        data = None if key in self._forgotten else await self._call(partial(self._client.get, _name(key)))
+        data = None if key in self._forgotten else await self.call(partial(self.client.get, _name(key)))
         if data is None:
             await self._confirm()
             self.counts.missing += 1
@@ -188,14 +188,14 @@ class RemoteTier:
         into[:] = content[: len(into)]
 
     async def _exists(self, key: BlockKey) -> bool:
-        if key not in self._forgotten and await self._call(partial(self._client.exists, _name(key))):
+        if key not in self._forgotten and await self.call(partial(self.client.exists, _name(key))):
             return True
         await self._confirm()
         return False
 
     async def _confirm(self) -> None:
         """Raise RemoteError if the store is not there at all: then no block is known to be missing."""
-        if not await self._call(partial(self._client.is_there, _FORMAT_NAME)):
+        if not await self.call(partial(self.client.is_there, _FORMAT_NAME)):
             raise RemoteError("the store is gone, or its format is: the bucket was emptied or not mounted")
 
     async def _each(self, operation: str, call: Callable[[A], Awaitable[T]], items: Sequence[A]) -> list[T]:
@@ -224,12 +224,12 @@ class RemoteTier:
         if isinstance(error, StoreError):
             return error
         level = self.counts.failed(error)
-        logger.log(level, "tier %s: %s at %s: %s", self.name, operation, self._client.url, error)
+        logger.log(level, "tier %s: %s at %s: %s", self.name, operation, self.client.url, error)
         if error.is_full:
             return TierFull(self.name, required, 0)
-        return TierFailed(self.name, operation, self._client.url, error)
+        return TierFailed(self.name, operation, self.client.url, error)
 
-    async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def call(self, call: Callable[[], Awaitable[T]]) -> T:
         """Make a call in ``timeout_s`` seconds, again if it may help. Raises RemoteError."""
 
         async def attempt() -> T:

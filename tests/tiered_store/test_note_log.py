@@ -1,0 +1,127 @@
+"""A log of notes that is killed at any moment, and read again."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from router_core.errors import StartupError
+from slime_tiered_store.errors import TierFailed
+from slime_tiered_store.note_log import FOLDER, NoteLog, new_run, once
+from slime_tiered_store.tiers.remote.client import RemoteError
+from slime_tiered_store.tiers.remote.directory import DirectoryClient
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def _few_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slime_tiered_store.note_log._JOINED", 4)
+
+
+class Breaking(DirectoryClient):
+    """A directory whose calls fail when ``left`` of them have worked."""
+
+    left = 1 << 30
+
+    def _step(self) -> None:
+        if not self.left:
+            raise RemoteError("broken")
+        self.left -= 1
+
+    async def put(self, name: str, content: bytes) -> None:
+        self._step()
+        await super().put(name, content)
+
+    async def delete(self, names: Sequence[str]) -> None:
+        self._step()
+        await super().delete(names)
+
+
+async def opened(path: Path) -> tuple[NoteLog, Breaking, list[bytes]]:
+    """Return the log in ``path`` in a new run, its client, and what it has of earlier runs."""
+    path.mkdir(exist_ok=True)  # noqa: ASYNC240  # no I/O of others waits
+    client = Breaking(path)
+    log = NoteLog(client, once, flag="--store-ssd", is_shared=False)
+    notes = await log.read()
+    log.run = new_run(notes[-1].run if notes else b"")
+    return log, client, [note.content for note in notes]
+
+
+def number(content: int) -> bytes:
+    return content.to_bytes(2, "big")
+
+
+async def test_all_notes_come_back_in_order(tmp_path: Path) -> None:
+    written = b""
+    for run in range(3):
+        log, _, found = await opened(tmp_path)
+        assert b"".join(found) == written
+        for note in range(10):
+            await log.append(number(1000 * run + note))
+            written += number(1000 * run + note)
+    assert len(list((tmp_path / FOLDER).iterdir())) == 3 * (10 // 4 + 10 % 4)
+
+
+async def test_large_notes_are_not_joined(tmp_path: Path) -> None:
+    log, _, _ = await opened(tmp_path)
+    contents = [b"a", b"b", bytes(1 << 20), b"c", bytes(1 << 20)]
+    for content in contents:
+        await log.append(content)
+    _, _, found = await opened(tmp_path)
+    assert b"".join(found) == b"".join(contents)
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("left", range(6))
+async def test_log_is_whole_wherever_a_replacement_ends(left: int, tmp_path: Path) -> None:
+    log, _, _ = await opened(tmp_path)
+    for note in (b"one ", b"two "):
+        await log.append(note)
+    log, client, _ = await opened(tmp_path)
+    client.left = left
+    with suppress(StartupError):
+        await log.replace([b"both "])
+    _, client, found = await opened(tmp_path)
+    whole = [b"both "] if left >= 2 else [b"one ", b"two ", b"both "][: 2 + left]
+    assert found == whole
+
+
+async def test_join_that_fails_leaves_the_notes(tmp_path: Path) -> None:
+    for left in (3, 4, 5):
+        log, client, _ = await opened(tmp_path / str(left))
+        client.left = left
+        notes = [number(note) for note in range(4)]
+        failed = 0
+        for note in notes:
+            try:
+                await log.append(note)
+            except TierFailed:
+                failed += 1
+                client.left = 10
+                await log.append(note)
+        assert failed == (left == 3)
+        _, _, found = await opened(tmp_path / str(left))
+        assert b"".join(found) == b"".join(notes)
+
+
+async def test_missing_note_ends_the_start(tmp_path: Path) -> None:
+    log, _, _ = await opened(tmp_path)
+    for note in (b"one", b"two", b"three"):
+        await log.append(note)
+    shutil.move(next((tmp_path / FOLDER).glob("*.2-2")), tmp_path / "away")
+    with pytest.raises(StartupError, match=r"\.2-2 is missing; give another directory"):
+        await opened(tmp_path)
+
+
+async def test_later_run_has_the_greater_name() -> None:
+    name = new_run(b"")
+    for _ in range(3):
+        later = new_run(name)
+        assert later > name
+        name = later
+    assert len(name) == 11
