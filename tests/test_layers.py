@@ -64,7 +64,17 @@ PARTS = {
     "slime_control": ("contracts", "pausing", "calls", "weights"),
     "slime_openai": ("errors", "requests", "parsing", "responses", "prompts"),
     "slime_radix_cache": (
-        *("contracts", "tally", "index", "tokens", "journal", "demotion", "capture", "retrieval"),
+        *(
+            "contracts",
+            "cold_store",
+            "tally",
+            "index",
+            "tokens",
+            "journal",
+            "demotion",
+            "capture",
+            "retrieval",
+        ),
     ),
 }
 

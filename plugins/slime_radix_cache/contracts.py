@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from router_core.exchange import Exchange
 
 __all__ = [
-    "ColdStore",
     "ConsumedTurn",
     "RecordedTokens",
     "SessionList",
@@ -26,32 +25,6 @@ __all__ = [
     "TurnContext",
     "TurnRecord",
 ]
-
-
-class ColdStore(Protocol):
-    """A store with room for records that memory has none for; the component ``"cold_store"``.
-
-    Another plugin offers it. A record is a byte string that never changes, under a key of 16 bytes. ``wait_s``: how
-    long a record may wait until it is kept. ``stops_on_loss``: the router ends when a record cannot be kept.
-    """
-
-    wait_s: float
-    stops_on_loss: bool
-
-    async def keep(self, records: Sequence[tuple[bytes, bytes]]) -> None:
-        """Keep all ``records``, pairs of key and content, or raise. They are kept when the call returns.
-
-        The call waits while there is no room. It may be cancelled, and repeated.
-        """
-        ...
-
-    async def fetch(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
-        """Return the record of each key, None for one that is lost. Raises if a record cannot be read now."""
-        ...
-
-    def forget(self, keys: Sequence[bytes]) -> None:
-        """Drop the records of ``keys``. Unknown keys are ignored."""
-        ...
 
 
 class TextEncoder(Protocol):

@@ -18,6 +18,7 @@ from router_core.exchange import Exchange
 from router_core.router import Router
 from router_core.types import Tokenizer
 from router_core.weights import WeightUpdate
+from slime_journal.fingerprint import fingerprint
 from slime_radix_cache.capture.given_prompts import GivenPrompts
 from slime_radix_cache.capture.open_streams import OpenStreams
 from slime_radix_cache.capture.recorder import StreamRecorder
@@ -151,8 +152,10 @@ class RadixCache:
             self._interruptions.follow(events)
         router.tasks.start_soon(self._interruptions.end_with, router.stopping)
         if (store := router.components.find("cold_store")) is not None:
-            self._cold.keep_in(store)
-            router.tasks.start_soon(self._cold.run)
+            reader = fingerprint(router.components.get("tokenizer"))
+            async with self._cold.kept_in(store, reader, router.tasks):
+                yield
+            return
         if self._log is None:
             yield
             return

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import anyio.lowlevel
 
@@ -13,11 +14,25 @@ from router_core.router import Router
 __all__ = ["Shelf", "make_plugin"]
 
 
-class Shelf:
-    """Keeps records. ``refuses``: it keeps nothing more; ``is_closed``: nothing is read. ``refused``: failed writes."""
+class Note(NamedTuple):
+    run: bytes
+    place: str
+    content: bytes
 
-    def __init__(self, *, wait_s: float = 30.0, stops_on_loss: bool = False) -> None:
+
+class Shelf:
+    """Keeps records. ``refuses``: it keeps nothing more; ``is_closed``: nothing is read. ``refused``: failed writes.
+
+    ``keeps_notes``: with :meth:`again`, records and notes outlive a router.
+    """
+
+    def __init__(
+        self, *, wait_s: float = 30.0, stops_on_loss: bool = False, keeps_notes: bool = False
+    ) -> None:
         self.records: dict[bytes, bytes] = {}
+        self.written: list[Note] = []
+        self.run = bytes(11)
+        self.keeps_notes = keeps_notes
         self.wait_s = wait_s
         self.stops_on_loss = stops_on_loss
         self.refuses = False
@@ -27,6 +42,31 @@ class Shelf:
     @hookimpl
     def setup(self, router: Router) -> None:
         router.components.register("cold_store", self)
+
+    def again(self) -> Shelf:
+        """Return what another router would find now."""
+        other = Shelf(wait_s=self.wait_s, stops_on_loss=self.stops_on_loss, keeps_notes=self.keeps_notes)
+        other.records, other.written, other.run = dict(self.records), list(self.written), self.run
+        return other
+
+    async def notes(self) -> Sequence[Note]:
+        self.run = (int.from_bytes(self.run, "big") + 1).to_bytes(11, "big")
+        return list(self.written)
+
+    async def note(self, content: bytes) -> None:
+        await anyio.lowlevel.checkpoint()
+        if self.refuses:
+            raise OSError("no space left on the shelf")
+        self.written.append(Note(self.run, f"note {len(self.written)}", content))
+
+    async def replace_notes(self, contents: Iterable[bytes]) -> None:
+        if self.keeps_notes:
+            self.written = [Note(self.run, "whole", content) for content in contents]
+
+    async def adopt(self, sizes: Mapping[bytes, int]) -> Sequence[bytes]:
+        self.records = {key: self.records[key] for key in sizes if key in self.records}
+        assert all(len(content) == sizes[key] for key, content in self.records.items())
+        return [key for key in sizes if key not in self.records]
 
     async def keep(self, records: Sequence[tuple[bytes, bytes]]) -> None:
         await anyio.lowlevel.checkpoint()

@@ -138,12 +138,12 @@ class Turns:
     async def _asked(self, prompt: str, session: str | None, client: str | None) -> Turn:
         self._encoder.check_text(prompt)
         text = await self._encoder.in_utf8(prompt, client)
-        await self._cold.load_text(text, session)
+        await self._cold.load_text(text, session, asks=True)
         self._streams.catch_up(text, session)
         match = self._trajectories.find_to_continue(text, session)
         while match.unknown:
             await self._given_prompts.find_out_all(match.unknown, self._trajectories, client)
-            await self._cold.load_text(text, session)
+            await self._cold.load_text(text, session, asks=True)
             match = self._trajectories.find_to_continue(text, session)
         return Turn(text, match.context, session, match.position, node=match.node)
 

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import anyio.lowlevel
+from anyio.abc import TaskGroup
 
-from router_core.errors import HTTPError, RouterError, StartupError
-from slime_radix_cache.contracts import ColdStore
+from router_core.errors import HTTPError, StartupError
+from slime_radix_cache.cold_store import ColdStore
 from slime_radix_cache.demotion.demotion import Demotion
-from slime_radix_cache.index.segments import Segment
+from slime_radix_cache.demotion.open_sessions import OpenSessions
+from slime_radix_cache.demotion.restart import restore
+from slime_radix_cache.demotion.saving import SegmentSaver
+from slime_radix_cache.index.segments import Response, Segment
 from slime_radix_cache.index.text_index import text_of
 from slime_radix_cache.index.trajectories import Trajectories
 from slime_radix_cache.journal.logged_trajectories import LoggedTrajectories
 
-__all__ = ["ColdTrajectories", "StoreFailed", "TrajectoryLost"]
+__all__ = ["ColdTrajectories", "StoreFailed"]
 
 logger = logging.getLogger(__name__)
 
+#: Segments that are saved together at the end.
+_AT_ONCE = 1024
 #: Bytes that are written to the store at once.
 _BATCH_BYTES = 4 << 20
-#: The first wait before a failed write is repeated; it doubles up to the last.
-_PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0
 _NOT_KEPT = "not_kept"
 
 
@@ -34,10 +37,6 @@ class StoreFailed(HTTPError):
     """Demoted trajectories cannot be read from their store now."""
 
     status, type, code = 503, "service_unavailable", "STORE_FAILED"
-
-
-class TrajectoryLost(RouterError):
-    """A recorded answer could be kept nowhere."""
 
 
 class ColdTrajectories:
@@ -51,20 +50,59 @@ class ColdTrajectories:
         self._trajectories = trajectories
         self._store: ColdStore | None = None
         self._demotion = Demotion(trajectories)
-        self._prefix = os.urandom(8)
+        self._saver: SegmentSaver
+        self._open: OpenSessions
         self._news = anyio.Event()
         self._progress = anyio.Event()
-        self._failures: Counter[str] = Counter()
         self._waits = 0
+        self._restored = 0
 
-    def keep_in(self, store: ColdStore) -> None:
-        """Demote to ``store`` from now on, while :meth:`run` runs. Nothing may be recorded yet. Raises StartupError."""
+    @asynccontextmanager
+    async def kept_in(self, store: ColdStore, tokenizer: str, tasks: TaskGroup) -> AsyncIterator[None]:
+        """Restore what earlier runs demoted to ``store``, and demote to it in ``tasks``; at the end save all.
+
+        ``tokenizer``: its fingerprint. Nothing may be recorded yet. Raises StartupError.
+        """
         if isinstance(self._trajectories, LoggedTrajectories):
             raise StartupError("--trajectory-log cannot be combined with a store of demoted trajectories")
+        await self.open(store, tokenizer)
+        tasks.start_soon(self._saver.writer.run)
+        tasks.start_soon(self.run)
+        try:
+            yield
+        finally:
+            if store.keeps_notes:
+                await self._close(store)
+
+    async def open(self, store: ColdStore, tokenizer: str) -> None:
+        """Restore what earlier runs demoted to ``store``. Raises StartupError."""
+        demotion = self._demotion
         self._store = store
-        self._trajectories.demotion = self._demotion
-        self._demotion.on_notice = self._news.set
-        self._demotion.forget = lambda serial: store.forget([self._key(serial)])
+        self._saver = SegmentSaver(store, demotion)
+        self._open = OpenSessions(self._trajectories, demotion, self._saver.writer)
+        await restore(store, tokenizer, self._trajectories, demotion, self._saver.writer)
+        self._restored = len(demotion.directory)
+        self._trajectories.demotion = demotion
+        demotion.on_notice = self._news.set
+
+    async def _close(self, store: ColdStore) -> None:
+        """Save all that is in memory, within the store's ``wait_s``."""
+        with anyio.move_on_after(store.wait_s, shield=True) as scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._saver.writer.run)
+                await self._save_all()
+                self._open.end()
+                await self._saver.writer.flush()
+                tasks.cancel_scope.cancel()
+        if scope.cancelled_caught:
+            logger.error("not all trajectories were kept within %g s: the others are lost", store.wait_s)
+
+    async def _save_all(self) -> None:
+        memory = self._demotion.memory
+        unsaved = memory.unsaved(memory.serials)
+        for start in range(0, len(unsaved), _AT_ONCE):
+            if not await self._saver.save(unsaved[start : start + _AT_ONCE]):
+                return
 
     @property
     def is_on(self) -> bool:
@@ -80,59 +118,26 @@ class ColdTrajectories:
 
     async def run(self) -> None:
         """Demote segments while the limits do not hold. Raises TrajectoryLost if the store says so."""
-        store = self._store
-        assert store is not None  # narrowing: keep_in() comes first
         while True:
             self._news = anyio.Event()
             self._demotion.on_notice = self._news.set
             while batch := self._trajectories.overdue(_BATCH_BYTES):
-                await self._demote(store, batch)
+                await self._demote(batch)
                 await anyio.lowlevel.checkpoint()
             self._advance()
             await self._news.wait()
 
-    async def _demote(self, store: ColdStore, batch: list[tuple[Segment, str]]) -> None:
+    async def _demote(self, batch: list[tuple[Segment, str]]) -> None:
         demotion = self._demotion
-        new = [demotion.record(segment) for segment, _ in batch if not demotion.is_stored(segment)]
-        if new and not await self._keep(store, new):
+        if not await self._saver.save([segment for segment, _ in batch]):
             for segment, _ in batch:
-                if demotion.may_go(segment) and not demotion.is_stored(segment):
+                if demotion.may_go(segment) and not demotion.memory.is_saved(segment):
                     self._trajectories.evict(segment, _NOT_KEPT)
+        sessions = {segment.session for segment, _ in batch if isinstance(segment, Response)}
         for segment, reason in batch:
-            if demotion.may_go(segment) and demotion.is_stored(segment):
-                demotion.demote(segment, reason)
+            demotion.demote(segment, reason)
+        self._open.settle(sessions)
         self._advance()
-
-    async def _keep(self, store: ColdStore, records: list[tuple[int, bytes]]) -> bool:
-        """Write ``records``; repeat it after failures. Returns False if the store's ``wait_s`` was too short."""
-        pairs = [(self._key(serial), content) for serial, content in records]
-        pause = _PAUSE_S
-        with anyio.move_on_after(store.wait_s):
-            while True:
-                try:
-                    await store.keep(pairs)
-                except Exception as error:
-                    self._failed("keep", error)
-                    await anyio.sleep(pause)
-                    pause = min(2 * pause, _MAX_PAUSE_S)
-                    continue
-                for serial, _ in records:
-                    self._demotion.note_stored(serial)
-                return True
-        message = f"{len(records)} recorded segments could not be kept within {store.wait_s:g} s"
-        if store.stops_on_loss:
-            raise TrajectoryLost(f"{message}; --store-on-loss mark lets the router go on without them")
-        self._failures["lost"] += 1
-        if self._failures["lost"] == 1:
-            logger.error("%s: their sessions are not complete (further ones are only counted)", message)
-        return False
-
-    def _failed(self, kind: str, error: Exception) -> None:
-        self._failures[kind] += 1
-        if self._failures[kind] == 1:
-            logger.warning(
-                "the store failed to %s trajectories (further failures are only counted): %r", kind, error
-            )
 
     def _advance(self) -> None:
         self._progress.set()
@@ -156,11 +161,15 @@ class ColdTrajectories:
 
     # Promotion.
 
-    async def load_text(self, text: bytes, session: str | None) -> None:
-        """Promote all that a search for ``text`` by ``session`` may meet. Raises StoreFailed."""
+    async def load_text(self, text: bytes, session: str | None, *, asks: bool = False) -> None:
+        """Promote all that a search for ``text`` by ``session`` may meet. Raises StoreFailed.
+
+        ``asks``: a request of the session begins right after the search.
+        """
         if self._store is not None:
             directory = self._demotion.directory
-            await self._load(lambda: [*directory.along_text(text), *self._of(session)])
+            asking = session if asks else None
+            await self._load(lambda: [*directory.along_text(text), *self._of(session)], asking)
 
     async def load_ids(self, ids: bytes, session: str | None) -> None:
         """Promote all that a search for ``ids`` (packed) by ``session`` may meet. Raises StoreFailed."""
@@ -169,10 +178,14 @@ class ColdTrajectories:
             await self._load(lambda: [*directory.along_ids(ids), *self._of(session)])
 
     async def load_given(self, ids: bytes, text: bytes, session: str | None) -> None:
-        """Promote all that a search for ``ids`` (packed), whose text is ``text``, may meet. Raises StoreFailed."""
+        """Promote all that a search for ``ids`` (packed), whose text is ``text``, may meet. Raises StoreFailed.
+
+        A request of the session begins right after the search.
+        """
         if self._store is not None:
             known = self._demotion.directory
-            await self._load(lambda: [*known.along_ids(ids), *known.along_text(text), *self._of(session)])
+            found = lambda: [*known.along_ids(ids), *known.along_text(text), *self._of(session)]  # noqa: E731
+            await self._load(found, session)
 
     async def load_session(self, session: str) -> None:
         """Promote all responses of ``session``, and all that counts as a candidate for one of their texts.
@@ -201,18 +214,27 @@ class ColdTrajectories:
     def _of(self, session: str | None) -> Iterable[int]:
         return self._demotion.of_session(session) if session is not None else ()
 
-    async def _load(self, wanted: Callable[[], Iterable[int]]) -> None:
-        """Promote until nothing of what is ``wanted`` is demoted. What is promoted stays in memory until then."""
+    async def _load(self, wanted: Callable[[], Iterable[int]], asking: str | None = None) -> None:
+        """Promote until nothing of what is ``wanted`` is demoted. What is promoted stays in memory until then.
+
+        ``asking``: a session whose request begins then.
+        """
         store, demotion = self._store, self._demotion
         assert store is not None  # narrowing: the callers have checked it
         found: list[Segment] = []
         try:
-            while entries := demotion.directory.with_ancestors(wanted()):
+            while True:
+                entries = demotion.directory.with_ancestors(wanted())
+                if not entries:
+                    if asking is None or asking in self._open or not store.keeps_notes:
+                        break
+                    await self._open.begin(asking)
+                    continue
                 serials = [entry.serial for entry in entries]
                 try:
-                    records = await store.fetch([self._key(serial) for serial in serials])
+                    records = await store.fetch([demotion.runs.key(serial) for serial in serials])
                 except Exception as error:
-                    self._failed("fetch", error)
+                    self._saver.failed("fetch", error)
                     raise StoreFailed(
                         f"the store of demoted trajectories does not answer: {error}"
                     ) from error
@@ -222,9 +244,6 @@ class ColdTrajectories:
                 self._trajectories.unpin((segment, len(segment)))
         self.check()
 
-    def _key(self, serial: int) -> bytes:
-        return self._prefix + serial.to_bytes(8, "big")
-
     def as_dict(self) -> dict[str, Any]:
         """Return sizes and counters, ready for JSON; nothing without a store."""
         if self._store is None:
@@ -233,9 +252,10 @@ class ColdTrajectories:
         return {
             "demoted": {
                 "segments": len(demotion.directory),
+                "restored": self._restored,
                 "demotions": dict(demotion.demoted),
                 "promotions": demotion.promoted,
                 "waits": self._waits,
-                "failures": dict(self._failures),
+                "failures": dict(self._saver.failures),
             }
         }

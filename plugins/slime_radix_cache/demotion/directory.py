@@ -47,7 +47,7 @@ class Entry:
     """A demoted segment. ``serial``: its number in the order of recording. ``parent``: that of its parent (0: none).
 
     ``text`` and ``ids``: the place where it is found; ``ids`` is None for a prompt. ``tokens`` and ``versions`` are
-    those of a response.
+    those of a response. ``size``: bytes of the record.
     """
 
     serial: int
@@ -58,6 +58,7 @@ class Entry:
     state: State
     tokens: int
     versions: Versions
+    size: int = 0
 
 
 class Directory:

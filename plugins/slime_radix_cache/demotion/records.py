@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slime_journal.record_frames import Damaged, Frames, Torn
 from slime_radix_cache.demotion.directory import ANY_BYTE, TextPlace
+from slime_radix_cache.demotion.runs import counter_of
 from slime_radix_cache.index.prefix_digests import extended
 from slime_radix_cache.journal.log_records import Answered, Asked
 
@@ -23,7 +24,7 @@ def read_record(content: bytes | None, serial: int) -> Asked | Answered | None:
         records = [record for *_, some in _FRAMES.read(memoryview(content or b"")) for record in some]
     except (Torn, Damaged):
         return None
-    if len(records) != 1 or records[0].serial != serial:
+    if len(records) != 1 or counter_of(records[0].serial) != counter_of(serial):
         return None
     record: Asked | Answered = records[0]
     return record

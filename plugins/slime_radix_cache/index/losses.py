@@ -50,6 +50,8 @@ class Marks:
 
     def __init__(self, path: Path | None = None, *, exact: int = _EXACT, bits: int = _BITS) -> None:
         self.number = 0
+        #: Called with the digest of each new mark.
+        self.on_mark: Callable[[Digest], None] = lambda digest: None
         self._exact = exact
         self._bits = bits
         self._recent: OrderedDict[int, int] = OrderedDict()
@@ -93,6 +95,7 @@ class Marks:
         if not self._is_in_filter(digest):
             self.number += 1
             self._set(digest)
+            self.on_mark(digest)
         recent = self._recent
         recent[digest[0]] = recent.pop(digest[0], 0) + 1
         if len(recent) > self._exact:

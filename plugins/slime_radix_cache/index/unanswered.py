@@ -51,6 +51,10 @@ class Unanswered:
         """Return True if a request of ``session`` is remembered."""
         return session in self._by_session
 
+    def sessions(self) -> list[str]:
+        """Return the sessions with a remembered request."""
+        return list(self._by_session)
+
     def add(self, session: str, prompt: bytes, ids: bytes | None, context: Context) -> str | None:
         """Remember a request. Returns the session of the request that was forgotten for it, or None."""
         packed = _Beginning.all_of(ids) if ids is not None else None

@@ -38,7 +38,8 @@ class Cold:
             if not self.demotion.is_stored(segment):
                 serial, record = self.demotion.record(segment)
                 self.records[serial] = record
-                self.demotion.note_stored(serial)
+                self.demotion.note_stored(serial, len(record))
+            self.demotion.memory.save(self.demotion.memory.entry_of(segment))
             self.demotion.demote(segment, "max_tokens")
 
     def promote(self, serials: list[int]) -> list[Segment]:

@@ -13,7 +13,8 @@ from radix_cache.direct import generate
 from radix_cache.scripted import Client, ScriptedEngine, bits, routed
 from radix_cache.shelf import Shelf
 from radix_cache.toy import sampled, trajectories
-from slime_radix_cache.demotion.cold_trajectories import ColdTrajectories, TrajectoryLost
+from slime_radix_cache.demotion.cold_trajectories import ColdTrajectories
+from slime_radix_cache.demotion.saving import TrajectoryLost
 from slime_radix_cache.index.limits import Limits
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ async def test_run_ends_with_an_error_on_a_loss_if_the_store_says_so() -> None:
     cold = ColdTrajectories(kept)
     shelf = Shelf(wait_s=0.1, stops_on_loss=True)
     shelf.refuses = True
-    cold.keep_in(shelf)
+    await cold.open(shelf, "toy")
     generate(kept, "a", sampled(2), "s")
     with pytest.raises(TrajectoryLost, match="--store-on-loss mark"):
         await cold.run()

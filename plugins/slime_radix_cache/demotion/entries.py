@@ -1,0 +1,35 @@
+"""Entries of segments in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from slime_radix_cache.demotion.directory import Entry, IdPlace, State
+from slime_radix_cache.demotion.records import place_of
+from slime_radix_cache.index.segments import Prompt, Response, Segment
+from slime_radix_cache.index.starts import id_before
+from slime_radix_cache.index.text_index import text_of
+
+__all__ = ["entry_of"]
+
+
+def entry_of(segment: Segment, serial: int, parent: int, size: int, known: Entry | None) -> Entry:
+    """Return the entry of ``segment``. O(its text), unless an earlier entry is ``known``.
+
+    ``parent``: the serial of its parent; ``size``: bytes of its record.
+    """
+    state = _state_of(segment)
+    if known is not None:  # all else never changes
+        return replace(known, parent=parent, state=state)
+    text = text_of(segment.node)
+    if not isinstance(segment, Response):
+        return Entry(serial, parent, None, place_of(text, len(text)), None, state, 0, (), size)
+    place, ids = place_of(text, segment.start), IdPlace(segment.before, id_before(segment))
+    return Entry(serial, parent, segment.session, place, ids, state, len(segment), segment.versions, size)
+
+
+def _state_of(segment: Segment) -> State:
+    if isinstance(segment, Response):
+        return State(segment.doubt, None, segment.continuation_lost, segment.is_decoded)
+    assert isinstance(segment, Prompt)  # there are no others
+    return State(segment.doubt, segment.giver)

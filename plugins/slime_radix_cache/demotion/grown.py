@@ -1,0 +1,42 @@
+"""Responses that are recorded twice: a beginning, and a longer record of it. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+__all__ = ["GrownParts"]
+
+
+class GrownParts:
+    """By session: serials of recorded beginnings of responses, each with that of a longer record of it."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, dict[int, int]] = {}
+
+    def add(self, session: str, part: int, whole: int) -> bool:
+        """Add a pair; returns False if ``part`` has one."""
+        parts = self._parts.setdefault(session, {})
+        if part in parts:
+            return False
+        parts[part] = whole
+        return True
+
+    def of(self, session: str, serial: int) -> Iterator[tuple[int, int]]:
+        """Yield the pairs of ``session`` that have ``serial``."""
+        for pair in self._parts.get(session, {}).items():
+            if serial in pair:
+                yield pair
+
+    def remove(self, session: str, serial: int) -> None:
+        """Remove ``serial``; what it was a longer record of gets the next longer one."""
+        parts = self._parts.get(session)
+        if parts is None:
+            return
+        behind = parts.pop(serial, None)
+        for part in [part for part, whole in parts.items() if whole == serial]:
+            if behind is not None:
+                parts[part] = behind
+            else:
+                del parts[part]
+        if not parts:
+            del self._parts[session]

@@ -1,0 +1,76 @@
+"""Writes notes in the order in which they are added; those that come meanwhile are written together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+
+from slime_radix_cache.cold_store import ColdStore
+from slime_radix_cache.demotion.notes import Dropped, packed
+
+__all__ = ["NoteWriter"]
+
+#: The first wait before a failed write is repeated; it doubles up to the last.
+_PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0
+
+
+class NoteWriter:
+    """Notes for ``store``. Without a log in the store, they count as written at once.
+
+    The record of a Dropped note is forgotten when the note is written: a record is never gone while the log says that
+    it is there. ``failed`` is called with each error of the store.
+    """
+
+    def __init__(self, store: ColdStore, failed: Callable[[Exception], None]) -> None:
+        self._store = store
+        self._failed = failed
+        self._pending: list[Any] = []
+        #: What is being written. After a failure the same content must be written again.
+        self._batch: list[Any] = []
+        self._content = b""
+        self._added = self._written = 0
+        self._news = anyio.Event()
+        self._progress = anyio.Event()
+
+    def add(self, *notes: Any) -> None:
+        """Add ``notes``, to be written by :meth:`run` soon."""
+        self._added += len(notes)
+        self._pending += notes
+        self._news.set()
+
+    async def flush(self) -> None:
+        """Wait until all notes that were added are written. :meth:`run` must run."""
+        wanted = self._added
+        while self._written < wanted:
+            await self._progress.wait()
+
+    async def run(self) -> None:
+        """Write notes, until cancelled. A failed write is repeated."""
+        pause = _PAUSE_S
+        while True:
+            self._news = anyio.Event()
+            if not self._batch and not self._pending:
+                await self._news.wait()
+                continue
+            try:
+                await self._write()
+            except Exception as error:
+                self._failed(error)
+                await anyio.sleep(pause)
+                pause = min(2 * pause, _MAX_PAUSE_S)
+            else:
+                pause = _PAUSE_S
+
+    async def _write(self) -> None:
+        if not self._batch:
+            self._batch, self._pending = self._pending, []
+            self._content = packed(self._batch) if self._store.keeps_notes else b""
+        if self._store.keeps_notes:
+            await self._store.note(self._content)
+        self._store.forget([note.key for note in self._batch if isinstance(note, Dropped)])
+        self._written += len(self._batch)
+        self._batch = []
+        self._progress.set()
+        self._progress = anyio.Event()

@@ -1,0 +1,123 @@
+"""Notes in the store's log: what leads to each demoted segment, and what is known of sessions.
+
+Notes are written in order, so a later one about the same segment or session is the one that counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from slime_journal.record_frames import Frames, Torn
+from slime_radix_cache.index.segments import Versions
+
+__all__ = [
+    "FORMAT",
+    "Begun",
+    "Demoted",
+    "Dropped",
+    "Ended",
+    "Grew",
+    "Lost",
+    "RunBegun",
+    "Settled",
+    "Unanswered",
+    "WrongNote",
+    "packed",
+    "unpacked",
+]
+
+FORMAT = "slime-router demoted trajectories 1"
+
+
+class WrongNote(ValueError):
+    """A note is damaged, or has another format."""
+
+
+class RunBegun(NamedTuple):
+    """The first note of a run. ``tokenizer``: its fingerprint."""
+
+    format: str
+    tokenizer: str
+
+
+class Demoted(NamedTuple):
+    """A segment in the store. ``key`` and ``parent``: keys of its record and of its parent's (empty: none).
+
+    ``size``: bytes of the record. ``givers`` and ``is_odd``: see Giver. Other fields: see Entry and State.
+    """
+
+    key: bytes
+    parent: bytes
+    size: int
+    session: str | None
+    text: tuple[int, int, int]
+    ids: tuple[int, int] | None
+    tokens: int
+    versions: Versions
+    doubt: str | None
+    givers: tuple[str, ...] | None
+    is_odd: bool | None
+    continuation_lost: bool
+    is_decoded: bool
+
+
+class Dropped(NamedTuple):
+    """The record under ``key`` is not needed any more."""
+
+    key: bytes
+
+
+class Grew(NamedTuple):
+    """The response ``part`` of ``session`` is the beginning of the response ``whole``."""
+
+    session: str
+    part: bytes
+    whole: bytes
+
+
+class Begun(NamedTuple):
+    """From now on ``session`` may have responses that are in memory only."""
+
+    session: str
+
+
+class Settled(NamedTuple):
+    """All responses of ``session`` are in the store, and no request of it runs."""
+
+    session: str
+
+
+class Unanswered(NamedTuple):
+    """``session`` had requests without a recorded answer when the router ended."""
+
+    session: str
+
+
+class Lost(NamedTuple):
+    """A mark of a loss, by digest. ``kind``: "session" or "text"."""
+
+    kind: str
+    first: int
+    second: int
+
+
+class Ended(NamedTuple):
+    """The last note of a run: nothing was in memory only when the router ended."""
+
+
+_FRAMES = Frames((RunBegun, Demoted, Dropped, Grew, Begun, Settled, Unanswered, Lost, Ended))
+
+
+def packed(notes: Sequence[Any]) -> bytes:
+    """Return ``notes`` as bytes, with a checksum."""
+    return b"".join(_FRAMES.write(notes))
+
+
+def unpacked(content: bytes) -> Iterator[Any]:
+    """Yield the notes in ``content``. Raises WrongNote."""
+    try:
+        for *_, notes in _FRAMES.read(memoryview(content)):
+            yield from notes
+    except Torn as torn:
+        raise WrongNote(f"it is damaged at byte {torn.offset}") from None

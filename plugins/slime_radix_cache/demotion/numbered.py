@@ -1,0 +1,89 @@
+"""Segments in memory by serial, and what the store has of them. No I/O."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from slime_radix_cache.demotion.directory import Entry
+from slime_radix_cache.demotion.entries import entry_of
+from slime_radix_cache.index.segments import Response, Segment
+
+__all__ = ["Numbered"]
+
+
+class Numbered:
+    """Segments in memory. A *stored* segment has its record in the store; a *saved* one is in the store's log, too.
+
+    ``sizes``: bytes of the records of stored segments, by serial. ``noted``: what the log says of saved ones.
+    """
+
+    def __init__(self) -> None:
+        self.serials: dict[Segment, int] = {}
+        self.segments: dict[int, Segment] = {}
+        self.sizes: dict[int, int] = {}
+        self.noted: dict[int, Entry] = {}
+        #: Numbers of responses that are not saved, by session.
+        self._unsaved: Counter[str] = Counter()
+
+    def add(self, segment: Segment, serial: int, *, is_new: bool) -> None:
+        """Add ``segment``. ``is_new``: no store can have it."""
+        self.serials[segment] = serial
+        self.segments[serial] = segment
+        if is_new and isinstance(segment, Response) and segment.session is not None:
+            self._unsaved[segment.session] += 1
+
+    def remove(self, segment: Segment) -> None:
+        """Remove ``segment``."""
+        serial = self.serials.pop(segment)
+        del self.segments[serial]
+        if self.noted.pop(serial, None) is None and isinstance(segment, Response):
+            self._count_saved(segment.session)
+
+    def _count_saved(self, session: str | None) -> None:
+        if session is not None:
+            self._unsaved[session] -= 1
+            if not self._unsaved[session]:
+                del self._unsaved[session]
+
+    def renumber(self, segment: Segment, serial: int) -> None:
+        """Give ``segment`` another ``serial``."""
+        del self.segments[self.serials[segment]]
+        self.serials[segment] = serial
+        self.segments[serial] = segment
+
+    def is_saved(self, segment: Segment) -> bool:
+        """Return True if ``segment`` is found again after a restart."""
+        return self.serials.get(segment) in self.noted
+
+    def has_unsaved(self, session: str) -> bool:
+        """Return True if a response of ``session`` would be lost if the router was killed now."""
+        return session in self._unsaved
+
+    def unsaved(self, segments: Iterable[Segment]) -> list[Segment]:
+        """Return those of ``segments`` that the log does not have as they are, and unsaved segments before them."""
+        found: dict[Segment, None] = {}
+        for segment in segments:
+            if self.is_saved(segment):
+                if self.entry_of(segment) != self.noted[self.serials[segment]]:
+                    found[segment] = None
+                continue
+            here: Segment | None = segment
+            while here is not None and here in self.serials and here not in found and not self.is_saved(here):
+                found[here] = None
+                here = here.parent
+        return list(found)
+
+    def entry_of(self, segment: Segment) -> Entry:
+        """Return the entry of ``segment``. O(its text), unless it is saved."""
+        serial = self.serials[segment]
+        parent = self.serials[segment.parent] if segment.parent is not None else 0
+        return entry_of(segment, serial, parent, self.sizes.get(serial, 0), self.noted.get(serial))
+
+    def save(self, entry: Entry) -> None:
+        """Note that the log has ``entry``."""
+        if entry.serial not in self.segments:
+            return  # it was removed meanwhile
+        if entry.serial not in self.noted:
+            self._count_saved(entry.session)
+        self.noted[entry.serial] = entry

@@ -1,0 +1,58 @@
+"""Sessions that a kill of the router would leave incomplete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import anyio
+
+from slime_radix_cache.demotion.demotion import Demotion
+from slime_radix_cache.demotion.note_writer import NoteWriter
+from slime_radix_cache.demotion.notes import Begun, Ended, Settled, Unanswered
+from slime_radix_cache.index.trajectories import Trajectories
+
+__all__ = ["OpenSessions"]
+
+#: Longest time that a request waits for the note about its session.
+_WAIT_S = 5.0
+
+
+class OpenSessions:
+    """Sessions that may have responses in memory only. The log says so before their requests begin."""
+
+    def __init__(self, trajectories: Trajectories, demotion: Demotion, writer: NoteWriter) -> None:
+        self._trajectories = trajectories
+        self._demotion = demotion
+        self._writer = writer
+        self._open: set[str] = set()
+
+    def __contains__(self, session: str) -> bool:
+        return session in self._open
+
+    async def begin(self, session: str) -> None:
+        """Open ``session``, and wait until the log says so. If that fails, the session counts as lost."""
+        self._open.add(session)
+        self._writer.add(Begun(session))
+        with anyio.move_on_after(_WAIT_S) as scope:
+            await self._writer.flush()
+        if scope.cancelled_caught:
+            self._trajectories.losses.sessions.add(session)
+
+    def settle(self, sessions: Iterable[str | None]) -> None:
+        """Note which of ``sessions`` have nothing in memory only, and no request."""
+        for session in self._open.intersection(sessions):
+            if session not in self._trajectories.sessions.unanswered:
+                self._settle(session)
+
+    def _settle(self, session: str) -> None:
+        if not self._demotion.memory.has_unsaved(session) and not self._trajectories.is_running(session):
+            self._open.remove(session)
+            self._writer.add(Settled(session))
+
+    def end(self) -> None:
+        """Note what is known of all sessions at the end of the router."""
+        self._writer.add(*map(Unanswered, self._trajectories.sessions.unanswered.sessions()))
+        for session in list(self._open):
+            self._settle(session)
+        if not self._open and not self._demotion.memory.unsaved(self._demotion.memory.serials):
+            self._writer.add(Ended())

@@ -1,0 +1,137 @@
+"""The notes of earlier runs about demoted segments and sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice
+from typing import Any
+
+from router_core.errors import StartupError
+from slime_radix_cache.cold_store import StoredNote
+from slime_radix_cache.demotion.directory import Entry, IdPlace, State, TextPlace
+from slime_radix_cache.demotion.notes import (
+    FORMAT,
+    Begun,
+    Demoted,
+    Dropped,
+    Ended,
+    Grew,
+    Lost,
+    RunBegun,
+    Settled,
+    Unanswered,
+    WrongNote,
+    packed,
+    unpacked,
+)
+from slime_radix_cache.demotion.runs import Runs
+from slime_radix_cache.index.losses import digest_of
+from slime_radix_cache.index.segments import Giver
+
+__all__ = ["Past", "entry_of_note", "note_of"]
+
+#: Notes that are written together.
+_TOGETHER = 4096
+
+
+class Past:
+    """The facts in ``notes``, earliest first. Raises StartupError if one is damaged, or of another ``tokenizer``.
+
+    ``segments``: by key, in the order of their first notes. A session that was open at the end of a run is lost, and so
+    is something without a session, unless the run says that it has ended.
+    """
+
+    def __init__(self, notes: Sequence[StoredNote], tokenizer: str) -> None:
+        self.segments: dict[bytes, Demoted] = {}
+        self.grown: dict[tuple[str, bytes], bytes] = {}
+        self.lost: dict[Lost, None] = {}
+        self.unanswered: set[str] = set()
+        self._begun = RunBegun(FORMAT, tokenizer)
+        for _, each in groupby(notes, lambda note: note.run):
+            self._read_run(each)
+
+    def _read_run(self, notes: Iterable[StoredNote]) -> None:
+        open_sessions: set[str] = set()
+        is_begun = has_ended = False
+        for stored in notes:
+            try:
+                for note in unpacked(stored.content):
+                    if isinstance(note, RunBegun):
+                        is_begun = note == self._begun
+                    if not is_begun:
+                        raise WrongNote(f"wanted notes of {self._begun}, got {note}")
+                    has_ended = isinstance(note, Ended)
+                    self._take(note, open_sessions)
+            except WrongNote as wrong:
+                raise StartupError(
+                    f"the log of demoted trajectories cannot be read: {stored.place}: {wrong}; "
+                    "give the store another directory, or prefix, to start without them"
+                ) from None
+        self.lost |= {Lost("session", *digest_of(session)): None for session in open_sessions}
+        if not has_ended:
+            self.lost[Lost("text", *digest_of(b""))] = None
+
+    def _take(self, note: Any, open_sessions: set[str]) -> None:
+        match note:
+            case Demoted():
+                self.segments[note.key] = note
+            case Dropped():
+                self.segments.pop(note.key, None)
+            case Grew():
+                self.grown[note.session, note.part] = note.whole
+            case Begun():
+                open_sessions.add(note.session)
+            case Settled():
+                open_sessions.discard(note.session)
+            case Unanswered():
+                self.unanswered.add(note.session)
+            case Lost():
+                self.lost[note] = None
+
+    def again(self) -> Iterator[bytes]:
+        """Yield notes that say the same."""
+        rest = iter([self._begun, *self.segments.values(), *self._grown(), *self.lost, *self._unanswered()])
+        while some := list(islice(rest, _TOGETHER)):
+            yield packed(some)
+
+    def _grown(self) -> Iterator[Grew]:
+        return (Grew(session, part, whole) for (session, part), whole in self.grown.items())
+
+    def _unanswered(self) -> Iterator[Unanswered]:
+        return map(Unanswered, self.unanswered)
+
+
+def entry_of_note(note: Demoted, runs: Runs) -> Entry:
+    """Return the entry that ``note`` is about."""
+    giver = Giver(note.givers, note.is_odd) if note.givers is not None else None
+    return Entry(
+        runs.serial(note.key),
+        runs.serial(note.parent),
+        note.session,
+        TextPlace(*note.text),
+        IdPlace(*note.ids) if note.ids is not None else None,
+        State(note.doubt, giver, note.continuation_lost, note.is_decoded),
+        note.tokens,
+        note.versions,
+        note.size,
+    )
+
+
+def note_of(entry: Entry, runs: Runs) -> Demoted:
+    """Return a note about ``entry``."""
+    state, text, ids = entry.state, entry.text, entry.ids
+    return Demoted(
+        runs.key(entry.serial),
+        runs.key(entry.parent),
+        entry.size,
+        entry.session,
+        (text.digest, text.last, text.first),
+        (ids.digest, ids.last) if ids is not None else None,
+        entry.tokens,
+        entry.versions,
+        state.doubt,
+        state.giver.sessions if state.giver is not None else None,
+        state.giver.is_odd if state.giver is not None else None,
+        state.continuation_lost,
+        state.is_decoded,
+    )

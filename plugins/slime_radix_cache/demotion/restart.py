@@ -1,0 +1,76 @@
+"""Trajectories of earlier runs, found again in the store."""
+
+from __future__ import annotations
+
+import logging
+
+from slime_radix_cache.cold_store import ColdStore
+from slime_radix_cache.demotion.demotion import Demotion
+from slime_radix_cache.demotion.note_writer import NoteWriter
+from slime_radix_cache.demotion.notes import FORMAT, Dropped, Grew, Lost, RunBegun
+from slime_radix_cache.demotion.past import Past, entry_of_note, note_of
+from slime_radix_cache.index.trajectories import Trajectories
+
+__all__ = ["restore"]
+
+logger = logging.getLogger(__name__)
+
+
+async def restore(
+    store: ColdStore, tokenizer: str, trajectories: Trajectories, demotion: Demotion, writer: NoteWriter
+) -> None:
+    """Add what earlier runs demoted to ``demotion``, and let ``writer`` note each change from now on.
+
+    Segments whose records are gone are lost, with all that continues them. Raises StartupError.
+    """
+    notes = await store.notes()
+    past = Past(notes, tokenizer)
+    demotion.runs.begin(past.segments, store.run)
+    gone = set(await store.adopt({key: note.size for key, note in past.segments.items()}))
+    await store.replace_notes(past.again())
+    writer.add(RunBegun(FORMAT, tokenizer))
+    _follow(demotion, trajectories, writer, past)
+    entries = sorted(
+        (entry_of_note(note, demotion.runs) for note in past.segments.values()), key=lambda one: one.serial
+    )
+    for entry in entries:
+        demotion.restore(entry)
+    for seen in dict.fromkeys(version for entry in entries for version, _ in entry.versions):
+        if seen is not None:
+            trajectories.see_version(seen)
+    _restore_grown(past, demotion)
+    for entry in entries:
+        has_parent = not entry.parent or entry.parent in demotion.directory
+        if entry.serial in demotion.directory and (not has_parent or demotion.runs.key(entry.serial) in gone):
+            demotion.lose(entry.serial)
+    if notes:
+        logger.info(
+            "the store had %d segments of earlier runs; %d are lost",
+            len(entries),
+            len(entries) - len(demotion.directory),
+        )
+
+
+def _follow(demotion: Demotion, trajectories: Trajectories, writer: NoteWriter, past: Past) -> None:
+    """Mark what is lost, and note all losses and changes from now on."""
+    losses, runs = trajectories.losses, demotion.runs
+    marks = {"session": losses.sessions, "text": losses.texts}
+    for mark in past.lost:
+        marks[mark.kind].add_digest((mark.first, mark.second))
+    losses.asked = past.unanswered
+    losses.sessions.on_mark = lambda digest: writer.add(Lost("session", *digest))
+    losses.texts.on_mark = lambda digest: writer.add(Lost("text", *digest))
+    demotion.forget = lambda serial: writer.add(Dropped(runs.key(serial)))
+    demotion.on_change = lambda entry: writer.add(note_of(entry, runs))
+    demotion.on_grown = lambda session, part, whole: writer.add(
+        Grew(session, runs.key(part), runs.key(whole))
+    )
+
+
+def _restore_grown(past: Past, demotion: Demotion) -> None:
+    for (session, part), longer in past.grown.items():
+        whole: bytes | None = longer
+        while whole is not None and whole not in past.segments:
+            whole = past.grown.get((session, whole))
+        if whole is not None and part in past.segments:
+            demotion.grown.add(session, demotion.runs.serial(part), demotion.runs.serial(whole))

@@ -1,0 +1,54 @@
+"""Serials of segments, and the keys of their records, over all runs of the router."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["Runs", "counter_of"]
+
+_RUN_BYTES = 11
+_COUNTER_BITS = 40
+_COUNTER = (1 << _COUNTER_BITS) - 1
+
+
+def counter_of(serial: int) -> int:
+    """Return the number of a segment within its run, from 1."""
+    return serial & _COUNTER
+
+
+class Runs:
+    """The names of the runs, earliest first; the last one is this run.
+
+    A serial has the place of its run in this list, and a counter. The key of a record has the name of the run (11
+    bytes) and the counter. Serials are valid in one process, and in the order of recording.
+    """
+
+    def __init__(self) -> None:
+        self._names = [bytes(_RUN_BYTES)]
+        self._places = {self._names[0]: 0}
+        self._next = 1
+
+    def begin(self, earlier: Iterable[bytes], name: bytes) -> None:
+        """Begin the run ``name`` after those that have the keys ``earlier``. Nothing may be numbered yet."""
+        self._names = [*sorted({key[:_RUN_BYTES] for key in earlier}), name]
+        self._places = {name: place for place, name in enumerate(self._names)}
+        self._next = (len(self._names) - 1 << _COUNTER_BITS) + 1
+
+    def next_serial(self) -> int:
+        """Return a new serial of this run."""
+        self._next += 1
+        return self._next - 1
+
+    def key(self, serial: int) -> bytes:
+        """Return the key of the record with ``serial``; empty for 0, which stands for no segment."""
+        if not serial:
+            return b""
+        return self._names[serial >> _COUNTER_BITS] + counter_of(serial).to_bytes(5, "big")
+
+    def serial(self, key: bytes) -> int:
+        """Return the serial of the record with ``key``, of one of the runs."""
+        return (
+            self._places[key[:_RUN_BYTES]] << _COUNTER_BITS | int.from_bytes(key[_RUN_BYTES:], "big")
+            if key
+            else 0
+        )

@@ -1,0 +1,88 @@
+"""Segments that are put into the store and its log."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+import anyio
+
+from router_core.errors import RouterError
+from slime_radix_cache.cold_store import ColdStore
+from slime_radix_cache.demotion.demotion import Demotion
+from slime_radix_cache.demotion.note_writer import NoteWriter
+from slime_radix_cache.demotion.past import note_of
+from slime_radix_cache.index.segments import Segment
+
+__all__ = ["SegmentSaver", "TrajectoryLost"]
+
+logger = logging.getLogger(__name__)
+
+#: The first wait before a failed write is repeated; it doubles up to the last.
+_PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0
+
+
+class TrajectoryLost(RouterError):
+    """A recorded answer could be kept nowhere."""
+
+
+class SegmentSaver:
+    """Saves segments of ``demotion`` to ``store``. ``failures`` counts failed calls of the store by kind."""
+
+    def __init__(self, store: ColdStore, demotion: Demotion) -> None:
+        self.failures: Counter[str] = Counter()
+        self.writer = NoteWriter(store, lambda error: self.failed("note", error))
+        self._store = store
+        self._demotion = demotion
+
+    async def save(self, segments: Sequence[Segment]) -> bool:
+        """Put ``segments``, and those before them, into the store and its log; repeat it after failures.
+
+        Returns False if the store's ``wait_s`` was too short. Raises TrajectoryLost instead if the store says so.
+        """
+        demotion, memory = self._demotion, self._demotion.memory
+        unsaved = memory.unsaved(segments)
+        new = [demotion.record(one) for one in unsaved if not demotion.is_stored(one)]
+        with anyio.move_on_after(self._store.wait_s):
+            if new:
+                await self._keep([(demotion.runs.key(serial), content) for serial, content in new])
+            for serial, content in new:
+                demotion.note_stored(serial, len(content))
+            there = [one for one in unsaved if one in memory.serials]
+            entries = [memory.entry_of(one) for one in there]
+            self.writer.add(*(note_of(entry, demotion.runs) for entry in entries))
+            for one in there:
+                demotion.note_grown(one)
+            await self.writer.flush()
+            for entry in entries:
+                memory.save(entry)
+            return True
+        message = f"{len(unsaved)} recorded segments could not be kept within {self._store.wait_s:g} s"
+        if self._store.stops_on_loss:
+            raise TrajectoryLost(f"{message}; --store-on-loss mark lets the router go on without them")
+        self.failures["lost"] += 1
+        if self.failures["lost"] == 1:
+            logger.error("%s: their sessions are not complete (further ones are only counted)", message)
+        return False
+
+    async def _keep(self, pairs: Sequence[tuple[bytes, bytes]]) -> None:
+        """Write records, until it succeeds."""
+        pause = _PAUSE_S
+        while True:
+            try:
+                await self._store.keep(pairs)
+            except Exception as error:
+                self.failed("keep", error)
+                await anyio.sleep(pause)
+                pause = min(2 * pause, _MAX_PAUSE_S)
+            else:
+                return
+
+    def failed(self, kind: str, error: Exception) -> None:
+        """Count a failed call, and log the first of its ``kind``."""
+        self.failures[kind] += 1
+        if self.failures[kind] == 1:
+            logger.warning(
+                "the store failed to %s trajectories (further failures are only counted): %r", kind, error
+            )

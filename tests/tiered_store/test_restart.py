@@ -1,0 +1,229 @@
+"""Routers as processes that are killed or stopped, and start again with the same store."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import httpx
+import pytest
+
+from chaos.processes import Program
+from deadlines import HANG_S, until
+from ports import free_port
+from radix_cache.scripted import ScriptedEngine, bits
+from routers import BARE
+from slime_engine.tokenizer import EngineTokenizer, corpus_documents, train_tokenizer
+from slime_http.serving import serving
+
+if TYPE_CHECKING:
+    from routers import Start
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
+
+
+class Rollout:
+    """Rollout code: it remembers its texts, and what the engine's journal says of each answer."""
+
+    def __init__(self, http: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+        self.http = http
+        self.engine = engine
+        self.texts: dict[str, str] = {}
+        self.journal: dict[str, list[tuple[list[int], list[int], bytes]]] = {}
+
+    async def turn(self, session: str, ids: list[int]) -> None:
+        """One turn of ``session``, in which the engine samples ``ids``."""
+        text = self.texts.get(session, "") + PROMPT
+        self.engine.script.append(ids)
+        body = {"text": text, "session_id": session}
+        reply = await self.http.post("/generate", json=body)
+        assert reply.status_code == 200, reply.text
+        consumed, (sampled, logprobs) = self.engine.consumed[-1], self.engine.sampled[-1]
+        turns = self.journal.setdefault(session, [])
+        before, mask, known = turns[-1] if turns else ([], [], b"")
+        assert consumed[: len(before)] == before, "the engine consumed what it had sampled"
+        rest = len(consumed) - len(before)
+        turns.append(
+            (
+                consumed + sampled,
+                mask + [0] * rest + [1] * len(sampled),
+                known + bits([0.0] * rest + logprobs),
+            )
+        )
+        self.texts[session] = text + reply.json()["text"]
+
+    async def shown(self, session: str) -> dict[str, Any]:
+        """``/trajectories`` of a session; a session that is not known is not complete."""
+        reply = await self.http.get(f"/trajectories/{session}")
+        if reply.status_code == 404:
+            return {"complete": False, "trajectories": []}
+        assert reply.status_code == 200, reply.text
+        document: dict[str, Any] = reply.json()
+        return document
+
+    async def check(self, session: str) -> bool:
+        """Compare all that the router says of ``session`` with the journal; returns ``complete``."""
+        turns, shown = self.journal[session], await self.shown(session)
+        for leaf in shown["trajectories"]:
+            found = leaf["tokens"], leaf["loss_mask"], bits(leaf["rollout_logp"])
+            assert found in turns
+            assert leaf["exact"]
+        if shown["complete"]:
+            (leaf,) = shown["trajectories"]
+            assert leaf["tokens"] == turns[-1][0]
+            body = {"text": self.texts[session], "session_id": session}
+            found = (await self.http.post("/retrieve_from_text", json=body)).json()
+            assert (found["tokens"], found["loss_mask"], bits(found["rollout_logp"])) == turns[-1]
+            assert found["exact"]
+        return bool(shown["complete"])
+
+    async def idle(self) -> None:
+        """Wait until nothing is over the limits."""
+        with anyio.fail_after(HANG_S):
+            while (await self.http.get("/cache_stats")).json()["tokens"] > 60:  # noqa: ASYNC110  # over HTTP
+                await anyio.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> EngineTokenizer:
+    return train_tokenizer(corpus_documents())
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tokenizer: EngineTokenizer, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("checkpoint")
+    tokenizer.save(path)
+    return str(path)
+
+
+#: A router that has room for 60 tokens in memory.
+SMALL = ("--plugin", "radix_cache", "--plugin", "tiered_store", "--radix-tree-max-size", "60")
+
+
+def flags_of(tier: str, path: Path) -> tuple[str, ...]:
+    """The flags of a store in ``path``."""
+    if tier == "ssd":
+        return (
+            *SMALL,
+            "--store-memory-bytes",
+            "40960",
+            "--store-ssd",
+            str(path),
+            "--store-ssd-bytes",
+            str(1 << 20),
+        )
+    path.mkdir(exist_ok=True)
+    return (*SMALL, "--store-memory-bytes", "40960", "--store-remote", f"file://{path}")
+
+
+async def roll(rollout: Rollout) -> None:
+    """Four sessions of three turns, which are demoted; and one that is in memory only."""
+    for turn in range(3):
+        for number in range(4):
+            await rollout.turn(f"s{number}", [70 + number, 80 + turn, *range(90, 90 + 5 * number)])
+    await rollout.turn("late", [75, 76])
+    await rollout.idle()
+
+
+async def check_after_a_kill(rollout: Rollout) -> None:
+    complete = {name: await rollout.check(name) for name in rollout.journal}
+    assert complete == {"s0": True, "s1": True, "s2": True, "s3": complete["s3"], "late": False}
+    await rollout.turn("s0", [77])  # asserts that the engine got the recorded tokens
+    await rollout.turn("other", [78, 79])
+    assert await rollout.check("s0")
+    assert await rollout.check("other")
+
+
+@pytest.mark.parametrize("tier", ["ssd", "file"])
+async def test_trajectories_survive_a_kill(
+    start: Start, tokenizer: EngineTokenizer, checkpoint: str, tmp_path: Path, tier: str
+) -> None:
+    engine = ScriptedEngine(tokenizer)
+    flags = (*BARE, "--hf-checkpoint", checkpoint)
+    async with serving(engine.app) as url:
+        async with start(*flags, "--worker-urls", url, *flags_of(tier, tmp_path / "store")) as running:
+            rollout = Rollout(running.client, engine)
+            await roll(rollout)
+            shutil.copytree(
+                tmp_path / "store", tmp_path / "copy"
+            )  # what another process would find after SIGKILL
+        async with start(*flags, "--worker-urls", url, *flags_of(tier, tmp_path / "copy")) as running:
+            rollout.http = running.client
+            await check_after_a_kill(rollout)
+
+
+@pytest.mark.parametrize("tier", ["ssd", "file"])
+async def test_a_graceful_stop_loses_nothing(
+    start: Start, tokenizer: EngineTokenizer, checkpoint: str, tmp_path: Path, tier: str
+) -> None:
+    engine = ScriptedEngine(tokenizer)
+    async with serving(engine.app) as url:
+        store = ("--plugin", "sessions", *flags_of(tier, tmp_path / "store"))
+        flags = (*BARE, "--hf-checkpoint", checkpoint, "--worker-urls", url, *store)
+        async with start(*flags) as running:
+            rollout = Rollout(running.client, engine)
+            await roll(rollout)
+        for number in range(2):
+            async with start(*flags) as running:
+                rollout.http = running.client
+                assert all([await rollout.check(name) for name in rollout.journal])
+                body = {"text": rollout.texts["s1"]}
+                found = (await rollout.http.post("/retrieve_from_text", json=body)).json()
+                assert (found["candidates"], found["candidates_relation"]) == (1, "eq")
+                await rollout.turn("s1", [60 + number])
+                if number:
+                    for name in rollout.journal:
+                        assert (await rollout.http.get(f"/sessions/{name}")).status_code == 200
+                        assert (await rollout.http.delete(f"/sessions/{name}")).status_code == 204
+    if tier == "file":
+        left = {path.parent.name for path in (tmp_path / "store").rglob("*") if path.is_file()}
+        assert left == {"store", "notes"}  # also the blocks that earlier runs wrote are deleted
+
+
+@pytest.mark.skipif(
+    "SLIME_ROUTER_KILL_TEST" not in os.environ, reason="it starts three processes: set SLIME_ROUTER_KILL_TEST"
+)
+@pytest.mark.parametrize("tier", ["ssd", "file"])
+async def test_processes_are_killed_and_stopped(
+    tokenizer: EngineTokenizer, checkpoint: str, tmp_path: Path, tier: str
+) -> None:
+    engine, port = ScriptedEngine(tokenizer), free_port()
+    async with (
+        serving(engine.app) as url,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=HANG_S) as http,
+    ):
+        flags = ["--port", str(port), "--worker-urls", url, "--hf-checkpoint", checkpoint]
+        program = Program([*flags, *flags_of(tier, tmp_path / "store")], tmp_path / "router.log")
+        rollout = Rollout(http, engine)
+        try:
+            await begin(program, http)
+            await roll(rollout)
+            program.kill()
+            await begin(program, http)
+            await check_after_a_kill(rollout)
+            before = {name: await rollout.check(name) for name in rollout.journal}
+            program.send(signal.SIGTERM)
+            await until(lambda: program.ended)
+            await begin(program, http)
+            assert {name: await rollout.check(name) for name in rollout.journal} == before
+        finally:
+            program.kill()
+
+
+async def begin(program: Program, http: httpx.AsyncClient) -> None:
+    """Start a router, and wait until it serves."""
+    program.start()
+    with anyio.fail_after(HANG_S):
+        while True:
+            assert not program.ended, program.said()
+            with suppress(httpx.TransportError):
+                if (await http.get("/readiness")).status_code == 200:
+                    return
+            await anyio.sleep(0.02)
