@@ -28,7 +28,7 @@ class ColdStore(Protocol):
     ``keeps_notes``: records outlive the router, and so do notes about them, in the order in which they were written.
     ``run``: the name of this run of the router, 11 bytes; those of later runs are greater. Call :meth:`notes`, then
     :meth:`adopt` and :meth:`replace_notes`, before all other methods. The store is open before the lifespans of other
-    plugins begin, and until they have ended.
+    plugins begin, and until they have ended. ``is_shared``: other routers may keep records and notes there, too.
     """
 
     wait_s: float
@@ -37,6 +37,9 @@ class ColdStore(Protocol):
 
     @property
     def keeps_notes(self) -> bool: ...
+
+    @property
+    def is_shared(self) -> bool: ...
 
     async def notes(self) -> Sequence[StoredNote]:
         """Return the notes of earlier runs, earliest first, and begin a new run. Raises StartupError."""
@@ -47,6 +50,14 @@ class ColdStore(Protocol):
 
         Returns the keys of those that are known to be lost.
         """
+        ...
+
+    async def news(self) -> Sequence[StoredNote]:
+        """Return the notes that other routers have written since the last call, or raise. May repeat earlier ones."""
+        ...
+
+    def learn(self, sizes: Mapping[bytes, int]) -> None:
+        """Let records of other routers be fetched, given with their sizes in bytes."""
         ...
 
     async def replace_notes(self, contents: Iterable[bytes]) -> None:

@@ -94,6 +94,21 @@ class ColdRecords:
             log.run = self.run
         return found
 
+    @property
+    def is_shared(self) -> bool:
+        """True if other routers may write notes and records there, too."""
+        return self.keeps_notes and self.logs[self._home].is_shared
+
+    async def news(self) -> list[StoredNote]:
+        """Return notes that others have written since the last call. Raises StoreError."""
+        return await self.logs[self._home].news() if self.is_shared else []
+
+    def learn(self, sizes: Mapping[bytes, int]) -> None:
+        """Let records that other routers wrote be fetched, given with their sizes in bytes."""
+        new = {key: _blocks_of(size) for key, size in sizes.items() if key not in self._blocks}
+        self._blocks |= new
+        self.num_blocks += sum(new.values())
+
     async def note(self, content: bytes) -> None:
         """Append a note. Raises StoreError; then the next call must be for the same ``content``."""
         if self.keeps_notes:
@@ -101,7 +116,7 @@ class ColdRecords:
 
     async def replace_notes(self, contents: Iterable[bytes]) -> None:
         """Replace the notes of earlier runs, unless other routers may read them. Raises StartupError."""
-        if self.keeps_notes and not self.logs[self._home].is_shared:
+        if self.keeps_notes and not self.is_shared:
             await self.logs[self._home].replace(contents)
 
     async def adopt(self, sizes: Mapping[bytes, int]) -> list[bytes]:

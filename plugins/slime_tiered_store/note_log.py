@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -77,6 +77,8 @@ class NoteLog:
         self._next = 1
         self._tail: list[tuple[_Object, bytes]] = []
         self._earlier: list[str] = []
+        #: By run, in hex: the number of the last note that was read.
+        self._read: dict[str, int] = {}
 
     async def read(self) -> list[StoredNote]:
         """Return all notes of earlier runs that are needed, oldest run first. Raises StartupError."""
@@ -87,10 +89,34 @@ class NoteLog:
             contents = await self._contents(objects)
         except RemoteError as error:
             raise self._refused(f"the log of its records cannot be read: {error}") from None
+        return self._stored(objects, contents)
+
+    def _stored(self, objects: Sequence[_Object], contents: Mapping[str, bytes]) -> list[StoredNote]:
+        self._read |= {one.run: one.last for one in objects}
         return [
             StoredNote(bytes.fromhex(one.run), f"{self._client.url}/{one.name}", contents[one.name])
             for one in objects
         ]
+
+    async def news(self) -> list[StoredNote]:
+        """Return the notes that other routers have written since the last call, and perhaps earlier ones again.
+
+        Raises TierFailed.
+        """
+        try:
+            names = await self._call(partial(self._client.list, FOLDER))
+            found = [found for found in map(_NAME.fullmatch, names) if found]
+            objects = [_Object(each[1], int(each[2]), int(each[3]), each[0]) for each in found]
+            own, read = self.run.hex(), dict(self._read)
+            new = []
+            for one in sorted(objects, key=lambda one: (one.run, one.first, -one.last)):
+                last = read.get(one.run, 0)
+                if one.run != own and one.first <= last + 1 and one.last > last:
+                    new.append(one)
+                    read[one.run] = one.last
+            return self._stored(new, await self._contents(new))
+        except RemoteError as error:  # also if notes are joined right now
+            raise TierFailed("notes", "read", self._client.url, error) from None
 
     def _needed(self, names: Sequence[str]) -> list[_Object]:
         """Return the objects to read, in order. Raises StartupError if one is missing."""

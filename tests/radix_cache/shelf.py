@@ -33,6 +33,8 @@ class Shelf:
         self.written: list[Note] = []
         self.run = bytes(11)
         self.keeps_notes = keeps_notes
+        self.is_shared = False
+        self.seen = 0
         self.wait_s = wait_s
         self.stops_on_loss = stops_on_loss
         self.refuses = False
@@ -43,6 +45,20 @@ class Shelf:
     def setup(self, router: Router) -> None:
         router.components.register("cold_store", self)
 
+    def beside(self) -> Shelf:
+        """Return the same store for another router that runs at the same time."""
+        other = Shelf(wait_s=self.wait_s, keeps_notes=True)
+        other.records, other.written, other.run = self.records, self.written, self.run
+        self.is_shared = other.is_shared = True
+        return other
+
+    async def news(self) -> Sequence[Note]:
+        new, self.seen = self.written[self.seen :], len(self.written)
+        return [note for note in new if note.run != self.run]
+
+    def learn(self, sizes: Mapping[bytes, int]) -> None:
+        """All records can be fetched anyway."""
+
     def again(self) -> Shelf:
         """Return what another router would find now."""
         other = Shelf(wait_s=self.wait_s, stops_on_loss=self.stops_on_loss, keeps_notes=self.keeps_notes)
@@ -50,7 +66,9 @@ class Shelf:
         return other
 
     async def notes(self) -> Sequence[Note]:
-        self.run = (int.from_bytes(self.run, "big") + 1).to_bytes(11, "big")
+        latest = max([self.run, *(note.run for note in self.written)])
+        self.run = (int.from_bytes(latest, "big") + 1).to_bytes(11, "big")
+        self.seen = len(self.written)
         return list(self.written)
 
     async def note(self, content: bytes) -> None:
@@ -60,12 +78,13 @@ class Shelf:
         self.written.append(Note(self.run, f"note {len(self.written)}", content))
 
     async def replace_notes(self, contents: Iterable[bytes]) -> None:
-        if self.keeps_notes:
+        if self.keeps_notes and not self.is_shared:
             self.written = [Note(self.run, "whole", content) for content in contents]
 
     async def adopt(self, sizes: Mapping[bytes, int]) -> Sequence[bytes]:
-        self.records = {key: self.records[key] for key in sizes if key in self.records}
-        assert all(len(content) == sizes[key] for key, content in self.records.items())
+        if not self.is_shared:
+            self.records = {key: self.records[key] for key in sizes if key in self.records}
+        assert all(len(self.records.get(key, bytes(size))) == size for key, size in sizes.items())
         return [key for key in sizes if key not in self.records]
 
     async def keep(self, records: Sequence[tuple[bytes, bytes]]) -> None:

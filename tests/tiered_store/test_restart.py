@@ -89,6 +89,7 @@ class Rollout:
         with anyio.fail_after(HANG_S):
             while (await self.http.get("/cache_stats")).json()["tokens"] > 60:  # noqa: ASYNC110  # over HTTP
                 await anyio.sleep(0.01)
+            await anyio.sleep(0.1)  # the note that the last session is settled follows
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +186,35 @@ async def test_a_graceful_stop_loses_nothing(
     if tier == "file":
         left = {path.parent.name for path in (tmp_path / "store").rglob("*") if path.is_file()}
         assert left == {"store", "notes"}  # also the blocks that earlier runs wrote are deleted
+
+
+async def test_second_router_reads_what_the_first_wrote(
+    start: Start, tokenizer: EngineTokenizer, checkpoint: str, tmp_path: Path
+) -> None:
+    engine = ScriptedEngine(tokenizer)
+    async with serving(engine.app) as url:
+        store = flags_of("file", tmp_path / "store")
+        flags = (*BARE, "--hf-checkpoint", checkpoint, "--worker-urls", url, *store)
+        async with start(*flags) as one, start(*flags) as two:
+            first, second = Rollout(one.client, engine), Rollout(two.client, engine)
+            second.journal, second.texts = first.journal, first.texts
+            await roll(first)
+            complete = {name: await second.check(name) for name in first.journal}
+            assert complete == {"s0": True, "s1": True, "s2": True, "s3": complete["s3"], "late": False}
+            body = {"text": first.texts["s1"]}
+            found = (await second.http.post("/retrieve_from_text", json=body)).json()
+            assert (found["tokens"], found["exact"]) == (first.journal["s1"][-1][0], True)
+            assert (found["candidates"], found["candidates_relation"]) == (1, "gte")
+            await second.turn("s0", [77])  # asserts that the engine got the tokens of the first router
+            assert not await first.check("s0")  # its last answer is in memory of the second
+            for number in range(8):
+                await second.turn(f"more{number}", [80 + number])
+            with anyio.fail_after(HANG_S):
+                while not await first.check("s0"):
+                    pass  # until the second router has demoted it
+            await first.turn("s0", [78])
+            assert not await second.check("s0")
+            assert await second.check("s2")
 
 
 @pytest.mark.skipif(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -14,7 +15,9 @@ from anyio.abc import TaskGroup
 from router_core.errors import HTTPError, StartupError
 from slime_radix_cache.cold_store import ColdStore
 from slime_radix_cache.demotion.demotion import Demotion
+from slime_radix_cache.demotion.notes import FORMAT, RunBegun
 from slime_radix_cache.demotion.open_sessions import OpenSessions
+from slime_radix_cache.demotion.others import OtherRouters
 from slime_radix_cache.demotion.restart import restore
 from slime_radix_cache.demotion.saving import SegmentSaver
 from slime_radix_cache.index.segments import Response, Segment
@@ -52,6 +55,7 @@ class ColdTrajectories:
         self._demotion = Demotion(trajectories)
         self._saver: SegmentSaver
         self._open: OpenSessions
+        self._others: OtherRouters
         self._news = anyio.Event()
         self._progress = anyio.Event()
         self._waits = 0
@@ -68,6 +72,7 @@ class ColdTrajectories:
         await self.open(store, tokenizer)
         tasks.start_soon(self._saver.writer.run)
         tasks.start_soon(self.run)
+        tasks.start_soon(self._others.run)
         try:
             yield
         finally:
@@ -80,7 +85,15 @@ class ColdTrajectories:
         self._store = store
         self._saver = SegmentSaver(store, demotion)
         self._open = OpenSessions(self._trajectories, demotion, self._saver.writer)
-        await restore(store, tokenizer, self._trajectories, demotion, self._saver.writer)
+        past = await restore(store, tokenizer, self._trajectories, demotion, self._saver.writer)
+        self._others = OtherRouters(
+            store,
+            self._trajectories,
+            demotion,
+            RunBegun(FORMAT, tokenizer),
+            partial(self._saver.failed, "follow"),
+        )
+        self._others.open = self._trajectories.losses.open = past.open
         self._restored = len(demotion.directory)
         self._trajectories.demotion = demotion
         demotion.on_notice = self._news.set
@@ -169,6 +182,8 @@ class ColdTrajectories:
         if self._store is not None:
             directory = self._demotion.directory
             asking = session if asks else None
+            if not asks:
+                await self._look()
             await self._load(lambda: [*directory.along_text(text), *self._of(session)], asking)
 
     async def load_ids(self, ids: bytes, session: str | None) -> None:
@@ -194,6 +209,7 @@ class ColdTrajectories:
         """
         if self._store is None:
             return
+        await self._look()
         directory = self._demotion.directory
 
         def wanted() -> Iterable[int]:
@@ -204,6 +220,14 @@ class ColdTrajectories:
             return [serial for text in texts for serial in directory.along_text(text)]
 
         await self._load(wanted)
+
+    async def _look(self) -> None:
+        """Read what other routers have noted. Raises StoreFailed."""
+        try:
+            await self._others.look()
+        except Exception as error:
+            self._saver.failed("follow", error)
+            raise StoreFailed(f"the store of demoted trajectories does not answer: {error}") from error
 
     def may_take(self, ids: bytes, session: str) -> bool:
         """See :meth:`Finder.may_take`. False if a part of ``session`` is demoted: it may have sent ``ids``."""

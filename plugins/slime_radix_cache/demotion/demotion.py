@@ -125,6 +125,10 @@ class Demotion:
         self.directory.add(entry)
         self.demoted[reason] += 1
 
+    def has(self, serial: int) -> bool:
+        """Return True if the segment with ``serial`` is in memory or demoted."""
+        return serial in self.directory or serial in self.memory.segments
+
     def restore(self, entry: Entry) -> None:
         """Add the entry of a segment that an earlier run demoted. Entries come in the order of their serials."""
         self.directory.add(entry)
@@ -202,7 +206,10 @@ class Demotion:
             self.on_change(child)
         self.memory.renumber(segment, first)
         self.memory.noted.pop(last, None)
-        self._forget(last)
+        if self.runs.is_own(last):
+            self._forget(last)
+        else:
+            self.memory.sizes.pop(last, None)  # another router may need the record
 
     def _forget(self, serial: int) -> None:
         if self.memory.sizes.pop(serial, None) is not None:

@@ -38,19 +38,22 @@ class Past:
     """The facts in ``notes``, earliest first. Raises StartupError if one is damaged, or of another ``tokenizer``.
 
     ``segments``: by key, in the order of their first notes. A session that was open at the end of a run is lost, and so
-    is something without a session, unless the run says that it has ended.
+    is something without a session, unless the run says that it has ended. ``is_shared``: other routers may write notes
+    now, so ``open`` has such sessions, with the runs in which they are open, instead.
     """
 
-    def __init__(self, notes: Sequence[StoredNote], tokenizer: str) -> None:
+    def __init__(self, notes: Sequence[StoredNote], tokenizer: str, *, is_shared: bool = False) -> None:
         self.segments: dict[bytes, Demoted] = {}
         self.grown: dict[tuple[str, bytes], bytes] = {}
         self.lost: dict[Lost, None] = {}
         self.unanswered: set[str] = set()
+        self.open: dict[str, set[bytes]] = {}
+        self._is_shared = is_shared
         self._begun = RunBegun(FORMAT, tokenizer)
-        for _, each in groupby(notes, lambda note: note.run):
-            self._read_run(each)
+        for run, each in groupby(notes, lambda note: note.run):
+            self._read_run(run, each)
 
-    def _read_run(self, notes: Iterable[StoredNote]) -> None:
+    def _read_run(self, run: bytes, notes: Iterable[StoredNote]) -> None:
         open_sessions: set[str] = set()
         is_begun = has_ended = False
         for stored in notes:
@@ -67,7 +70,11 @@ class Past:
                     f"the log of demoted trajectories cannot be read: {stored.place}: {wrong}; "
                     "give the store another directory, or prefix, to start without them"
                 ) from None
-        self.lost |= {Lost("session", *digest_of(session)): None for session in open_sessions}
+        if self._is_shared:
+            for session in open_sessions:
+                self.open.setdefault(session, set()).add(run)
+        else:
+            self.lost |= {Lost("session", *digest_of(session)): None for session in open_sessions}
         if not has_ended:
             self.lost[Lost("text", *digest_of(b""))] = None
 

@@ -18,13 +18,13 @@ logger = logging.getLogger(__name__)
 
 async def restore(
     store: ColdStore, tokenizer: str, trajectories: Trajectories, demotion: Demotion, writer: NoteWriter
-) -> None:
+) -> Past:
     """Add what earlier runs demoted to ``demotion``, and let ``writer`` note each change from now on.
 
     Segments whose records are gone are lost, with all that continues them. Raises StartupError.
     """
     notes = await store.notes()
-    past = Past(notes, tokenizer)
+    past = Past(notes, tokenizer, is_shared=store.is_shared)
     demotion.runs.begin(past.segments, store.run)
     gone = set(await store.adopt({key: note.size for key, note in past.segments.items()}))
     await store.replace_notes(past.again())
@@ -49,6 +49,7 @@ async def restore(
             len(entries),
             len(entries) - len(demotion.directory),
         )
+    return past
 
 
 def _follow(demotion: Demotion, trajectories: Trajectories, writer: NoteWriter, past: Past) -> None:

@@ -17,7 +17,7 @@ def counter_of(serial: int) -> int:
 
 
 class Runs:
-    """The names of the runs, earliest first; the last one is this run.
+    """The names of the runs, earliest first; after this run come those of other routers that began later.
 
     A serial has the place of its run in this list, and a counter. The key of a record has the name of the run (11
     bytes) and the counter. Serials are valid in one process, and in the order of recording.
@@ -26,13 +26,26 @@ class Runs:
     def __init__(self) -> None:
         self._names = [bytes(_RUN_BYTES)]
         self._places = {self._names[0]: 0}
+        self._own = 0
         self._next = 1
 
     def begin(self, earlier: Iterable[bytes], name: bytes) -> None:
         """Begin the run ``name`` after those that have the keys ``earlier``. Nothing may be numbered yet."""
         self._names = [*sorted({key[:_RUN_BYTES] for key in earlier}), name]
         self._places = {name: place for place, name in enumerate(self._names)}
-        self._next = (len(self._names) - 1 << _COUNTER_BITS) + 1
+        self._own = len(self._names) - 1
+        self._next = (self._own << _COUNTER_BITS) + 1
+
+    def add(self, key: bytes) -> None:
+        """Add the run of the router that wrote the record ``key``, if it is not known."""
+        name = key[:_RUN_BYTES]
+        if name not in self._places:
+            self._places[name] = len(self._names)
+            self._names.append(name)
+
+    def is_own(self, serial: int) -> bool:
+        """Return True if this run recorded the segment with ``serial``."""
+        return serial >> _COUNTER_BITS == self._own
 
     def next_serial(self) -> int:
         """Return a new serial of this run."""

@@ -155,7 +155,8 @@ class Marks:
 class Losses:
     """Marks of what is not fully or exactly known: ``sessions`` by name, ``texts`` in UTF-8.
 
-    ``asked``: sessions with unanswered requests in a former process.
+    ``asked``: sessions with unanswered requests in a former process. ``open``: sessions that may have more responses
+    elsewhere.
     """
 
     def __init__(
@@ -164,10 +165,11 @@ class Losses:
         self.sessions = sessions if sessions is not None else Marks()
         self.texts = texts if texts is not None else Marks()
         self.asked = asked
+        self.open: Container[str] = ()
 
     def __contains__(self, session: str) -> bool:
         """Return True if responses or unanswered requests of ``session`` are not known any more."""
-        return session in self.sessions or session in self.asked
+        return session in self.sessions or session in self.asked or session in self.open
 
     def add(self, session: str) -> None:
         """Mark ``session``, which lost a response."""

@@ -91,8 +91,8 @@ class Trajectories(SegmentStore):
         return self._sessions.longer(session)
 
     def has_lost(self, session: str) -> bool:
-        """Return True if ``session`` has a mark in ``losses``. O(1); may be a false positive, rarely."""
-        return session in self.losses.sessions
+        """Return True if ``session`` is not whole by ``losses``. O(1); may be a false positive, rarely."""
+        return session in self.losses.sessions or session in self.losses.open
 
     # Running requests.
 

@@ -1,0 +1,142 @@
+"""Segments that other routers demote to the same store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+
+from slime_radix_cache.cold_store import ColdStore
+from slime_radix_cache.demotion.demotion import Demotion
+from slime_radix_cache.demotion.notes import (
+    Begun,
+    Demoted,
+    Dropped,
+    Lost,
+    RunBegun,
+    Settled,
+    Unanswered,
+    WrongNote,
+    unpacked,
+)
+from slime_radix_cache.demotion.past import entry_of_note
+from slime_radix_cache.index.trajectories import Trajectories
+
+__all__ = ["OtherRouters"]
+
+#: Seconds between two looks at the notes of others.
+_EVERY_S = 1.0
+
+
+class OtherRouters:
+    """Follows the notes that other routers write to ``store``. Without a shared store all methods return at once.
+
+    ``begun``: equal to the first note of each run that is followed; other runs are ignored. ``failed`` is called with
+    each error.
+    """
+
+    def __init__(
+        self, store: ColdStore, trajectories: Trajectories, demotion: Demotion, begun: RunBegun,
+        failed: Callable[[Exception], None],
+    ) -> None:  # fmt: skip
+        self._store = store
+        self._trajectories = trajectories
+        self._demotion = demotion
+        self._begun = begun
+        self._failed = failed
+        self._ignored: set[bytes] = set()
+        #: Segments whose parent is not known yet.
+        self._waiting: dict[bytes, Demoted] = {}
+        self._turn = anyio.Lock()
+        self._wrong: WrongNote | None = None
+        #: Sessions that are open, with the names of the runs.
+        self.open: dict[str, set[bytes]] = {}
+
+    async def run(self) -> None:
+        """Follow the notes until cancelled."""
+        while self._store.is_shared:
+            await anyio.sleep(_EVERY_S)
+            try:
+                await self.look()
+            except Exception as error:
+                self._failed(error)
+
+    async def look(self) -> None:
+        """Read the notes that are there now. Raises the store's errors; WrongNote for ever after a damaged note."""
+        if not self._store.is_shared:
+            return
+        async with self._turn:  # notes are taken in order
+            if self._wrong is not None:
+                raise self._wrong
+            for stored in await self._store.news():
+                try:
+                    for note in unpacked(stored.content):
+                        self._take(note, stored.run)
+                except WrongNote as error:
+                    self._wrong = WrongNote(f"{stored.place}: {error}")
+                    raise self._wrong from None
+        self._add_waiting()
+
+    def _take(self, note: Any, run: bytes) -> None:
+        losses = self._trajectories.losses
+        match note:
+            case RunBegun():
+                if note == self._begun:
+                    losses.texts.add(b"")  # it may lose samples without a session, now or later
+                else:
+                    self._ignored.add(run)
+            case _ if run in self._ignored:
+                return
+            case Demoted():
+                self._waiting[note.key] = note
+            case Dropped():
+                self._drop(note.key)
+            case Begun():
+                self.open.setdefault(note.session, set()).add(run)
+            case Settled():
+                self._settle(note.session, run)
+            case Lost():
+                marks = {"session": losses.sessions, "text": losses.texts}
+                marks[note.kind].add_digest((note.first, note.second))
+            case Unanswered():
+                losses.sessions.add(note.session)
+
+    def _drop(self, key: bytes) -> None:
+        if self._waiting.pop(key, None) is not None:
+            return
+        self._demotion.runs.add(key)
+        serial = self._demotion.runs.serial(key)
+        if serial in self._demotion.directory:
+            self._demotion.lose(serial)
+
+    def _settle(self, session: str, run: bytes) -> None:
+        runs = self.open.get(session, set())
+        runs.discard(run)
+        if not runs:
+            self.open.pop(session, None)
+
+    def _add_waiting(self) -> None:
+        """Add the segments whose parents are known by now. The sessions of the others stay open."""
+        while added := [key for key, note in self._waiting.items() if self._add(note)]:
+            for key in added:
+                note = self._waiting.pop(key)
+                if note.session is not None:
+                    self._settle(note.session, key)
+        for key, note in self._waiting.items():
+            if note.session is not None:
+                self.open.setdefault(note.session, set()).add(key)
+
+    def _add(self, note: Demoted) -> bool:
+        """Add the segment of ``note``, unless this router has its own view of it. Returns False without its parent."""
+        demotion = self._demotion
+        for key in filter(None, (note.key, note.parent)):
+            demotion.runs.add(key)
+        entry = entry_of_note(note, demotion.runs)
+        if demotion.has(entry.serial):
+            return True
+        if entry.parent and not demotion.has(entry.parent):
+            return False
+        self._store.learn({note.key: note.size})
+        demotion.restore(entry)
+        return True

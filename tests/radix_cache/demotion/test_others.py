@@ -1,0 +1,94 @@
+"""Routers that share a store, and read each other's notes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from radix_cache.cold_runs import SMALL, Run, run_on
+from radix_cache.direct import read
+from radix_cache.shelf import Note, Shelf
+from slime_radix_cache.demotion.cold_trajectories import StoreFailed
+from slime_radix_cache.demotion.notes import FORMAT, Begun, RunBegun, packed
+from slime_radix_cache.index.losses import Count
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def two_routers() -> AsyncIterator[tuple[Run, Run]]:
+    """Two routers with room for nothing in memory."""
+    store = Shelf(keeps_notes=True)
+    async with run_on(store, SMALL) as first, run_on(store.beside(), SMALL) as second:
+        yield first, second
+
+
+async def test_sample_of_another_router_is_found_and_continued() -> None:
+    async with two_routers() as (first, second):
+        await first.turn("a", 2)
+        await first.settled()
+        await second.cold.load_text(b"ab", "s")
+        assert read(second.kept, "ab", "s") == ([1, 2], [0, 1], None)
+        assert second.kept.candidates(b"ab") == Count(1, at_least=True)
+        await second.turn("aba", 5)
+        await second.settled()
+        await first.cold.load_session("s")
+        assert [len(one) for one in first.kept.responses_of("s")] == [1, 1]
+        assert not first.kept.has_lost("s")
+
+
+async def test_session_is_not_whole_while_it_is_open_elsewhere() -> None:
+    async with two_routers() as (first, second):
+        await first.turn("a", 2)
+        await first.settled()
+        await second.cold.load_text(b"ab", "s", asks=True)  # a request begins
+        await first.cold.load_session("s")
+        assert first.kept.has_lost("s")
+        await second.turn("ab", 5)
+        await second.settled()
+        await first.cold.load_session("s")
+        assert not first.kept.has_lost("s")
+
+
+async def test_deletion_elsewhere_is_a_loss() -> None:
+    async with two_routers() as (first, second):
+        await first.turn("a", 2)
+        await first.settled()
+        await second.cold.load_session("s")
+        second.kept.forget("s")
+        await second.settled()
+        await first.cold.load_session("s")
+        assert first.kept.has_lost("s")
+        assert not first.kept.responses_of("s")
+
+
+async def test_equal_prompts_of_two_routers_are_both_kept() -> None:
+    """The first router must not delete the prompt that the second needs."""
+    async with two_routers() as (first, second):
+        for run, session in ((first, "s"), (second, "t")):
+            await run.turn("a", 2, session=session)
+            await run.settled()
+        await first.cold.load_text(b"ab", "s")
+        assert first.kept.candidates(b"ab").number == 2
+        await first.settled()
+        await second.cold.load_session("t")
+        assert [len(one) for one in second.kept.responses_of("t")] == [1]
+        assert not second.kept.has_lost("t")
+
+
+async def test_notes_for_another_tokenizer_are_ignored() -> None:
+    async with two_routers() as (first, _):
+        notes = [RunBegun(FORMAT, "another"), Begun("s")]
+        first.shelf.written.append(Note(bytes(11), "another", packed(notes)))
+        await first.cold.load_session("s")
+        assert not first.kept.has_lost("s")
+
+
+async def test_damaged_note_is_told_from_then_on() -> None:
+    async with two_routers() as (first, _):
+        first.shelf.written.append(Note(bytes(11), "note 7", b"damaged"))
+        for _ in range(2):
+            with pytest.raises(StoreFailed, match="note 7: it is damaged at byte 0"):
+                await first.cold.load_session("s")
