@@ -79,6 +79,13 @@ class ColdStore(Protocol):
         """Return the record of each key, None for one that is lost. Raises if a record cannot be read now."""
         ...
 
+    async def read(self, key: bytes, into: memoryview) -> bool:
+        """Fill ``into`` (bytes) with the beginning of the record of ``key``, without another copy of it.
+
+        Returns False if the record is lost, or shorter. Raises if it cannot be read now.
+        """
+        ...
+
     def forget(self, keys: Sequence[bytes]) -> None:
         """Drop the records of ``keys``. Unknown keys are ignored."""
         ...

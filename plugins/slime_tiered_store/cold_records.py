@@ -185,6 +185,25 @@ class ColdRecords:
         await _all_of(read, list(dict.fromkeys(keys)))
         return [found[key] for key in keys]
 
+    async def read(self, key: bytes, into: memoryview) -> bool:
+        """Fill ``into`` with the beginning of the record of ``key``, block by block.
+
+        Returns False if the record is lost, or shorter. Raises StoreError if that cannot be told now.
+        """
+        blocks = -(-(_LENGTH.size + len(into)) // LAYOUT.bytes_per_token)
+        if blocks > self._blocks.get(key, 0):
+            return False
+        async with self._opened().borrow(_namespace(key), _tokens(blocks)) as rows:
+            if rows.num_tokens < blocks:
+                return False
+            (length,) = _LENGTH.unpack_from(rows.pieces[0])
+            place = 0
+            for number, piece in enumerate(rows.pieces):
+                part = piece[_LENGTH.size if not number else 0 :][: len(into) - place]
+                into[place : place + len(part)] = part
+                place += len(part)
+            return bool(length >= len(into))
+
     def _opened(self) -> TieredStore:
         if self.store is None:
             raise StoreError("the store is closed")

@@ -102,6 +102,13 @@ class Shelf:
             raise OSError("the shelf is closed")
         return [self.records.get(key) for key in keys]
 
+    async def read(self, key: bytes, into: memoryview) -> bool:
+        (content,) = await self.fetch([key])
+        if content is None or len(content) < len(into):
+            return False
+        into[:] = content[: len(into)]
+        return True
+
     def forget(self, keys: Sequence[bytes]) -> None:
         for key in keys:
             self.records.pop(key, None)

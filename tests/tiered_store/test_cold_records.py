@@ -148,3 +148,16 @@ async def test_closed_store_says_so() -> None:
     with pytest.raises(StoreError, match="closed"):
         await kept.fetch([key(1)])
     assert len(kept) == 0
+
+
+async def test_beginning_of_a_record_is_read_in_place(tmp_path: Path) -> None:
+    content = bytes(range(251)) * 60
+    async with records(2, 64, tmp_path) as kept:
+        await kept.keep([(key(1), content)])
+        for length in (0, 1, ROW - 8, ROW - 7, 2 * ROW, len(content)):
+            into = bytearray(length)
+            assert await kept.read(key(1), memoryview(into))
+            assert into == content[:length]
+        assert not await kept.read(key(1), memoryview(bytearray(len(content) + 1)))
+        assert not await kept.read(key(1), memoryview(bytearray(9 * ROW)))
+        assert not await kept.read(key(2), memoryview(bytearray(1)))
