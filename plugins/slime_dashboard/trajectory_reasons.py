@@ -24,6 +24,8 @@ _EXPERTS = {
     "shape_unknown": "the shape of a row is not known; set --r3-shape",
     "sizes_disagree": "engines sent rows of different sizes; set --r3-shape",
     "dropped": "the rows were dropped to keep to --r3-max-bytes",
+    "not_kept": "the store could not take the rows in time",
+    "not_in_store": "the store has lost the rows",
     "not_consumed": "no engine has answered to the last tokens",
 }
 

@@ -37,10 +37,16 @@ def offer_metrics(metrics: Metrics | None, kinds: Mapping[str, RecordedRows]) ->
         ["kind"],
     )
     metrics.gauge(
+        "slime_expert_stored_bytes",
+        "Recorded rows that are in a store instead.",
+        each(lambda rows: rows.turns.stored_bytes),
+        ["kind"],
+    )
+    metrics.gauge(
         "slime_expert_turns", "Answers whose rows are recorded.", each(lambda rows: len(rows.turns)), ["kind"]
     )
     metrics.counter(
-        "slime_expert_dropped_total", "Answers whose rows were dropped for want of memory.",
+        "slime_expert_dropped_total", "Answers whose rows were dropped for want of room.",
         each(lambda rows: rows.turns.dropped), ["kind"],
     )  # fmt: skip
     metrics.counter(

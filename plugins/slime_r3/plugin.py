@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from router_core import BadRequest, Exchange, hookimpl
 from router_core.router import Router
+from slime_r3.cold_rows import RecordStore
+from slime_r3.found_rows import FoundRows
 from slime_r3.metrics import offer_metrics
 from slime_r3.recorded_rows import RecordedRows, Shape
 from slime_r3.settings import ALWAYS, Settings
 from slime_sglang.facts import experts_shape
 from slime_sglang.generation import generates
-from slime_sglang.token_arrays import IntArray
 
 if TYPE_CHECKING:
     from slime_radix_cache.contracts import ConsumedTurn
@@ -51,8 +53,21 @@ class R3:
         router.components.register("token_rows", self)
 
     @hookimpl
+    @asynccontextmanager
+    async def lifespan(self, router: Router) -> AsyncIterator[None]:
+        """Move rows that memory has no room for to the store of demoted trajectories, if there is one."""
+        store: RecordStore | None = router.components.find("cold_store")
+        if store is not None:
+            for rows in self._rows.values():
+                router.tasks.start_soon(rows.cold.run, store)
+        yield
+
+    @hookimpl
     async def pre_request(self, exchange: Exchange) -> None:
         """Ask for routed experts."""
+        if exchange.request.path == "/generate":
+            for rows in self._rows.values():
+                await rows.cold.room()
         await self.inject(exchange)
 
     async def inject(self, exchange: Exchange) -> None:
@@ -98,9 +113,9 @@ class R3:
         if _INDEXER in meta:
             self._rows[_INDEXER].record(turns, meta, start)
 
-    def read(self, name: str, turns: Sequence[ConsumedTurn], tokens: int) -> IntArray | str:
+    def find(self, name: str, turns: Sequence[ConsumedTurn], tokens: int) -> FoundRows | str:
         """See TokenRows."""
-        return self._rows[name].read(turns, tokens)
+        return self._rows[name].find(turns, tokens)
 
     def forget(self, response: Hashable) -> None:
         """See TokenRows."""

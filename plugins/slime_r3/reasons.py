@@ -6,6 +6,8 @@ __all__ = [
     "DROPPED",
     "MIS_SIZED",
     "NOT_CONSUMED",
+    "NOT_IN_STORE",
+    "NOT_KEPT",
     "NOT_RECORDED",
     "NOT_TOLD",
     "OTHER_ADAPTER",
@@ -29,6 +31,10 @@ OTHER_VERSION = "other_weight_version"
 OTHER_ADAPTER = "other_adapter"
 #: The rows were dropped (``--r3-max-bytes``).
 DROPPED = "dropped"
+#: The store could not take the rows in time (``--store-keep-secs``), and memory had no room for them.
+NOT_KEPT = "not_kept"
+#: The store has lost the rows, or they were deleted while they were read.
+NOT_IN_STORE = "not_in_store"
 #: No engine has answered to the last tokens.
 NOT_CONSUMED = "not_consumed"
 #: Nobody says the shape of a row, and no two answers confirm its size.

@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slime_r3 import reasons
+from slime_r3.cold_rows import ColdRows
+from slime_r3.found_rows import FoundRows
 from slime_r3.turn_rows import TurnRows
 from slime_sglang.token_arrays import IntArray, array_in, may_be_recomputed
 
@@ -31,6 +33,7 @@ class RecordedRows:
 
     def __init__(self, name: str, max_bytes: int, shape: Callable[[], Shape | None], cure: str = "") -> None:
         self.turns = TurnRows(max_bytes)
+        self.cold = ColdRows(self.turns)
         self.misses: dict[str, int] = {}
         #: Rows of all answers so far.
         self.rows_recorded = 0
@@ -73,30 +76,32 @@ class RecordedRows:
         self.rows_recorded += len(found[0])
         self.turns.add(turns, *found)
 
-    def read(self, turns: Sequence[ConsumedTurn], tokens: int) -> IntArray | str:
+    def find(self, turns: Sequence[ConsumedTurn], tokens: int) -> FoundRows | str:
         """Return the rows of the first ``tokens - 1`` tokens, or the reason why not. See TokenRows."""
         doubt = self._doubt()
         if doubt == reasons.SIZES_DISAGREE:
             return doubt
-        rows = self.turns.read(turns, tokens - 1)
-        if isinstance(rows, str):
-            return rows
-        shape, size = self._shape(), rows.shape[1]
-        if not len(rows):
-            return rows.reshape(0, *shape) if shape is not None else rows
+        parts = self.turns.find(turns, tokens - 1)
+        if isinstance(parts, str):
+            return parts
+        shape = self._shape()
+        if not parts:
+            return FoundRows((0, *(shape if shape is not None else (0,))), parts, self.cold)
         if doubt is not None:
             return doubt
+        size = parts[0].piece.size
         if shape is not None and size != shape[0] * shape[1]:
             return reasons.MIS_SIZED
         if shape is None and self._layers is not None and not size % self._layers:
             shape = self._layers, size // self._layers
-        return rows.reshape(-1, *shape) if shape is not None else rows
+        return FoundRows((tokens - 1, *(shape if shape is not None else (size,))), parts, self.cold)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the size and the counters, ready for JSON."""
         return {
             "turns": len(self.turns),
             "bytes": self.turns.size_bytes,
+            "stored_bytes": self.turns.stored_bytes,
             "dropped": self.turns.dropped,
             "missing": dict(self.misses),
         }

@@ -12,35 +12,48 @@ the turns that consumed and sampled its tokens. Gaps are filled by later turns w
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from slime_r3 import reasons
+from slime_r3.pieces import Piece
 from slime_sglang.token_arrays import IntArray
 
 if TYPE_CHECKING:
     from slime_radix_cache.contracts import ConsumedTurn
 
-__all__ = ["TurnRows"]
+__all__ = ["Part", "TurnRows"]
 
 
-@dataclass(slots=True, eq=False)
-class _Head:
-    """Rows that ``users`` turns with the same prompt (``key``) share."""
+class Part(NamedTuple):
+    """The first ``length`` rows of ``piece``, which belong to the turn ``response``.
 
-    key: Hashable
-    rows: IntArray
-    users: int = 0
+    ``rows``: those of the piece, if it was in memory when it was found.
+    """
+
+    response: Hashable
+    piece: Piece
+    length: int
+    rows: IntArray | None
 
 
 class _Entry(NamedTuple):
-    """Rows of one turn, ``[tokens, row size]``. ``own`` may lack rows at its end, if no answer told them."""
+    """Rows of one turn; None where no answer told them. ``own`` may lack rows at its end."""
 
-    head: _Head | None
-    own: IntArray | None
+    head: Piece | None
+    own: tuple[Piece, ...] | None
+
+    @property
+    def own_length(self) -> int:
+        return sum(piece.length for piece in self.own or ())
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        return (*((self.head,) if self.head is not None else ()), *(self.own or ()))
+
+    def has_own(self, length: int) -> bool:
+        """Return True if the head and the first ``length`` own rows are known."""
+        return self.head is not None and self.own is not None and self.own_length >= length
 
 
 class _Stretch(NamedTuple):
@@ -56,18 +69,24 @@ class _Stretch(NamedTuple):
 
 
 class TurnRows:
-    """Rows by turn, at most ``max_bytes`` of them (0: no limit). The oldest are dropped first.
+    """Rows by turn, at most ``max_bytes`` of them in memory (0: no limit). No I/O.
 
-    Changes have no ``await``, and an entry is replaced as a whole: any thread may read.
+    With a store, ``on_full()`` is called when memory has too many, and ``forget_records(records)`` for the records of
+    rows that nobody needs any more. Without one, the oldest rows are dropped.
+    Changes have no ``await``, and an entry is replaced as a whole: any thread may call :meth:`find`.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.size_bytes = 0
+        self.stored_bytes = 0
         self.dropped = 0
+        self.on_full: Callable[[], None] | None = None
+        self.forget_records: Callable[[range], None] = lambda records: None
         self._max_bytes = max_bytes
-        #: Oldest first; ``add`` puts a turn before those that it continues.
-        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
-        self._heads: dict[Hashable, list[_Head]] = {}
+        self._entries: dict[Hashable, _Entry] = {}
+        #: Turns with rows in memory, oldest first; ``add`` puts a turn before those that it continues.
+        self._ages: OrderedDict[Hashable, None] = OrderedDict()
+        self._heads: dict[Hashable, list[Piece]] = {}
         self._reasons: dict[Hashable, str] = {}
 
     def __len__(self) -> int:
@@ -104,31 +123,29 @@ class TurnRows:
                     self.miss(stretch.turn.response, reasons.OTHER_VERSION)
         self._fill(new, rows, start)
         for stretch in (new, *reversed(before)):
-            if stretch.turn.response in self._entries:
-                self._entries.move_to_end(stretch.turn.response)
-        while self._max_bytes and self.size_bytes > self._max_bytes:
-            oldest = next(iter(self._entries))
-            self._remove(oldest)
-            self._reasons[oldest] = reasons.DROPPED
-            self.dropped += 1
+            if stretch.turn.response in self._ages:
+                self._ages.move_to_end(stretch.turn.response)
+        if self.exceeds():
+            self._make_room()
 
-    def read(self, turns: Sequence[ConsumedTurn], count: int) -> IntArray | str:
-        """Return the rows of the first ``count`` tokens of the context of ``turns``, or the reason why not. O(rows)."""
+    def find(self, turns: Sequence[ConsumedTurn], count: int) -> list[Part] | str:
+        """Return the first ``count`` rows of the context of ``turns``, or the reason why not. O(turns)."""
         if count <= 0:
-            return np.empty((0, 0), np.uint8)
+            return []
         if len({turn.adapter for turn in turns}) > 1:
             return reasons.OTHER_ADAPTER  # the last turn was sampled after another routing of the others
-        parts: list[IntArray] = []
-        known = 0
-        for stretch in _stretches(turns):
-            entry = self._entries.get(stretch.turn.response)
-            own = stretch.end - stretch.turn.start
-            if entry is None or entry.head is None or entry.own is None or len(entry.own) < own:
-                return self._reasons.get(stretch.turn.response, reasons.NOT_RECORDED)
-            parts += [part for part in (entry.head.rows, entry.own[:own]) if len(part)]
-            known = stretch.end
-            if known >= count:
-                return np.concatenate(parts)[:count]
+        parts: list[Part] = []
+        for turn, place, end in _stretches(turns):
+            entry = self._entries.get(turn.response)
+            if entry is None or not entry.has_own(end - turn.start):
+                return self._reasons.get(turn.response, reasons.NOT_RECORDED)
+            for piece in entry.pieces:
+                length = min(piece.length, min(end, count) - place)
+                if length > 0:
+                    parts.append(Part(turn.response, piece, length, piece.rows))
+                place += piece.length
+            if end >= count:
+                return parts
         return reasons.NOT_CONSUMED
 
     def clear(self, reason: str) -> None:
@@ -143,64 +160,124 @@ class TurnRows:
         if response in self._entries:
             self._remove(response)
 
+    def drop(self, response: Hashable, reason: str) -> None:
+        """Drop the rows of ``response``, for ``reason``."""
+        self._remove(response)
+        self._reasons[response] = reason
+        self.dropped += 1
+
+    # Room in memory.
+
+    def exceeds(self, less: int = 0) -> bool:
+        """Return True if memory has too many rows, also with ``less`` bytes of them less."""
+        return bool(self._max_bytes) and self.size_bytes - less > self._max_bytes
+
+    @property
+    def is_crowded(self) -> bool:
+        """True if the limit is exceeded by a quarter."""
+        return self.exceeds(self.size_bytes // 5)
+
+    def _make_room(self) -> None:
+        if self.on_full is not None:
+            self.on_full()
+            return
+        while self.exceeds():
+            self.drop(next(iter(self._ages)), reasons.DROPPED)
+
+    def overdue(self, most_bytes: int) -> list[Hashable]:
+        """Return the next turns whose rows should leave memory, oldest first, about ``most_bytes`` of them."""
+        found: list[Hashable] = []
+        size = 0
+        for response in self._ages:
+            if size >= most_bytes or not self.exceeds(size):
+                break
+            found.append(response)
+            size += sum(piece.nbytes for piece in self.in_memory(response))
+        return found
+
+    def in_memory(self, response: Hashable) -> list[Piece]:
+        """Return the rows of ``response`` that are in memory."""
+        entry = self._entries.get(response)
+        return [piece for piece in entry.pieces if piece.rows is not None] if entry is not None else []
+
+    def note_stored(self, piece: Piece, records: range) -> None:
+        """Note that the store has ``piece`` in ``records``; forget them if nobody needs it any more."""
+        if not piece.users:
+            self.forget_records(records)
+            return
+        self.size_bytes -= piece.nbytes
+        self.stored_bytes += piece.nbytes
+        piece.leave_memory(records)
+
+    def leave(self, response: Hashable) -> None:
+        """Note that the rows of ``response`` have left memory, but for those that came meanwhile."""
+        if not self.in_memory(response):
+            self._ages.pop(response, None)
+
+    def drop_unstored(self, response: Hashable, reason: str) -> None:
+        """Drop the rows of ``response`` if some of them are still in memory only."""
+        if self.in_memory(response):
+            self.drop(response, reason)
+
+    def lose(self, part: Part, reason: str) -> None:
+        """Drop the rows of the turn of ``part``, which cannot be read, unless others have replaced them."""
+        entry = self._entries.get(part.response)
+        if entry is not None and part.piece in entry.pieces:
+            self.drop(part.response, reason)
+
     def _is_complete(self, stretch: _Stretch) -> bool:
         entry = self._entries.get(stretch.turn.response)
-        if entry is None or entry.head is None or entry.own is None:
-            return False
-        return len(entry.own) >= stretch.end - stretch.turn.start
+        return entry is not None and entry.has_own(stretch.end - stretch.turn.start)
 
     def _fill(self, stretch: _Stretch, rows: IntArray, start: int) -> None:
         """Add the rows of ``stretch`` that are not known; ``rows`` begin at ``start``."""
         turn, first, end = stretch
-        head, own = self._entries.get(turn.response, _Entry(None, None))
+        entry = self._entries.get(turn.response, _Entry(None, None))
+        head, own, length = entry.head, entry.own, entry.own_length
         if head is None and start <= first:
             head = self._shared(stretch.key, rows[first - start : turn.start - start])
-        if start <= turn.start and (own is None or len(own) < end - turn.start):
-            told = rows[turn.start - start : end - start]
-            more = told.copy() if own is None or not len(own) else np.concatenate([own, told[len(own) :]])
-            self.size_bytes += more.nbytes - (own.nbytes if own is not None else 0)
-            own = more
+        if start <= turn.start and (own is None or length < end - turn.start):
+            more = Piece(rows[turn.start + length - start : end - start].copy())
+            self.size_bytes += more.nbytes
+            own, length = (*(own or ()), more), length + more.length
         if head is None or own is None:
             self._reasons.setdefault(turn.response, reasons.STARTS_LATER)
-        elif len(own) >= turn.length - 1:
+        elif length >= turn.length - 1:
             self._reasons.pop(turn.response, None)
         if head is not None or own is not None:
             self._entries[turn.response] = _Entry(head, own)
+            self._ages.setdefault(turn.response)
 
-    def _shared(self, key: Hashable, rows: IntArray) -> _Head:
+    def _shared(self, key: Hashable, rows: IntArray) -> Piece:
         """Return the head with ``rows``, for one more turn."""
         alike = self._heads.setdefault(key, [])
-        head = next((one for one in alike if _equal(one.rows, rows)), None)
-        if head is None:
-            head = _Head(key, rows.copy())
-            alike.append(head)
-            self.size_bytes += head.rows.nbytes
-        head.users += 1
+        head = next((one for one in alike if one.equals(rows)), None)
+        if head is not None:
+            head.users += 1
+            return head
+        head = Piece(rows.copy(), key)
+        alike.append(head)
+        self.size_bytes += head.nbytes
         return head
 
     def _remove(self, response: Hashable) -> None:
-        head, own = self._entries.pop(response)
-        if own is not None:
-            self.size_bytes -= own.nbytes
-        if head is None:
-            return
-        head.users -= 1
-        if not head.users:
-            self.size_bytes -= head.rows.nbytes
-            alike = self._heads[head.key]
-            alike.remove(head)
+        self._ages.pop(response, None)
+        for piece in self._entries.pop(response).pieces:
+            piece.users -= 1
+            if not piece.users:
+                self._free(piece)
+
+    def _free(self, piece: Piece) -> None:
+        if piece.rows is not None:
+            self.size_bytes -= piece.nbytes
+        else:
+            self.stored_bytes -= piece.nbytes
+            self.forget_records(piece.records)
+        if piece.key is not None:
+            alike = self._heads[piece.key]
+            alike.remove(piece)
             if not alike:
-                del self._heads[head.key]
-
-
-def _equal(rows: IntArray, others: IntArray) -> bool:
-    """Return True if both have the same shape and values. Fast if they have the same type."""
-    if rows.dtype != others.dtype or rows.nbytes % 8:
-        return np.array_equal(rows, others)
-    # Eight bytes at once, since the comparison makes an array of its results.
-    return rows.shape == others.shape and np.array_equal(
-        rows.reshape(-1).view(np.uint64), others.reshape(-1).view(np.uint64)
-    )
+                del self._heads[piece.key]
 
 
 def _stretches(turns: Sequence[ConsumedTurn]) -> Iterator[_Stretch]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConsumedTurn",
+    "FoundRows",
     "RecordedTokens",
     "SessionList",
     "SessionPage",
@@ -46,7 +47,8 @@ class TextEncoder(Protocol):
 class ConsumedTurn(NamedTuple):
     """One response in a context. Places and lengths are in tokens.
 
-    ``response``: its identity. ``prompt``: equal for responses to the same prompt. ``start``: place of its first token.
+    ``response``: its identity, which outlives its demotion. ``prompt``: equal for responses to the same prompt.
+    ``start``: place of its first token.
     ``length``: its tokens, of which the context keeps the first ``kept``.
     ``versions``: ``(version, number of tokens)`` of consecutive runs. ``adapter``: the LoRA adapter that sampled it.
     """
@@ -193,8 +195,8 @@ class SessionTurns(Protocol):
         """Return the context of ``turn``, one of ``turns``. Any thread may call it."""
         ...
 
-    def rows(self, name: str, turn: Any, tokens: int) -> npt.NDArray[np.integer[Any]] | str | None:
-        """Return the rows ``name`` of the first ``tokens - 1`` tokens up to ``turn``, or why they are not known.
+    def rows(self, name: str, turn: Any, tokens: int) -> FoundRows | str | None:
+        """Find the rows ``name`` of the first ``tokens - 1`` tokens up to ``turn``; or return why they are not known.
 
         None: no plugin records rows. Any thread may call it.
         """
@@ -217,6 +219,16 @@ class SessionTurns(Protocol):
         ...
 
 
+class FoundRows(Protocol):
+    """Rows that are known, and may be read. ``shape``: ``[tokens, layers, top_k]`` or ``[tokens, row size]``."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    async def read(self) -> npt.NDArray[np.integer[Any]] | str:
+        """Return the rows, or why they are lost. Rows in a store are read into the returned array. Raises HTTPError."""
+
+
 class TokenRows(Protocol):
     """Store of the rows that engines tell for each token, such as routed experts; the component ``"token_rows"``.
 
@@ -225,7 +237,6 @@ class TokenRows(Protocol):
 
     async def inject(self, exchange: Exchange) -> None:
         """Ask for rows in the body of ``exchange``, a generation of any API, unless the client did or declined it."""
-        ...
 
     def fields(
         self, exchange: Exchange, body: Mapping[str, Any], contexts: Sequence[Sequence[ConsumedTurn]]
@@ -234,28 +245,21 @@ class TokenRows(Protocol):
 
         ``contexts``: what each of its prompts continues.
         """
-        ...
 
     def record(self, turns: Sequence[ConsumedTurn], meta: Mapping[str, Any], start: int) -> None:
         """Record the rows in ``meta``, the ``meta_info`` of the answer that is the last of ``turns``.
 
         ``start``: the first token whose row was asked for.
         """
-        ...
 
-    def read(
-        self, name: str, turns: Sequence[ConsumedTurn], tokens: int
-    ) -> npt.NDArray[np.integer[Any]] | str:
-        """Return the rows ``name`` of the first ``tokens - 1`` tokens of the context; or why they are not known.
+    def find(self, name: str, turns: Sequence[ConsumedTurn], tokens: int) -> FoundRows | str:
+        """Find the rows ``name`` of the first ``tokens - 1`` tokens of the context; or return why they are not known.
 
-        ``name``: that of the field in ``meta_info``. Safe in any thread.
+        ``name``: that of the field in ``meta_info``. O(turns); safe in any thread.
         """
-        ...
 
     def forget(self, response: Hashable) -> None:
-        """Drop the rows of ``response``, which was evicted."""
-        ...
+        """Drop the rows of ``response``, which is gone for good. A demoted response keeps its rows."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return sizes and counters, ready for JSON."""
-        ...

@@ -147,15 +147,16 @@ class RadixCache:
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
         """Subscribe to pauses and aborts, and compact the log if there is one."""
-        self._turns.rows.keep_in(router.components.find("token_rows"))
         if (events := router.components.find("control_events")) is not None:
             self._interruptions.follow(events)
         router.tasks.start_soon(self._interruptions.end_with, router.stopping)
         if (store := router.components.find("cold_store")) is not None:
             reader = fingerprint(router.components.get("tokenizer"))
             async with self._cold.kept_in(store, reader, router.tasks):
+                self._turns.rows.keep_in(router.components.find("token_rows"), self._cold.demotion)
                 yield
             return
+        self._turns.rows.keep_in(router.components.find("token_rows"), None)
         if self._log is None:
             yield
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import anyio.to_thread
@@ -23,9 +23,11 @@ from slime_sessions.tree import committed
 
 if TYPE_CHECKING:
     from slime_radix_cache.contracts import SessionTurns, Turn
+    from slime_sessions.samples import Sample
 
 __all__ = ["SessionRoutes"]
 
+_T = TypeVar("_T")
 _COMPONENT = "session_turns"
 #: Keys of a sample's metadata that only the server writes (miles' _SERVER_OWNED_METADATA_KEYS).
 _OWN_KEYS = frozenset(
@@ -118,26 +120,32 @@ class SessionRoutes:
         session, source, turns = await self._find(request)
         is_lossy = source.has_lost(session)
 
-        def write() -> bytes:
+        def made() -> tuple[list[Sample], dict[str, Any]]:
             from slime_sessions.samples import InexactSession, samples_of  # numpy is heavy
-            from slime_sessions.wire import encode  # numpy is heavy
 
             if is_lossy:
                 raise InexactSession(
                     f"something of session {session!r} is lost, or could not be recorded as exact: a sample would"
                     f" be missing or too short (GET /trajectories/{quote(session)} has what is kept)"
                 )
-            agent = wanted.metadata or {}
             metadata: dict[str, Any] = {
                 "accumulated_token_ids": accumulated(source, turns, committed(turns)),
                 "max_trim_tokens": 0,
                 "complete": True,
                 **({"agent": agent} if wanted.metadata is not None else {}),
             }
-            samples = samples_of(source, session, turns, wanted.max_seq_len, retries=wanted.retries)
+            return samples_of(source, session, turns, wanted.max_seq_len, retries=wanted.retries), metadata
+
+        agent = wanted.metadata or {}
+        samples, metadata = await _written(turns, made)
+        rows = [await sample.rows() for sample in samples]
+
+        def write() -> bytes:
+            from slime_sessions.wire import encode  # numpy is heavy
+
             empty = None if samples else "all_truncated" if committed(turns) else "no_records"
             shown = {key: value for key, value in agent.items() if key not in _OWN_KEYS}
-            return encode(samples, metadata, empty, reward=agent.get("reward"), agent=shown)
+            return encode(samples, rows, metadata, empty, reward=agent.get("reward"), agent=shown)
 
         return Response(await _written(turns, write), media_type="application/octet-stream")
 
@@ -170,7 +178,7 @@ def _not_found(session: str) -> SessionNotFound:
     return SessionNotFound(f"no session {session!r:.200}: deleted, or neither created nor recorded")
 
 
-async def _written(turns: Sequence[Turn], write: Callable[[], bytes]) -> bytes:
+async def _written(turns: Sequence[Turn], write: Callable[[], _T]) -> _T:
     """Call ``write``, in a thread when ``turns`` are many or long. Returns its result."""
     many = sum(turn.tokens for turn in turns) > _MANY_TOKENS or len(turns) > _MANY_TURNS
     return await anyio.to_thread.run_sync(write) if many else write()

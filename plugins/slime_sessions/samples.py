@@ -19,10 +19,12 @@ from router_core.errors import HTTPError
 from slime_sessions.tree import COMPLETED, committed, leaves, status_of
 
 if TYPE_CHECKING:
-    from slime_radix_cache.contracts import SessionTurns, Turn, TurnContext, TurnRecord
+    from slime_radix_cache.contracts import FoundRows, SessionTurns, Turn, TurnContext, TurnRecord
 
-__all__ = ["ROWS", "InexactSession", "Sample", "samples_of"]
+__all__ = ["ROWS", "InexactSession", "Rows", "Sample", "samples_of"]
 
+#: Rows by field of ``meta_info``, or the reasons why they are not known.
+Rows = Mapping[str, npt.NDArray[np.integer[Any]] | str]
 _PROMPT = -1
 #: Fields of ``meta_info`` with a row for each token.
 ROWS = ("routed_experts", "indexer_topk")
@@ -39,7 +41,7 @@ class Sample:
     """One sample. ``loss_mask`` and ``logprobs`` are those of the last ``len(loss_mask)`` of ``tokens``: the response.
 
     ``status``: completed, truncated or aborted. ``weight_versions``: of each run of sampled tokens, in order.
-    ``rows``: by field of ``meta_info``, ``[len(tokens) - 1, layers, top_k]`` or the reason why it is not known.
+    ``found``: by field of ``meta_info``, rows ``[len(tokens) - 1, layers, top_k]`` or why they are not known.
     """
 
     tokens: npt.NDArray[np.int64]
@@ -49,7 +51,13 @@ class Sample:
     status: str
     weight_versions: list[str]
     leaf: dict[str, Any]
-    rows: dict[str, npt.NDArray[np.integer[Any]] | str]
+    found: Mapping[str, FoundRows | str]
+
+    async def rows(self) -> Rows:
+        """Return the rows in ``found``, or the reasons why they are lost. Raises HTTPError."""
+        return {
+            name: rows if isinstance(rows, str) else await rows.read() for name, rows in self.found.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +133,15 @@ def _sample(source: SessionTurns, path: _Path, trained: dict[Hashable, int]) -> 
         path.status,
         list(_versions(record, end)),
         {"node_id": path.leaf.number, "parent": path.leaf.before, "path_node_ids": numbers},
-        dict(_rows(source, path)),
+        dict(_found(source, path)),
     )
 
 
-def _rows(source: SessionTurns, path: _Path) -> Iterator[tuple[str, npt.NDArray[np.integer[Any]] | str]]:
+def _found(source: SessionTurns, path: _Path) -> Iterator[tuple[str, FoundRows | str]]:
     for name in ROWS:
         rows = source.rows(name, path.leaf, path.end)
         if rows is not None:
-            is_flat = not isinstance(rows, str) and rows.ndim != 3
+            is_flat = not isinstance(rows, str) and len(rows.shape) != 3
             yield name, "shape_unknown" if is_flat else rows
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 import safetensors.numpy
 
-from slime_sessions.samples import ROWS, Sample
+from slime_sessions.samples import ROWS, Rows, Sample
 
 __all__ = ["encode"]
 
@@ -25,26 +25,27 @@ _META = "_samples_meta"
 
 def encode(
     samples: Sequence[Sample],
+    rows: Sequence[Rows],
     metadata: Mapping[str, Any],
     empty_reason: str | None = None,
     *,
     reward: Any = None,
     agent: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """Return the reply with ``samples``, each with ``reward``, and with ``agent`` in its metadata."""
+    """Return the reply with ``samples`` and their ``rows``, each with ``reward``, and ``agent`` in its metadata."""
     tensors: dict[str, Any] = {}
     described = []
-    for index, sample in enumerate(samples):
+    for index, (sample, known) in enumerate(zip(samples, rows, strict=True)):
         tensors[f"tokens.{index}"] = np.ascontiguousarray(sample.tokens)
         tensors[f"loss_mask.{index}"] = np.ascontiguousarray(sample.loss_mask)
         tensors[f"rollout_log_probs.{index}"] = np.ascontiguousarray(sample.logprobs)
         nulls = []
         for name in ROWS:
-            rows = sample.rows.get(name)
-            if rows is None or isinstance(rows, str):
+            values = known.get(name)
+            if values is None or isinstance(values, str):
                 nulls.append(f"rollout_{name}")
             else:
-                tensors[f"rollout_{name}.{index}"] = np.ascontiguousarray(rows, np.int32)
+                tensors[f"rollout_{name}.{index}"] = np.ascontiguousarray(values, np.int32)
         described.append(
             {
                 "response": sample.response,
@@ -52,7 +53,7 @@ def encode(
                 "status": sample.status,
                 "weight_versions": sample.weight_versions,
                 "prefix_cache_info": {"cached_tokens": 0, "total_prompt_tokens": 0},
-                "metadata": {**(agent or {}), "leaf": sample.leaf, **_about_experts(sample)},
+                "metadata": {**(agent or {}), "leaf": sample.leaf, **_about_experts(known)},
                 "reward": reward,
                 "nulls": nulls,
             }
@@ -62,9 +63,9 @@ def encode(
     return safetensors.numpy.save(tensors)
 
 
-def _about_experts(sample: Sample) -> dict[str, Any]:
+def _about_experts(known: Rows) -> dict[str, Any]:
     """Return what the metadata say about routed experts; nothing if no plugin records them."""
-    rows = sample.rows.get(ROWS[0])
+    rows = known.get(ROWS[0])
     if rows is None:
         return {}
     reason = rows if isinstance(rows, str) else None

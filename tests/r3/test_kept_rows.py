@@ -67,7 +67,7 @@ async def test_rows_go_with_their_segments(start: Start, model: NgramModel, chec
         assert (await replay.stats())["routed_experts"]["bytes"] > 0
         assert (await replay.running.client.delete("/sessions/a")).status_code == 204
         assert (await replay.stats())["routed_experts"] | {"missing": {}} == {
-            "turns": 0, "bytes": 0, "dropped": 0, "missing": {},
+            "turns": 0, "bytes": 0, "stored_bytes": 0, "dropped": 0, "missing": {},
         }  # fmt: skip
 
 

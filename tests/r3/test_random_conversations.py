@@ -1,7 +1,7 @@
 """Random conversations with forks, cuts, streams that clients leave, and weight updates.
 
 Here the experts also depend on the weights. So a row of other weights than those that processed its token is wrong.
-Some answers are aborted and resumed, and in some tests most rows are dropped.
+Some answers are aborted and resumed. In some tests most rows are dropped, or all are moved to a store.
 What is told as exact must be right; everything else must be said.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -191,11 +192,21 @@ def _number(version: str) -> int:
 
 @pytest.mark.parametrize("seed", range(5))
 async def test_exact_experts_are_right_and_the_others_are_said(
-    start: Start, model: NgramModel, checkpoint: str, seed: int, monkeypatch: pytest.MonkeyPatch
+    start: Start,
+    model: NgramModel,
+    checkpoint: str,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     versioned_experts(monkeypatch)
-    is_small = seed % 3 == 2
-    flags = ("--r3-max-bytes", "1200" if is_small else "0", "--resume-aborted", "--abort-retry-wait-s", "0")
+    is_small, is_cold = seed % 3 == 2, seed == 3
+    memory = "1" if is_cold else "1200" if is_small else "0"
+    flags = ["--r3-max-bytes", memory, "--resume-aborted", "--abort-retry-wait-s", "0"]
+    if is_cold:  # all tokens and rows are moved to the disk
+        flags += ["--radix-tree-max-size", "1", "--middleware-paths", "slime_tiered_store"]
+        flags += ["--store-ssd", str(tmp_path / "disk"), "--store-ssd-bytes", str(8 << 20)]
+        flags += ["--store-memory-bytes", "4096"]
     async with replaying(start, model, checkpoint, *flags, engines=2, tokens_per_second=2000) as replay:
         conversations = Conversations(replay, random.Random(seed))
         for _ in range(30):
@@ -204,4 +215,6 @@ async def test_exact_experts_are_right_and_the_others_are_said(
         told = conversations.told
         assert told[None] > (0 if is_small else told.total() / 10), told
         assert bool(told["dropped"]) is is_small, told
-        assert (await replay.running.client.get("/cache_stats")).json()["aborts"]["resumed"]
+        stats = (await replay.running.client.get("/cache_stats")).json()
+        assert stats["aborts"]["resumed"]
+        assert bool(stats["token_rows"]["routed_experts"]["stored_bytes"]) is is_cold

@@ -6,15 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from router_core.exchange import Exchange
+from slime_radix_cache.demotion.demotion import Demotion
 from slime_radix_cache.index.consumed_turns import consumed_turns
 from slime_radix_cache.index.segments import Context, Response
 from slime_radix_cache.index.trajectories import Trajectories
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from slime_radix_cache.contracts import TokenRows
+    from slime_radix_cache.contracts import FoundRows, TokenRows
 
 __all__ = ["RowRecorder"]
 
@@ -35,10 +33,14 @@ class RowRecorder:
         self._trajectories = trajectories
         self.store: TokenRows | None = None
 
-    def keep_in(self, store: TokenRows | None) -> None:
-        """Use ``store`` from now on. It forgets evicted responses."""
+    def keep_in(self, store: TokenRows | None, demotion: Demotion | None) -> None:
+        """Use ``store`` from now on. It forgets responses that are gone; those that are demoted are not."""
         self.store = store
-        if store is not None:
+        if store is None:
+            return
+        if demotion is not None:
+            demotion.gone = store.forget
+        else:
             self._trajectories.response_removed = store.forget
 
     def asked(
@@ -63,11 +65,11 @@ class RowRecorder:
         if self.store is not None and response.is_fact:
             self.store.record(consumed_turns((response, len(response))), meta, start)
 
-    def read(self, name: str, context: Context, tokens: int) -> npt.NDArray[np.integer[Any]] | str:
-        """Return the rows ``name`` of the first ``tokens - 1`` tokens of ``context``, or why they are not known."""
+    def find(self, name: str, context: Context, tokens: int) -> FoundRows | str:
+        """Find the rows ``name`` of the first ``tokens - 1`` tokens of ``context``, or return why they are unknown."""
         if self.store is None:
             return "not_recorded"
-        return self.store.read(name, consumed_turns(context), tokens)
+        return self.store.find(name, consumed_turns(context), tokens)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the sizes of the store, ready for JSON; nothing if there is none."""

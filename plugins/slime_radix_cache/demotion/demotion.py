@@ -31,10 +31,10 @@ _LOST = "not_in_store"
 class Demotion:
     """The demoted segments of ``trajectories``, and the serials of all segments. No method awaits.
 
-    ``forget(serial)`` is called for each record that is not needed any more, ``on_notice()`` when the limits do not
-    hold, ``on_change(entry)`` when a demoted segment changes, ``on_grown(session, part, whole)`` with serials of a
-    response and its beginning. ``memory``: the segments in memory. ``demoted``: numbers of demoted segments by reason;
-    ``promoted``: the number of those that came back.
+    ``forget(serial)`` is called for each record that is not needed any more, ``gone(serial)`` for each segment that is
+    lost for good, ``on_notice()`` when the limits do not hold, ``on_change(entry)`` when a demoted segment changes,
+    ``on_grown(session, part, whole)`` with serials of a response and its beginning. ``memory``: the segments in memory.
+    ``demoted``: numbers of demoted segments by reason; ``promoted``: the number of those that came back.
     """
 
     def __init__(self, trajectories: Trajectories) -> None:
@@ -44,6 +44,7 @@ class Demotion:
         self.demoted: Counter[str] = Counter()
         self.promoted = 0
         self.forget: Callable[[int], None] = lambda serial: None
+        self.gone: Callable[[int], None] = lambda serial: None
         #: Numbers of kept and demoted responses by session; the session whose first response is the latest is last.
         self.sessions: Counter[str] = Counter()
         self.on_notice: Callable[[], None] = lambda: None
@@ -269,6 +270,7 @@ class Demotion:
             if child in self.directory:
                 self.lose(child)
         self._forget(serial)
+        self.gone(serial)
         if session is None:
             return
         self.sessions[session] -= 1

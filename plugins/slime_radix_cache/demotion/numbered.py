@@ -28,7 +28,7 @@ class Numbered:
 
     def add(self, segment: Segment, serial: int, *, is_new: bool) -> None:
         """Add ``segment``. ``is_new``: no store can have it."""
-        self.serials[segment] = serial
+        self.serials[segment] = segment.serial = serial
         self.segments[serial] = segment
         if is_new and isinstance(segment, Response) and segment.session is not None:
             self._unsaved[segment.session] += 1
@@ -49,7 +49,7 @@ class Numbered:
     def renumber(self, segment: Segment, serial: int) -> None:
         """Give ``segment`` another ``serial``."""
         del self.segments[self.serials[segment]]
-        self.serials[segment] = serial
+        self.serials[segment] = segment.serial = serial
         self.segments[serial] = segment
 
     def is_saved(self, segment: Segment) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from slime_radix_cache.contracts import ConsumedTurn
-from slime_radix_cache.index.segments import Context, Response, links
+from slime_radix_cache.index.segments import Context, Response, Segment, links
 
 __all__ = ["consumed_turns"]
 
@@ -16,9 +18,14 @@ def consumed_turns(context: Context) -> list[ConsumedTurn]:
     place = 0
     for segment, kept in chain:
         if isinstance(segment, Response):
-            prompt = segment.parent, segment.kept
+            response, prompt = _identity(segment), (_identity(segment.parent), segment.kept)
             turns.append(
-                ConsumedTurn(segment, prompt, place, len(segment), kept, segment.versions, segment.adapter)
+                ConsumedTurn(response, prompt, place, len(segment), kept, segment.versions, segment.adapter)
             )
         place += kept
     return turns
+
+
+def _identity(segment: Segment | None) -> Hashable:
+    """Return what is equal for ``segment`` and the same one after its demotion and promotion."""
+    return segment.serial or segment if segment is not None else None

@@ -18,8 +18,8 @@ __all__ = ["Demotion", "Sampled", "SegmentStore", "confirm"]
 
 # Memory of an object of each kind in CPython 3.11, without packed values and text.
 _NODE_BYTES = 136
-_PROMPT_BYTES = 168
-_RESPONSE_BYTES = 383
+_PROMPT_BYTES = 176
+_RESPONSE_BYTES = 391
 _SESSION_BYTES = 92
 
 

@@ -54,10 +54,13 @@ class Segment:
     ``kept``: how many tokens of ``parent`` precede it. ``ids``: packed int32. ``node``: the end of its visible text
     in the index. ``doubt``: why records with this segment are inexact, or None. The other fields belong to the cache:
     ``children`` counts segments that continue it, ``pins`` counts contexts in flight with it. ``generation`` counts
-    the new weight versions before its last use; ``older`` and ``newer`` are neighbours by age.
+    the new weight versions before its last use; ``older`` and ``newer`` are neighbours by age. ``serial``:
+    its number that outlives a demotion; 0 without a store.
     """
 
-    __slots__ = ("children", "doubt", "generation", "ids", "kept", "newer", "node", "older", "parent", "pins")
+    __slots__ = (
+        "children", "doubt", "generation", "ids", "kept", "newer", "node", "older", "parent", "pins", "serial",
+    )  # fmt: skip
 
     def __init__(self, context: Context, ids: bytes, node: Node, doubt: str | None = None) -> None:
         self.parent: Segment | None = context[0] if context is not None else None
@@ -65,9 +68,7 @@ class Segment:
         self.ids = ids
         self.node = node
         self.doubt = doubt
-        self.children = 0
-        self.pins = 0
-        self.generation = 0
+        self.children = self.pins = self.generation = self.serial = 0
         self.older: Segment | None = None
         self.newer: Segment | None = None
 

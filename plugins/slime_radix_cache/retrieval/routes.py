@@ -29,7 +29,7 @@ from slime_radix_cache.retrieval.empty_sessions import nothing_kept
 from slime_radix_cache.retrieval.formats import JSON, Format, format_for
 from slime_radix_cache.retrieval.question import Conversation, Question, read_object, rows_asked
 from slime_radix_cache.retrieval.templates import ChatTemplate
-from slime_radix_cache.retrieval.token_rows import WantedRows, rows_of
+from slime_radix_cache.retrieval.token_rows import WantedRows, find_rows
 from slime_radix_cache.tally import Tally
 from slime_radix_cache.tokens.encoding import Encoder
 
@@ -108,12 +108,19 @@ class Retrieval:
             **about_record(record, reason, matched, candidates),
             "finish_reason": _finish_reason(match, text),
         }
-        rows = rows_of(self._rows, match.context, len(record.tokens), reason, question.rows)
-        return Answer(record, about, question.logprobs, rows)
+        found = find_rows(self._rows, match.context, len(record.tokens), reason, question.rows)
+        return Answer(record, about, question.logprobs, await found.read())
 
-    def _with_rows(self, answer: Answer, branch: Branch, wanted: WantedRows) -> Answer:
-        context, reason = (branch.leaf, len(branch.leaf)), answer.about["inexact_reason"]
-        return replace(answer, rows=rows_of(self._rows, context, branch.tokens, reason, wanted))
+    async def _with_rows(
+        self, answers: Sequence[Answer], leaves: Sequence[Branch], wanted: WantedRows
+    ) -> list[Answer]:
+        found = [
+            find_rows(
+                self._rows, (leaf.leaf, len(leaf.leaf)), leaf.tokens, answer.about["inexact_reason"], wanted
+            )
+            for answer, leaf in zip(answers, leaves, strict=True)
+        ]
+        return [replace(answer, rows=await each.read()) for answer, each in zip(answers, found, strict=True)]
 
     def _lost(self, text: bytes, session: str | None) -> Lost:
         kept = self._trajectories
@@ -195,14 +202,14 @@ class Retrieval:
             about, leaves = self.session(session)
             format = format_for(request.headers.get("accept", ""))
 
-            def write() -> bytes:
-                answers = [answer_of(leaf, self._spell) for leaf in leaves]
-                if rows.names:
-                    answers = [self._with_rows(*pair, rows) for pair in zip(answers, leaves, strict=True)]
-                return format.many(about, answers)
+            def made() -> list[Answer]:
+                return [answer_of(leaf, self._spell) for leaf in leaves]
 
-            size = sum(leaf.tokens for leaf in leaves)
-            return await self._written(format, _MANY if rows.names else size, write, _address(request))
+            client, size = _address(request), sum(leaf.tokens for leaf in leaves)
+            if not rows.names:
+                return await self._written(format, size, lambda: format.many(about, made()), client)
+            answers = await self._with_rows(await self._threads.run(made, client), leaves, rows)
+            return await self._written(format, _MANY, lambda: format.many(about, answers), client)
 
         async def no_session(_: HTTPRequest) -> HTTPResponse:
             raise SessionNotFound("wanted the name of a session: GET /trajectories/SESSION")

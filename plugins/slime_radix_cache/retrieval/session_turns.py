@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -16,7 +16,9 @@ from slime_radix_cache.index.trajectories import Trajectories
 from slime_radix_cache.retrieval.answer import Record, reason_of_record, record_of
 from slime_radix_cache.retrieval.branches import continued_in
 from slime_radix_cache.retrieval.empty_sessions import nothing_kept
-from slime_sglang.token_arrays import IntArray
+
+if TYPE_CHECKING:
+    from slime_radix_cache.contracts import FoundRows
 
 __all__ = ["SessionTurns", "Turn", "TurnContext"]
 
@@ -132,14 +134,14 @@ class SessionTurns:
         reason = "evicted" if cut_short else reason_of_record(context, has_logprobs=record.has_logprobs)
         return TurnContext(record, tuple(reversed(spans)), tuple(reversed(sampled)), reason)
 
-    def rows(self, name: str, turn: Turn, tokens: int) -> IntArray | str | None:
-        """Return the rows ``name`` of the first ``tokens - 1`` tokens up to ``turn``, or why they are not known.
+    def rows(self, name: str, turn: Turn, tokens: int) -> FoundRows | str | None:
+        """Find the rows ``name`` of the first ``tokens - 1`` tokens up to ``turn``; or return why they are not known.
 
         ``name``: that of a field in ``meta_info``, such as ``routed_experts``. None: no plugin records rows.
         """
         if self._rows.store is None:
             return None
-        return self._rows.read(name, (turn.response, len(turn.response)), tokens)
+        return self._rows.find(name, (turn.response, len(turn.response)), tokens)
 
     def text(self, turn: Turn) -> str:
         """Return the response text of ``turn``. O(its length). Only for the event loop, which changes the index."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pybase64
@@ -15,7 +15,10 @@ from slime_radix_cache.index.segments import Context
 from slime_sglang.answers import TOKEN_ARRAYS
 from slime_sglang.token_arrays import IntArray, encoded
 
-__all__ = ["INT32", "NPY", "ROWS", "RowNames", "Rows", "WantedRows", "rows_of"]
+if TYPE_CHECKING:
+    from slime_radix_cache.contracts import FoundRows
+
+__all__ = ["INT32", "NPY", "ROWS", "RowNames", "Rows", "WantedRows", "find_rows"]
 
 #: Forms of rows in JSON: SGLang's base64 of int32, and vLLM's base64 of a file in NumPy's format.
 INT32, NPY = "int32", "npy"
@@ -85,16 +88,29 @@ class Rows:
         return pybase64.b64encode_as_string(file.getbuffer())
 
 
-def rows_of(
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Rows of one context that are found, or the reasons why not. ``form``: that in JSON."""
+
+    rows: Mapping[str, FoundRows | str]
+    form: str
+
+    async def read(self) -> tuple[Rows, ...]:
+        """Return the rows. Raises HTTPError. O(rows)."""
+        each: list[Rows] = []
+        for name, found in self.rows.items():
+            rows = found if isinstance(found, str) else await found.read()
+            if isinstance(rows, str):
+                each.append(Rows(name, None, rows, self.form))
+            else:
+                each.append(Rows(name, rows, None, self.form))
+        return tuple(each)
+
+
+def find_rows(
     recorder: RowRecorder, context: Context, tokens: int, reason: str | None, wanted: WantedRows
-) -> tuple[Rows, ...]:
-    """Return the wanted rows of ``context``, whose record has ``tokens`` tokens and this ``inexact_reason``."""
+) -> Found:
+    """Find the wanted rows of ``context``, whose record has ``tokens`` tokens and this ``inexact_reason``."""
     if reason is not None and reason != _HARMLESS:
-        return tuple(Rows(name, None, reason, wanted.form) for name in wanted.names)
-    read = [(name, recorder.read(name, context, tokens)) for name in wanted.names]
-    return tuple(
-        Rows(name, None, found, wanted.form)
-        if isinstance(found, str)
-        else Rows(name, found, None, wanted.form)
-        for name, found in read
-    )
+        return Found(dict.fromkeys(wanted.names, reason), wanted.form)
+    return Found({name: recorder.find(name, context, tokens) for name in wanted.names}, wanted.form)

@@ -467,11 +467,14 @@ async def routed(
         yield client
 
 
-def expert_flags(seed: int) -> list[str]:
-    """Flags of the plugin r3 in the run with ``seed``: little memory in some, no shape in some, without it in some."""
+def expert_flags(seed: int, *, is_cold: bool) -> list[str]:
+    """Flags of the plugin r3 in the run with ``seed``: little memory in some, no shape in some, without it in some.
+
+    ``is_cold``: there is a store, and memory never has room for all rows.
+    """
     if seed % 7 == 3:
         return []
-    limit = "600" if seed % 2 else "0"
+    limit = "600" if seed % 2 else "1" if is_cold else "0"
     shape = ["--r3-shape", *map(str, SHAPE)] if seed % 5 != 1 else []
     return ["--plugin", "r3", "--r3-max-bytes", limit, *shape]
 

@@ -95,8 +95,7 @@ class Rollouts(RuleBasedStateMachine):
             if self.disk is not None:
                 self.flags += ["--store-ssd", self.disk.name, "--store-ssd-bytes", str(16 << 20)]
                 self.flags += ["--store-memory-bytes", str(64 << 10)]
-        else:
-            self.flags += expert_flags(seed)
+        self.flags += expert_flags(seed, is_cold=self.is_cold)
         self.retries, self.resume = (0 if aborts == "passed on" else 2), aborts == "resumed"
         acted = acting(self.tokenizer, CHATML, self.world, seed=seed, retries=self.retries)
         self.acted = self.portal.wrap_async_context_manager(acted)
@@ -273,6 +272,8 @@ class Rollouts(RuleBasedStateMachine):
         stats = self.portal.call(self.stage.look)
         assert not stats["evictions"], stats
         assert not stats["demoted"]["failures"], stats
+        assert not {"dropped", "not_kept", "not_in_store"} & self.stage.experts.keys()
+        assert "r3" not in self.flags or not self.stage.experts["not_recorded"], self.stage.experts
         self.counts["demoted"] += sum(stats["demoted"]["demotions"].values())
         self.counts["promoted"] += stats["demoted"]["promotions"]
 
@@ -293,11 +294,12 @@ def test_every_conversation_is_the_journals_or_says_why_not(
 def test_demoted_conversations_are_as_exact_as_others(
     tokenizer: EngineTokenizer, checkpoint: str, world: str
 ) -> None:
-    outcomes, _, counts = _played(tokenizer, checkpoint, WORLDS[world], is_cold=True)
-    print(world, dict(counts), dict(outcomes))  # noqa: T201  # the figures of a long run
+    outcomes, experts, counts = _played(tokenizer, checkpoint, WORLDS[world], is_cold=True)
+    print(world, dict(counts), dict(outcomes), dict(experts))  # noqa: T201  # the figures of a long run
     assert counts["demoted"] > counts["turns"]
     assert counts["promoted"] > counts["turns"]
     assert outcomes["exact"] > counts["conversations"] / 5
+    assert experts["exact"] > experts.total() / 20
 
 
 def _played(

@@ -1,0 +1,217 @@
+"""Rows that memory has no room for, in a store of records."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import numpy as np
+
+from router_core.errors import HTTPError, RouterError
+from slime_r3 import reasons
+from slime_r3.pieces import Piece
+from slime_r3.turn_rows import Part, TurnRows
+from slime_sglang.token_arrays import IntArray
+
+__all__ = ["ColdRows", "RecordStore", "RowsLost", "StoreFailed"]
+
+logger = logging.getLogger(__name__)
+
+#: A record has whole rows, about so many bytes of them: so little of a long sample is on its way at once.
+_RECORD_BYTES = 1 << 20
+#: Records that are read at the same time, and bytes that are written at once.
+_AT_ONCE, _BATCH_BYTES = 4, 4 << 20
+#: The first wait before a failed write is repeated; it doubles up to the last.
+_PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0
+#: Copies of more bytes are made in a thread.
+_LONG_BYTES = 1 << 20
+
+
+class RecordStore(Protocol):
+    """The used part of the component ``"cold_store"``, see slime_radix_cache.cold_store."""
+
+    wait_s: float
+    stops_on_loss: bool
+
+    async def keep(self, records: Sequence[tuple[bytes, bytes]]) -> None: ...
+    async def read(self, key: bytes, into: memoryview) -> bool: ...
+    def forget(self, keys: Sequence[bytes]) -> None: ...
+
+
+class StoreFailed(HTTPError):
+    """Rows cannot be read from their store now."""
+
+    status, type, code = 503, "service_unavailable", "STORE_FAILED"
+
+
+class RowsLost(RouterError):
+    """Recorded rows could be kept nowhere."""
+
+
+class ColdRows:
+    """The rows of ``turns`` that are in a store, if there is one. A record has consecutive rows of one piece."""
+
+    def __init__(self, turns: TurnRows) -> None:
+        self._turns = turns
+        self._store: RecordStore | None = None
+        self._prefix = os.urandom(8)
+        self._next = 0
+        self._news = anyio.Event()
+        self._progress = anyio.Event()
+        self._has_failed = False
+
+    async def run(self, store: RecordStore) -> None:
+        """Move the oldest rows to ``store`` while memory has too many. Raises RowsLost if the store says so."""
+        self._store = store
+        self._turns.forget_records = self._forget
+        self._turns.on_full = lambda: self._news.set()
+        while True:
+            while turns := self._turns.overdue(_BATCH_BYTES):
+                await self._move(store, turns)
+                self._progress.set()
+                self._progress = anyio.Event()
+                await anyio.lowlevel.checkpoint()
+            self._news = anyio.Event()
+            await self._news.wait()
+
+    async def room(self) -> None:
+        """Wait while memory has much too many rows, at most the store's ``wait_s``."""
+        if self._store is not None and self._turns.is_crowded:
+            with anyio.move_on_after(self._store.wait_s):
+                while self._turns.is_crowded:
+                    await self._progress.wait()
+
+    async def _move(self, store: RecordStore, turns: list[Hashable]) -> None:
+        """Move the rows of ``turns`` to ``store``; drop them if its ``wait_s`` is too short."""
+        found = dict.fromkeys(piece for turn in turns for piece in self._turns.in_memory(turn))
+        pieces = {piece: self._new_records(piece) for piece in found}
+        are_kept = False
+        try:
+            are_kept = await self._write_all(store, self._batches(pieces))
+        finally:
+            for piece, records in pieces.items():
+                if are_kept:
+                    self._turns.note_stored(piece, records)
+                else:
+                    self._forget(records)
+        for turn in turns:
+            if are_kept:
+                self._turns.leave(turn)
+            else:
+                self._turns.drop_unstored(turn, reasons.NOT_KEPT)
+
+    def _new_records(self, piece: Piece) -> range:
+        first, self._next = self._next, self._next + -(-piece.length // _rows_of_record(piece))
+        return range(first, self._next)
+
+    def _batches(self, pieces: Mapping[Piece, range]) -> Iterator[list[tuple[bytes, bytes]]]:
+        """Yield the records of ``pieces``, numbered as given, about ``_BATCH_BYTES`` of them at a time."""
+        batch: list[tuple[bytes, bytes]] = []
+        size = 0
+        for piece, numbers in pieces.items():
+            rows, per_record = piece.rows, _rows_of_record(piece)
+            assert rows is not None  # narrowing: only this task moves them
+            for place, number in enumerate(numbers):
+                content = rows[place * per_record : (place + 1) * per_record].tobytes()
+                batch.append((self._key(number), content))
+                size += len(content)
+                if size >= _BATCH_BYTES:
+                    yield batch
+                    batch, size = [], 0
+        yield batch
+
+    async def _write_all(self, store: RecordStore, batches: Iterator[list[tuple[bytes, bytes]]]) -> bool:
+        for batch in batches:
+            if not await self._write(store, batch):
+                return False
+        return True
+
+    async def _write(self, store: RecordStore, records: list[tuple[bytes, bytes]]) -> bool:
+        """Write ``records``; repeat it after failures. Returns False if the store's ``wait_s`` was too short."""
+        pause = _PAUSE_S
+        with anyio.move_on_after(store.wait_s):
+            while True:
+                try:
+                    await store.keep(records)
+                    return True
+                except Exception as error:
+                    if not self._has_failed:
+                        logger.warning(
+                            "the store failed to keep rows (further failures are silent): %r", error
+                        )
+                    self._has_failed = True
+                await anyio.sleep(pause)
+                pause = min(2 * pause, _MAX_PAUSE_S)
+        message = f"the rows of {len(records)} records could not be kept within {store.wait_s:g} s"
+        if store.stops_on_loss:
+            raise RowsLost(f"{message}; --store-on-loss mark lets the router go on without them")
+        logger.error("%s: they are dropped", message)
+        return False
+
+    async def read(self, parts: list[Part]) -> IntArray | str:
+        """Return the rows of ``parts`` in one array, or the reason why they are lost. Raises StoreFailed."""
+        kind = np.result_type(*(part.piece.dtype for part in parts))
+        rows: IntArray = np.empty((sum(part.length for part in parts), parts[0].piece.size), kind)
+        place = 0
+        for part in parts:
+            into = rows[place : place + part.length]
+            place += part.length
+            if part.rows is not None:
+                await _copy(part.rows, into)
+            elif not await self._read(part.piece, into):
+                self._turns.lose(part, reasons.NOT_IN_STORE)
+                return reasons.NOT_IN_STORE
+        return rows
+
+    async def _read(self, piece: Piece, into: IntArray) -> bool:
+        """Fill ``into`` with the first rows of ``piece``, some records at the same time. False if one is lost."""
+        store, per_record = self._store, _rows_of_record(piece)
+        assert store is not None  # narrowing: it has the rows
+        target = into if into.dtype == piece.dtype else np.empty(into.shape, piece.dtype)
+        are_found: list[bool] = []
+        errors: list[Exception] = []
+        limiter = anyio.CapacityLimiter(_AT_ONCE)
+
+        async def read(number: int) -> None:
+            some = target[number * per_record : (number + 1) * per_record]
+            async with limiter:
+                try:
+                    key = self._key(piece.records[number])
+                    are_found.append(await store.read(key, some.reshape(-1).view(np.uint8).data))
+                except Exception as error:
+                    errors.append(error)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(-(-len(into) // per_record)):
+                tasks.start_soon(read, number)
+        if errors:
+            raise StoreFailed(f"the store of recorded rows does not answer: {errors[0]}") from errors[0]
+        if target is not into:
+            await _copy(target, into)
+        return all(are_found)
+
+    def _forget(self, records: range) -> None:
+        if self._store is not None:
+            self._store.forget([self._key(number) for number in records])
+
+    def _key(self, number: int) -> bytes:
+        return self._prefix + number.to_bytes(8, "big")
+
+
+def _rows_of_record(piece: Piece) -> int:
+    return max(1, _RECORD_BYTES // max(1, piece.row_bytes))
+
+
+async def _copy(rows: IntArray, into: IntArray) -> None:
+    def copy() -> None:
+        into[:] = rows[: len(into)]
+
+    if into.nbytes > _LONG_BYTES:
+        await anyio.to_thread.run_sync(copy)
+    else:
+        copy()

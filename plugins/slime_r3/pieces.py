@@ -1,0 +1,69 @@
+"""Consecutive rows that are kept together, in memory or in a store."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+from xxhash import xxh3_128_digest
+
+from slime_sglang.token_arrays import IntArray
+
+__all__ = ["Piece"]
+
+
+class Piece:
+    """Rows ``[length, size]`` that ``users`` turns share. Their content never changes.
+
+    ``rows`` is None once they are in the store, in the records numbered ``records``. ``key``: the prompt of a head.
+    """
+
+    __slots__ = ("_digest", "dtype", "key", "length", "records", "rows", "size", "users")
+
+    def __init__(self, rows: IntArray, key: Hashable = None) -> None:
+        self.rows: IntArray | None = rows
+        self.length: int = rows.shape[0]
+        self.size: int = rows.shape[1]
+        self.dtype: np.dtype[np.integer[Any]] = rows.dtype
+        self.key = key
+        self.users = 1
+        self.records = range(0)
+        self._digest = b""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        return self.length * self.row_bytes
+
+    def leave_memory(self, records: range) -> None:
+        """Note that the store has the rows in ``records``. O(rows)."""
+        assert self.rows is not None  # narrowing: they leave once
+        self._digest = _digest_of(self.rows)
+        self.rows, self.records = None, records
+
+    def equals(self, rows: IntArray) -> bool:
+        """Return True if ``rows`` have the same shape and values. O(rows), without a read from the store."""
+        if rows.shape != (self.length, self.size):
+            return False
+        if self.rows is not None:
+            return _equal(self.rows, rows)
+        # An array of another type was cut out of rows with larger values: it is kept once more.
+        return rows.dtype == self.dtype and _digest_of(rows) == self._digest
+
+
+def _digest_of(rows: IntArray) -> bytes:
+    return xxh3_128_digest(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
+
+
+def _equal(rows: IntArray, others: IntArray) -> bool:
+    """Return True if both, of one shape, have the same values. Fast if they have the same type."""
+    if rows.dtype != others.dtype or rows.nbytes % 8:
+        return np.array_equal(rows, others)
+    # Eight bytes at once, since the comparison makes an array of its results.
+    return np.array_equal(rows.reshape(-1).view(np.uint64), others.reshape(-1).view(np.uint64))
