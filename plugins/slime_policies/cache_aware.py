@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import NamedTuple
 
 from router_core import Exchange, Worker
 from router_core.workers import least_in_flight
 from slime_policies.horizons import Horizons
 from slime_policies.kv_events import Blocks
-from slime_policies.kv_events.prompt_ids import PromptIds
+from slime_policies.matches import Match, cheapest, cost_of, exact_sizes, match_of, without
 from slime_policies.pending import Pending
 from slime_policies.prefixes import Prefixes, Prompt, Use
 from slime_policies.settings import Settings, unbalanced
@@ -32,6 +30,7 @@ _MAX_BITS = 4096
 #: A worker has clearly less of a prompt than was believed, if more tokens and a larger part of these are missing;
 #: after so many times its horizon moves.
 _SHORT_TOKENS, _SHORT_PART, _SHORTFALLS = 512, 0.25, 3
+_NO_WORKERS: tuple[Sequence[Worker], list[WorkerState], int] = ((), [], 0)
 
 
 @dataclass(slots=True)
@@ -89,6 +88,8 @@ class CacheAware:
         #: Blocks that workers have according to their KV events; None: nobody follows these.
         self.blocks = Blocks(settings.kv_events_max_blocks) if settings.kv_events else None
         self._pending = Pending()
+        #: The workers of the last choice, their states and their bits: mostly the next choice has the same workers.
+        self._last: tuple[Sequence[Worker], list[WorkerState], int] = _NO_WORKERS
 
     def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
         return self.choose(exchange, workers)
@@ -101,27 +102,27 @@ class CacheAware:
         if self._bits > _MAX_BITS:
             self.forget_all()
         now = self._clock()
-        states = [self.state(worker) for worker in workers]
-        exact = (
-            {}
-            if self.blocks is None
-            else _exact(self.blocks, exchange.request.body, prompt.size, workers, states)
-        )
-        costs, seen = self._match(prompt, states, exact)
+        states, bits = self._states_of(workers)
+        exact: Mapping[int, int] = {}
+        if self.blocks is not None:
+            exact = exact_sizes(self.blocks, exchange.request.body, prompt.size, workers, states)
+        matches = self._match(prompt, bits, exact)
         if home is not None:
             bit = self.state(home.worker).bit
+            own = match_of(bit, matches)
+            cost, size, use = own.cost, own.size, own.use
             if bit not in exact:
-                costs[bit] = _MISSING * home.lacking
-                seen[bit] = prompt.size - int(home.lacking * prompt.per_token), None
-            costs[bit] -= home.margin
+                cost, use = _MISSING * home.lacking, None
+                size = prompt.size - int(home.lacking * prompt.per_token)
+            matches = [*without(bit, matches), Match(bit, cost - home.margin, size, use)]
         if self._has_thresholds and unbalanced(workers, self._settings):
             chosen = workers.index(least_in_flight(workers))
         else:
-            chosen = _cheapest(workers, states, costs, now)
+            chosen = cheapest(workers, states, matches, now)
         state = states[chosen]
         self._choices += 1
         state.chosen = self._choices
-        matched, before = seen[state.bit]
+        _, _, matched, before = match_of(state.bit, matches)
         state.add(workers[chosen], (prompt.size - matched) / prompt.per_token, now)
         use = Use(self._choices)
         self._prefixes.add(prompt, state.bit, use, self._horizons)
@@ -145,17 +146,22 @@ class CacheAware:
         self._bits += 1
         return WorkerState(1 << (self._bits - 1))
 
-    def _match(
-        self, prompt: Prompt, states: Sequence[WorkerState], exact: Mapping[int, int]
-    ) -> tuple[dict[int, float], dict[int, tuple[int, Use | None]]]:
-        """Return, for the bit of each worker, the cost of what it lacks of ``prompt``, and what it has.
+    def _states_of(self, workers: Sequence[Worker]) -> tuple[list[WorkerState], int]:
+        """Return the state of each of ``workers``, and their bits."""
+        known, states, bits = self._last
+        if workers != known:
+            states, bits = [self.state(worker) for worker in workers], 0
+            for state in states:
+                bits |= state.bit
+            self._last = workers[:], states, bits
+        return states, bits
 
-        What it has: bytes, and the last use of the longest prefix. ``exact``: by bit, the bytes that a worker has for
-        certain. Such a worker has no last use.
+    def _match(self, prompt: Prompt, having: int, exact: Mapping[int, int]) -> list[Match]:
+        """Return what the workers ``having``, given as bits, have of ``prompt``.
+
+        ``exact``: by bit, the bytes that a worker has for certain. Such a worker has no last use.
         """
-        having = known_bits = 0
-        for state in states:
-            having |= state.bit
+        known_bits = 0
         for bit in exact:
             known_bits |= bit
         weight = _MISSING / prompt.per_token
@@ -167,8 +173,9 @@ class CacheAware:
         marks: list[tuple[int, float]] = []
         size = evicted = 0
         use: Use | None = None
+        find = self._prefixes.get  # looked up once: a prompt has up to 388 prefixes
         for digest, more in prompt.parts:
-            known = self._prefixes.get(digest)
+            known = find(digest)
             if known is None:
                 break
             before, use = use, known.use
@@ -184,31 +191,28 @@ class CacheAware:
                     ends.append((lacking, cost, size, before))
                     having ^= lacking
             size += more
-            cost += more * weight / (1.0 + (known.visits / _GROUP) ** 2)
+            groups = known.visits / _GROUP
+            cost += more * weight / (1.0 + groups * groups)
         ends.append((having, cost, size, use))
         whole = cost + (prompt.size - size) * weight
         marks.append((size, cost))
         least = prompt.size * (self._settings.cache_threshold or 0.0)
-        costs, seen = {}, {}
-        for bits, had, matched, use in ends:
-            if matched <= least:
-                had, matched, use = 0.0, 0, None
-            what = (matched, use)
-            while bits:
-                bit = bits & -bits
-                bits ^= bit
-                costs[bit] = whole - had
-                seen[bit] = what
-        known_costs: dict[int, float] = {}  # many workers have the same part of a prompt
+        matches = [
+            Match(bits, whole - had, matched, use) if matched > least else Match(bits, whole, 0, None)
+            for bits, had, matched, use in ends
+        ]
+        if not exact:
+            return matches
+        known_costs = {0: 0.0}  # many workers have the same part of a prompt
+        sizes: list[Match] = []
         for bit, true in exact.items():
-            matched = max(true, seen[bit][0])
+            matched = max(true, match_of(bit, matches).size)
             if matched <= least:
                 matched = 0
-            had = known_costs.get(matched, -1.0)
-            if had < 0:
-                had = known_costs[matched] = _cost_of(matched, marks, weight)
-            costs[bit], seen[bit] = whole - had, (matched, None)
-        return costs, seen
+            if matched not in known_costs:
+                known_costs[matched] = cost_of(matched, marks, weight)
+            sizes.append(Match(bit, whole - known_costs[matched], matched, None))
+        return [*without(known_bits, matches), *sizes]
 
     def expects(self, exchange: Exchange) -> bool:
         """Return True when the choice for ``exchange`` relied on a belief."""
@@ -235,6 +239,7 @@ class CacheAware:
 
     def forget(self, worker: Worker) -> None:
         """Forget what ``worker`` has in its cache. It keeps its turn among equal workers."""
+        self._last = _NO_WORKERS
         for choice in worker.choices:
             if (state := self._states.pop(choice.id, None)) is not None:
                 self._horizons.drop(state.bit)
@@ -250,51 +255,5 @@ class CacheAware:
         for state in self._states.values():
             state.bit = 0
         self._states.clear()
+        self._last = _NO_WORKERS
         self._bits = 0
-
-
-def _cheapest(
-    workers: Sequence[Worker], states: Sequence[WorkerState], costs: Mapping[int, float], now: float
-) -> int:
-    """Return the place of the worker with the least cost; of equal ones, of the one chosen longest ago."""
-    best, least, oldest = 0, inf, 0
-    for place, (worker, state) in enumerate(zip(workers, states, strict=True)):
-        cost = state.load(worker, now) + costs[state.bit]
-        if cost < least or (cost == least and state.chosen < oldest):
-            best, least, oldest = place, cost, state.chosen
-    return best
-
-
-def _exact(
-    blocks: Blocks, body: bytes, most: int, workers: Sequence[Worker], states: Sequence[WorkerState]
-) -> dict[int, int]:
-    """Return the bytes of the prompt in ``body`` that a worker has, by its bit, for workers whose blocks are true.
-
-    They are ``most`` at most.
-    """
-    places, true = [], []
-    for place, worker in enumerate(workers):
-        if (own := blocks.true_of(worker.id)) is not None:
-            places.append(place)
-            true.append(own)
-    ids = PromptIds.of(body) if true else None
-    if ids is None:
-        return {}
-    held = blocks.tokens_held(ids, true)
-    per_token = ids.bytes_per_token()
-    return {
-        states[place].bit: min(most, int(tokens * per_token))
-        for place, tokens in zip(places, held, strict=True)
-    }
-
-
-def _cost_of(size: int, marks: Sequence[tuple[int, float]], weight: float) -> float:
-    """Return the cost of the first ``size`` bytes. ``marks``: bytes and costs of prefixes; ``weight``: beyond them."""
-    place = bisect_left(marks, (size, 0.0))
-    if place == 0:
-        return 0.0
-    before, cost = marks[place - 1]
-    if place == len(marks):
-        return cost + (size - before) * weight
-    after, more = marks[place]
-    return cost + (more - cost) * (size - before) / (after - before)

@@ -1,0 +1,95 @@
+"""Workers that have the same part of a prompt, and the choice of the cheapest worker among them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from math import inf
+from typing import NamedTuple
+
+from router_core import Worker
+from slime_policies.kv_events import Blocks
+from slime_policies.kv_events.prompt_ids import PromptIds
+from slime_policies.prefixes import Use
+from slime_policies.worker_state import REQUEST, WorkerState
+
+__all__ = ["Match", "cheapest", "cost_of", "exact_sizes", "match_of", "without"]
+
+
+class Match(NamedTuple):
+    """Workers, as ``bits``, that have the first ``size`` bytes of a prompt and no more.
+
+    ``cost``: of what they lack, in tokens. ``use``: the last use of what they have, None if that is not known.
+    """
+
+    bits: int
+    cost: float
+    size: int
+    use: Use | None
+
+
+def match_of(bit: int, matches: Sequence[Match]) -> Match:
+    """Return the match of the worker ``bit``, which is in one of ``matches``."""
+    return next(match for match in matches if match.bits & bit)
+
+
+def without(bits: int, matches: Sequence[Match]) -> list[Match]:
+    """Return ``matches`` for all workers but ``bits``."""
+    return [match._replace(bits=left) for match in matches if (left := match.bits & ~bits)]
+
+
+def cheapest(
+    workers: Sequence[Worker], states: Sequence[WorkerState], matches: Sequence[Match], now: float
+) -> int:
+    """Return the place of the worker with the least cost; of equal ones, of the one chosen longest ago."""
+    common = max(matches, key=lambda match: match.bits.bit_count()) if len(matches) > 1 else matches[0]
+    usual = common.cost
+    costs: dict[int, float] = {}  # of workers that are not among the most with the same
+    for bits, cost, _, _ in matches:
+        if bits != common.bits:
+            while bits:
+                bit = bits & -bits
+                bits ^= bit
+                costs[bit] = cost
+    best, least, oldest = 0, inf, 0
+    for place, (worker, state) in enumerate(zip(workers, states, strict=True)):
+        load = state.load(worker, now) if state.waiting else REQUEST * worker.in_flight
+        cost = load + (costs.get(state.bit, usual) if costs else usual)
+        if cost < least or (cost == least and state.chosen < oldest):
+            best, least, oldest = place, cost, state.chosen
+    return best
+
+
+def exact_sizes(
+    blocks: Blocks, body: bytes, most: int, workers: Sequence[Worker], states: Sequence[WorkerState]
+) -> dict[int, int]:
+    """Return the bytes of the prompt in ``body`` that a worker has, by its bit, for workers whose blocks are true.
+
+    They are ``most`` at most.
+    """
+    places, true = [], []
+    for place, worker in enumerate(workers):
+        if (own := blocks.true_of(worker.id)) is not None:
+            places.append(place)
+            true.append(own)
+    ids = PromptIds.of(body) if true else None
+    if ids is None:
+        return {}
+    held = blocks.tokens_held(ids, true)
+    per_token = ids.bytes_per_token()
+    return {
+        states[place].bit: min(most, int(tokens * per_token))
+        for place, tokens in zip(places, held, strict=True)
+    }
+
+
+def cost_of(size: int, marks: Sequence[tuple[int, float]], weight: float) -> float:
+    """Return the cost of the first ``size`` bytes. ``marks``: bytes and costs of prefixes; ``weight``: beyond them."""
+    place = bisect_left(marks, (size, 0.0))
+    if place == 0:
+        return 0.0
+    before, cost = marks[place - 1]
+    if place == len(marks):
+        return cost + (size - before) * weight
+    after, more = marks[place]
+    return cost + (more - cost) * (size - before) / (after - before)
