@@ -85,6 +85,17 @@ def _grpo(rng: random.Random) -> list[Conversation]:
     ]
 
 
+def _grpo_hard(rng: random.Random) -> list[Conversation]:
+    """Return groups of samples, of which three have long answers: their prompts are hard."""
+    hard = rng.sample(range(32), 3)
+    made = []
+    for group in range(32):
+        prompt = Text().then(length(rng, 1000))
+        answer, spread = (3000, 0.2) if group in hard else (300, 0.5)
+        made += [[Turn(prompt, 0, length(rng, answer, spread))] for _ in range(16)]
+    return made
+
+
 def _grpo_tools(rng: random.Random) -> list[Conversation]:
     system = Text().then(1500)
     made = []
@@ -156,6 +167,7 @@ WORKLOADS = (
     Workload("agents with sessions, 128", 128, 1, _agents, has_sessions=True),
     Workload("6,000-token system prompt, questions, 48", 48, 1, _questions),
     Workload("GRPO 64 x 8, 256, stragglers", 256, 3, _grpo),
+    Workload("GRPO with a few hard prompts, 256", 256, 3, _grpo_hard),
     Workload("GRPO 32 x 8 with tools, 256", 256, 2, _grpo_tools),
     Workload("sessions, a few of them heavy, 128", 128, 1, _skewed, has_sessions=True),
     Workload(

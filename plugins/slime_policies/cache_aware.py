@@ -11,6 +11,7 @@ from router_core import Exchange, Worker
 from router_core.workers import least_in_flight
 from slime_policies.horizons import Horizons
 from slime_policies.kv_events import Blocks
+from slime_policies.long_requests import LongRequests
 from slime_policies.matches import Match, cheapest, cost_of, exact_sizes, match_of, without
 from slime_policies.pending import Pending
 from slime_policies.prefixes import Prefixes, Prompt, Use
@@ -61,7 +62,8 @@ class Home(NamedTuple):
 class CacheAware:
     """Chooses the worker with the least cost; of equal ones, the one that was chosen longest ago.
 
-    The cost of a worker, in tokens: 240 for each request in flight; half of the tokens of other prompts that it
+    The cost of a worker, in tokens: 240 for each request in flight, more for one that asks for a much longer answer
+    than others do (:class:`slime_policies.long_requests.LongRequests`); half of the tokens of other prompts that it
     probably has to prefill yet; 3 for each token of this prompt that it lacks. A prefix that many requests have had
     counts for less: ``3 / (1 + (requests / 16) ** 2)``, so it is copied to more workers as their loads ask for it. What
     all workers have, or none, makes no difference. ``benchmarks/scheduling`` has chosen these numbers.
@@ -88,6 +90,7 @@ class CacheAware:
         #: Blocks that workers have according to their KV events; None: nobody follows these.
         self.blocks = Blocks(settings.kv_events_max_blocks) if settings.kv_events else None
         self._pending = Pending()
+        self._long = LongRequests()
         #: The workers of the last choice, their states and their bits: mostly the next choice has the same workers.
         self._last: tuple[Sequence[Worker], list[WorkerState], int] = _NO_WORKERS
 
@@ -124,6 +127,8 @@ class CacheAware:
         state.chosen = self._choices
         _, _, matched, before = match_of(state.bit, matches)
         state.add(workers[chosen], (prompt.size - matched) / prompt.per_token, now)
+        if workers[chosen].server.worker_type != "prefill":  # that one does not decode
+            self._long.count(exchange, state)
         use = Use(self._choices)
         self._prefixes.add(prompt, state.bit, use, self._horizons)
         if isinstance(earlier := exchange.notes.get(self._note), _Belief):

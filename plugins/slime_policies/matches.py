@@ -53,7 +53,7 @@ def cheapest(
                 costs[bit] = cost
     best, least, oldest = 0, inf, 0
     for place, (worker, state) in enumerate(zip(workers, states, strict=True)):
-        load = state.load(worker, now) if state.waiting else REQUEST * worker.in_flight
+        load = state.load(worker, now) if state.waiting else REQUEST * (worker.in_flight + state.more)
         cost = load + (costs.get(state.bit, usual) if costs else usual)
         if cost < least or (cost == least and state.chosen < oldest):
             best, least, oldest = place, cost, state.chosen

@@ -6,12 +6,15 @@ import re
 
 from slime_policies.prompt_key import find_prompt
 
-__all__ = ["MeanLength", "completions_of", "limit_of", "prompt_tokens_of"]
+__all__ = ["MeanLength", "completions_of", "limit_beside_prompt", "limit_of", "prompt_tokens_of"]
 
 #: Within a string the quotes of these names would have backslashes.
 _LIMITS = (b'"max_new_tokens"', b'"max_completion_tokens"', b'"max_tokens"')
 _COMPLETIONS = b'"n"'
 _NUMBER = re.compile(rb"\s*:\s*(\d{1,9})(?!\d)")
+_LIMIT = re.compile(rb'"max_(?:new_|completion_)?tokens"\s*:\s*(\d{1,9})(?!\d)')
+#: Bytes at the end of a body in which a limit is looked for: parameters stand before a prompt, or behind it.
+_TAIL = 1024
 _MAX_COMPLETIONS = 1024
 #: SGLang's own ``max_new_tokens`` for a request without one.
 _FIRST_MEAN = 128
@@ -28,6 +31,13 @@ def prompt_tokens_of(body: bytes) -> int:
 def limit_of(body: bytes) -> int | None:
     """Return the number of tokens that ``body`` asks for at most in one completion; None if it does not say."""
     return next((limit for name in _LIMITS if (limit := _number(body, name)) is not None), None)
+
+
+def limit_beside_prompt(body: bytes) -> int | None:
+    """Return a limit as :func:`limit_of` does, but only one before the prompt or in the last 1,024 bytes. O(1)."""
+    start, _ = find_prompt(body)
+    found = _LIMIT.search(body, 0, start or _TAIL) or _LIMIT.search(body, max(start or 0, len(body) - _TAIL))
+    return int(found[1]) if found is not None else None
 
 
 def completions_of(body: bytes) -> int:

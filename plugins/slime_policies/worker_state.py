@@ -19,21 +19,22 @@ class WorkerState:
 
     ``bit`` stands for the worker in the map of prefixes; 0: its cache was forgotten, and it has another state now.
     ``chosen``: the number of its last choice. ``missed``: last uses of prefixes that it did not have, though it was
-    believed to.
+    believed to. ``more``: requests that its long requests count as, beyond one for each.
     """
 
-    __slots__ = ("at", "bit", "chosen", "missed", "waiting")
+    __slots__ = ("at", "bit", "chosen", "missed", "more", "waiting")
 
     def __init__(self, bit: int) -> None:
         self.bit = bit
         self.chosen = 0
+        self.more = 0
         self.waiting = 0.0
         self.at = 0.0
         self.missed: list[int] = []
 
     def load(self, worker: Worker, now: float) -> float:
         """Return the cost of the load of ``worker``, in tokens; ``waiting`` becomes what is left of it."""
-        in_flight = worker.in_flight
+        in_flight = worker.in_flight + self.more
         if not self.waiting:
             return REQUEST * in_flight
         left = self.waiting - (now - self.at) * _PREFILL_PER_S

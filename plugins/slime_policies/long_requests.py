@@ -1,0 +1,45 @@
+"""Requests that ask for far longer answers than others do: each counts as several in the load of its worker."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from router_core import Exchange
+from slime_policies.request_tokens import MeanLength, limit_beside_prompt
+from slime_policies.worker_state import WorkerState
+
+__all__ = ["LongRequests"]
+
+#: A request counts as one for each so many times of the mean length.
+_FOR_EACH = 2.0
+#: It counts as this many at most, so that one absurd limit does not keep all others away.
+_MOST = 8
+
+
+class LongRequests:
+    """Counts a request whose ``max_new_tokens`` are ``n`` times the mean as ``n / 2``, rounded down: 1 to 8.
+
+    The mean is that of the last 256 requests that have a limit. Where all have the same, each counts as one.
+    """
+
+    def __init__(self) -> None:
+        self._mean = MeanLength()
+        self._counted: dict[Exchange, tuple[WorkerState, int]] = {}
+
+    def count(self, exchange: Exchange, state: WorkerState) -> None:
+        """Count ``exchange`` in the load of a worker until it ends, and nowhere else."""
+        self._end(exchange)  # another worker may have failed the request
+        limit = limit_beside_prompt(exchange.request.body)
+        if not limit:
+            return
+        self._mean.learn(limit)
+        more = min(_MOST, int(limit / (_FOR_EACH * self._mean.tokens))) - 1
+        if more > 0:
+            state.more += more
+            self._counted[exchange] = state, more
+            exchange.on_close(partial(self._end, exchange))
+
+    def _end(self, exchange: Exchange) -> None:
+        state, more = self._counted.pop(exchange, (None, 0))
+        if state is not None:
+            state.more -= more
