@@ -26,8 +26,11 @@ class Fleet(Protocol):
 
     def send(
         self, now: float, exchange: Exchange, prompt: Text, new_tokens: int, kept: Worker | None, done: Done
-    ) -> Worker:
-        """Send a request to ``kept``, or to the worker that the policy chooses. Returns the worker of its session."""
+    ) -> Worker | None:
+        """Send a request to ``kept``, or to the worker that the policy chooses.
+
+        Returns the worker of its session, if that is known already.
+        """
         ...
 
     @property
