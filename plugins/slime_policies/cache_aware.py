@@ -97,8 +97,17 @@ class CacheAware:
     def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
         return self.choose(exchange, workers)
 
-    def choose(self, exchange: Exchange, workers: Sequence[Worker], home: Home | None = None) -> Worker:
-        """Return the worker with the least cost. ``home``: what is known of one of them, besides the prefixes."""
+    def choose(
+        self,
+        exchange: Exchange,
+        workers: Sequence[Worker],
+        home: Home | None = None,
+        further: Sequence[float] = (),
+    ) -> Worker:
+        """Return the worker with the least cost. ``home``: what is known of one of them, besides the prefixes.
+
+        ``further``: a further cost of each worker, in tokens.
+        """
         prompt = Prompt.of(exchange.request.body)
         if not prompt.parts:
             return least_in_flight(workers)
@@ -121,7 +130,7 @@ class CacheAware:
         if self._has_thresholds and unbalanced(workers, self._settings):
             chosen = workers.index(least_in_flight(workers))
         else:
-            chosen = cheapest(workers, states, matches, now)
+            chosen = cheapest(workers, states, matches, now, further)
         state = states[chosen]
         self._choices += 1
         state.chosen = self._choices

@@ -39,9 +39,16 @@ def without(bits: int, matches: Sequence[Match]) -> list[Match]:
 
 
 def cheapest(
-    workers: Sequence[Worker], states: Sequence[WorkerState], matches: Sequence[Match], now: float
+    workers: Sequence[Worker],
+    states: Sequence[WorkerState],
+    matches: Sequence[Match],
+    now: float,
+    further: Sequence[float] = (),
 ) -> int:
-    """Return the place of the worker with the least cost; of equal ones, of the one chosen longest ago."""
+    """Return the place of the worker with the least cost; of equal ones, of the one chosen longest ago.
+
+    ``further``: a further cost of each worker, in tokens.
+    """
     common = max(matches, key=lambda match: match.bits.bit_count()) if len(matches) > 1 else matches[0]
     usual = common.cost
     costs: dict[int, float] = {}  # of workers that are not among the most with the same
@@ -55,6 +62,8 @@ def cheapest(
     for place, (worker, state) in enumerate(zip(workers, states, strict=True)):
         load = state.load(worker, now) if state.waiting else REQUEST * (worker.in_flight + state.more)
         cost = load + (costs.get(state.bit, usual) if costs else usual)
+        if further:
+            cost += further[place]
         if cost < least or (cost == least and state.chosen < oldest):
             best, least, oldest = place, cost, state.chosen
     return best

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from policies.asking import Clock, asking, generate, ready, words
-from router_core import Exchange
+from router_core import Exchange, Worker
 from router_core.cli import build
 from routers import Start, answering
 from slime_http.serving import serving
@@ -90,6 +90,31 @@ def test_session_whose_worker_is_not_offered_gets_another_one_and_keeps_that() -
     second = policy(turn("a", words(1)), left)
     assert second in left
     assert [policy(turn("a", words(1)), [one, two, three]) for _ in range(3)] == [second] * 3
+
+
+def test_new_session_avoids_the_worker_that_got_other_sessions_lately() -> None:
+    """Their clients are busy between two turns, so none of them has a request in flight."""
+    workers = one, two = ready(0, 0)
+    clock = Clock()
+    policy = Auto(Settings(), clock)
+    for seed in range(4):
+        policy(turn(f"of one {seed}", words(seed)), [one])  # no choice, so it does not count
+    policy(turn("a choice", words(4)), workers)
+    placed = [policy(turn(f"of two {seed}", words(seed)), [two]) for seed in range(5, 9)]
+    assert placed == [two] * 4
+    clock.now += 1
+    two.in_flight, one.in_flight = 0, 1
+    assert policy(turn("next", words(9)), workers) is one
+    clock.now += 60
+    assert policy(turn("a minute later", words(10)), workers) is two
+
+
+def test_sessions_of_workers_that_left_are_not_counted_for_ever() -> None:
+    policy = Auto(Settings(), Clock())
+    for number in range(200):
+        workers = [Worker(f"http://10.0.{number}.{place}:30000") for place in range(2)]
+        policy(turn(f"session {number}", words(number, 100)), workers)
+    assert len(policy._recent._counts) <= 5
 
 
 def test_strict_session_affinity_leaves_sessions_to_the_pool() -> None:
