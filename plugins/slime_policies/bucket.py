@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from router_core import Exchange, Worker
 from router_core.workers import least_in_flight
 from slime_policies.settings import Settings, unbalanced
+from slime_policies.tokens_in_flight import change_total
 
 __all__ = ["Bucket"]
 
@@ -22,7 +23,11 @@ class Bucket:
 
     With these ranges each worker would have got the same number of bytes of the last 2,048 requests. The ranges are
     computed again every ``bucket_adjust_interval_secs``, and when the number of known lengths has doubled or that of
-    workers has changed. When the loads differ too much, the worker with the fewest requests in flight is chosen.
+    workers has changed.
+
+    A worker's load is the bytes that it was sent in the last interval, as in the SGLang gateway. When the loads differ
+    by more than ``balance_abs_threshold`` and by more than a factor of ``balance_rel_threshold``, the range does not
+    matter, and the worker with the least load is chosen.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
@@ -32,6 +37,9 @@ class Bucket:
         self._bounds: list[int] = []
         self._divided_at = -settings.bucket_adjust_interval_secs
         self._divided = 0
+        #: The requests of the last interval: time, bytes and the worker's id.
+        self._sent: deque[tuple[float, int, str]] = deque()
+        self._loads: dict[str, int] = {}
 
     def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
         size = len(exchange.request.body)
@@ -42,10 +50,24 @@ class Bucket:
         if due or more or len(self._bounds) != len(workers) - 1:
             self._divided_at, self._divided = now, len(self._sizes)
             self._bounds = _divided(sorted(self._sizes), len(workers))
-        if unbalanced(workers, self._settings):
-            return least_in_flight(workers)
-        first, last = bisect_left(self._bounds, size), bisect_right(self._bounds, size)
-        return least_in_flight(workers[first : last + 1])  # several workers, when most lengths are equal
+        loads = self._loads_of(workers, now)
+        if unbalanced(loads, self._settings):
+            least = min(loads)
+            likely = [worker for worker, load in zip(workers, loads, strict=True) if load == least]
+        else:
+            first, last = bisect_left(self._bounds, size), bisect_right(self._bounds, size)
+            likely = [*workers[first : last + 1]]  # several workers, when most lengths are equal
+        chosen = least_in_flight(likely)
+        self._sent.append((now, size, chosen.id))
+        change_total(self._loads, chosen.id, size)
+        return chosen
+
+    def _loads_of(self, workers: Sequence[Worker], now: float) -> list[int]:
+        """Return the bytes that each of ``workers`` was sent in the last interval."""
+        while self._sent and now - self._sent[0][0] > self._settings.bucket_adjust_interval_secs:
+            _, size, name = self._sent.popleft()
+            change_total(self._loads, name, -size)
+        return [self._loads.get(worker.id, 0) for worker in workers]
 
 
 def _divided(sizes: list[int], parts: int) -> list[int]:

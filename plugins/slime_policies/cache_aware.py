@@ -127,7 +127,7 @@ class CacheAware:
                 cost, use = _MISSING * home.lacking, None
                 size = prompt.size - int(home.lacking * prompt.per_token)
             matches = [*without(bit, matches), Match(bit, cost - home.margin, size, use)]
-        if self._has_thresholds and unbalanced(workers, self._settings):
+        if self._has_thresholds and unbalanced([worker.in_flight for worker in workers], self._settings):
             chosen = workers.index(least_in_flight(workers))
         else:
             chosen = cheapest(workers, states, matches, now, further)

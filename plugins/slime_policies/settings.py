@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from router_core import SettingsError, Worker
+from router_core import SettingsError
 from router_core.flags import add_flags, flag, read_flags
 
 __all__ = ["AFFINITIES", "ASSIGNMENT_MODES", "LOADS", "Settings", "add_policy_options", "unbalanced"]
@@ -64,8 +64,8 @@ class Settings:
     )  # fmt: skip
     balance_abs_threshold: int | None = flag(
         "--balance-abs-threshold", at_least=0, type=int, metavar="N",
-        help="cache_aware, bucket: loads are unbalanced when they differ by more than N requests and"
-        " by more than --balance-rel-threshold; then the prompt does not matter"
+        help="cache_aware, bucket: loads are unbalanced when they differ by more than N requests (bucket: bytes"
+        " in the last interval) and by more than --balance-rel-threshold; then the prompt does not matter"
         " (default: cache_aware weighs loads in each choice, bucket: 64)",
     )  # fmt: skip
     balance_rel_threshold: float | None = flag(
@@ -153,9 +153,8 @@ class Settings:
         return settings
 
 
-def unbalanced(workers: Sequence[Worker], settings: Settings) -> bool:
-    """Return True when the loads of ``workers`` differ by more than both thresholds: the gateway's, if not given."""
-    loads = [worker.in_flight for worker in workers]
+def unbalanced(loads: Sequence[int], settings: Settings) -> bool:
+    """Return True when ``loads`` of workers differ by more than both thresholds: the gateway's, if not given."""
     most, fewest = max(loads), min(loads)
     by, times = settings.balance_abs_threshold, settings.balance_rel_threshold
     return most - fewest > (_ABS if by is None else by) and most > fewest * (_REL if times is None else times)
