@@ -6,6 +6,7 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 
 from benchmarks.simulated.prompts import BLOCK, Text
 from slime_policies.kv_events.batches import Event, Removed, Stored
@@ -63,6 +64,11 @@ class Engine:
         self._at = at
         self._ranks = [_Rank(costs) for _ in range(ranks)]
         self._is_busy = False
+        self._step_ends_s = 0.0
+
+    def first_token_s(self, prompt: Text, now: float, rank: int = 0) -> float:
+        """Return the time until the first token of ``prompt``, if it is sent now."""
+        return max(0.0, self._step_ends_s - now) + self._ranks[rank].first_token_s(prompt)
 
     def tell(self, changed: Callable[[Event], None], rank: int = 0) -> None:
         """Call ``changed`` with each change of the cache of ``rank``, as KV events do."""
@@ -77,7 +83,7 @@ class Engine:
 
     def _step(self, now: float) -> None:
         steps = [rank.step() for rank in self._ranks]
-        then = now + max(took for took, _, _ in steps)
+        then = self._step_ends_s = now + max(took for took, _, _ in steps)
         begun = [generation for _, started, _ in steps for generation in started]
         over = [generation for _, _, ended in steps for generation in ended]
         for generation in begun:
@@ -130,6 +136,20 @@ class _Rank:
             self._store(over[-1].answer)
         return took, begun, over
 
+    def first_token_s(self, prompt: Text) -> float:
+        """Return the time of the steps from the next one to the first token of ``prompt``."""
+        costs = self._costs
+        tokens = sum(
+            self._missing(waiting.prompt) if waiting.left is None else waiting.left
+            for waiting in self.waiting
+        )
+        tokens += self._missing(prompt)
+        steps = ceil(tokens / costs.chunk)
+        return tokens / costs.prefill_per_s + steps * (costs.step_s + costs.per_running_s * len(self.running))
+
+    def _missing(self, prompt: Text) -> int:
+        return prompt.tokens - min(self._match(prompt), prompt.tokens - 1)
+
     def _prefill(self) -> tuple[list[Generation], int]:
         """Return the requests whose prompts are now prefilled, and the tokens that the step prefills."""
         begun: list[Generation] = []
@@ -138,8 +158,8 @@ class _Rank:
             generation = self.waiting[0]
             prompt = generation.prompt
             if generation.left is None:
-                generation.cached = min(self._match(prompt), prompt.tokens - 1)
-                generation.left = prompt.tokens - generation.cached
+                generation.left = self._missing(prompt)
+                generation.cached = prompt.tokens - generation.left
             taken = min(budget, generation.left)
             generation.left -= taken
             budget -= taken

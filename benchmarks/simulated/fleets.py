@@ -13,7 +13,7 @@ from slime_policies import Auto, CacheAware, Corrected, LeastInflight, Policy, P
 from slime_policies.kv_events.batches import Event
 from slime_policies.tokens_in_flight import TokensInFlight
 
-__all__ = ["At", "Done", "Fleet", "MakeFleet", "Pairs", "Ranks", "Servers"]
+__all__ = ["At", "Done", "Earliest", "Fleet", "MakeFleet", "Pairs", "Ranks", "Servers"]
 
 Clock = Callable[[], float]
 #: ``at(time, call)`` calls ``call(time)`` at that time.
@@ -132,6 +132,18 @@ class Servers:
         return worker
 
 
+class Earliest(Servers):
+    """Servers. Each request goes where its first token comes earliest, which only the simulation can know."""
+
+    def send(
+        self, now: float, exchange: Exchange, prompt: Text, new_tokens: int, kept: Worker | None, done: Done
+    ) -> Worker:
+        """See :class:`Fleet`."""
+        if kept is None:
+            kept = min(self._workers, key=lambda worker: self._places[worker][0].first_token_s(prompt, now))
+        return super().send(now, exchange, prompt, new_tokens, kept, done)
+
+
 class Pairs:
     """Prefill and decode servers, a policy for each kind. A decode engine begins when it has the keys and values.
 
@@ -213,6 +225,9 @@ class _Place:
 
     def tell(self, changed: Callable[[Event], None]) -> None:
         self._engine.tell(changed, self._rank)
+
+    def first_token_s(self, prompt: Text, now: float) -> float:
+        return self._engine.first_token_s(prompt, now, self._rank)
 
     def send(self, generation: Generation, now: float) -> None:
         self.sent += 1

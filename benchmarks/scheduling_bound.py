@@ -1,0 +1,50 @@
+"""Bounds for the time to the first token of conversations, in the simulation of ``benchmarks.scheduling``.
+
+*earliest* is no policy of the router: it knows the cache, the queue and the step of each engine, and takes the earliest
+first token. With more engines, each conversation keeps its engine; with 800, no other conversation is there.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+
+from benchmarks.options import parse
+from benchmarks.report import Report
+from benchmarks.simulated.engine import Costs
+from benchmarks.simulated.fleets import Earliest, MakeFleet, Servers
+from benchmarks.simulated.gateway import GatewayCacheAware
+from benchmarks.simulated.outcomes import figures, show_outcomes
+from benchmarks.simulated.simulation import simulate_fleet
+from benchmarks.simulated.workloads import WORKLOADS
+from slime_policies import CacheAware, RoundRobin, Settings
+
+_COSTS = Costs()
+_WITHOUT, _WITH = WORKLOADS[0], WORKLOADS[1]  # the same conversations, without sessions and with them
+
+
+def _kept(engines: int) -> MakeFleet:
+    return lambda clock, at: Servers(RoundRobin(), engines, _COSTS, at)
+
+
+def main() -> int:
+    options = parse(__doc__ or "", rounds=3)
+    report = Report()
+    rows: dict[str, MakeFleet] = {
+        "gateway's cache_aware": lambda clock, at: Servers(GatewayCacheAware(), 8, _COSTS, at),
+        "cache_aware": lambda clock, at: Servers(CacheAware(Settings(), clock), 8, _COSTS, at),
+        "earliest": lambda clock, at: Earliest(RoundRobin(), 8, _COSTS, at),
+        "sessions, 16 engines": _kept(16),
+        "sessions, 800 engines": _kept(800),
+    }
+    for name, make in options.pick(rows, tiny={"sessions, 16 engines": rows["sessions, 16 engines"]}).items():
+        workload = _WITH if name.startswith("sessions") else _WITHOUT
+        for seed in range(options.rounds):
+            random.seed(seed)
+            report.add(_WITHOUT.name, name, **figures(simulate_fleet(make, workload, seed=seed)))
+    show_outcomes(report, _WITHOUT.name)
+    return report.finish(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
