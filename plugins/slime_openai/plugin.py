@@ -63,6 +63,7 @@ class OpenAI:
         encoder = router.components.get("encoder")
         tokenizer = router.components.get("tokenizer")
         verdicts = router.components.get("verdicts")
+        ownership: Ownership = router.components.get("ownership")
         renderer = Renderer(tokenizer, settings.chat_template, router.threads)
         history = self._begin_history(router, tokenizer, renderer)
         self._models = Models(router)
@@ -70,7 +71,7 @@ class OpenAI:
         self._chat = Chat(
             router,
             tokenizer,
-            Prompts(renderer, encoder, tokenizer, Parents(history, renderer), settings.history),
+            Prompts(renderer, encoder, tokenizer, Parents(history, renderer, ownership), settings.history),
             Turns(history, tokenizer, router.components.get("decode")),
             Formats(
                 renderer.source,
@@ -88,12 +89,11 @@ class OpenAI:
         """Return the history, with a log if ``radix_cache`` keeps one. Raises StartupError."""
         limit = self._settings.history_max_bytes
         lost: LostSessions = router.components.get("lost_sessions")
-        ownership: Ownership = router.components.get("ownership")
         if "log_directory" not in router.components:
-            return History(limit, lost, ownership)
+            return History(limit, lost)
         reader_name = reader(tokenizer, renderer.source, renderer.traits)
         log = RecordLog(router.components.get("log_directory"), CHATS, reader_name)
-        self._logged = LoggedHistory(limit, lost, log, ownership)
+        self._logged = LoggedHistory(limit, lost, log)
         return self._logged
 
     @hookimpl

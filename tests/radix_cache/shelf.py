@@ -1,4 +1,4 @@
-"""A store of demoted trajectories in a dict, and the plugin that offers it."""
+"""A store of demoted trajectories in a dict, the plugin that offers it, and a memory with room for nothing."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ from typing import NamedTuple
 
 import anyio.lowlevel
 
+from deadlines import until
 from router_core import hookimpl
 from router_core.router import Router
+from router_core.types import ASGIApp, Receive, Scope, Send
+from slime_radix_cache.demotion.cold_trajectories import ColdTrajectories
 
-__all__ = ["Shelf", "make_plugin"]
+__all__ = ["ALL_DEMOTED", "DemoteFirst", "Shelf", "make_plugin"]
+
+#: Flags: each request finds all demoted that no other request holds.
+ALL_DEMOTED = (
+    "--middleware-paths", "radix_cache.shelf", "radix_cache.shelf.DemoteFirst", "--radix-tree-max-size", "1",
+)  # fmt: skip
 
 
 class Note(NamedTuple):
@@ -112,6 +120,21 @@ class Shelf:
     def forget(self, keys: Sequence[bytes]) -> None:
         for key in keys:
             self.records.pop(key, None)
+
+
+class DemoteFirst:
+    """Middleware that lets each HTTP request wait until nothing is left to demote."""
+
+    def __init__(self, app: ASGIApp, *, router: Router) -> None:
+        self._app = app
+        self._router = router
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            cold: ColdTrajectories = self._router.components.get("ownership")
+            cold.check()
+            await until(lambda: not cold._trajectories.overdue(1))
+        await self._app(scope, receive, send)
 
 
 def make_plugin(options: argparse.Namespace) -> Shelf:

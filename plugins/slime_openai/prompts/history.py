@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from slime_openai.prompts.identity import Key
 from slime_openai.prompts.speakers import Speakers
 from slime_openai.requests.messages import Message
-from slime_openai.responses.evidence import LostSessions, Ownership
+from slime_openai.responses.evidence import LostSessions
 
-__all__ = ["Answers", "Asking", "History", "Turn"]
+__all__ = ["Alike", "Answers", "Asking", "History", "Turn"]
 
 #: Returns a digest of what assistants say in the messages from the first number up to the second.
 Answers: TypeAlias = Callable[[int, int], bytes]
@@ -119,6 +119,16 @@ class Turn:
         return "".join(parts)
 
 
+class Alike(NamedTuple):
+    """Turns that differ only in what clients may change in answers, newest first.
+
+    ``needs_check``: they are other sessions' turns, which the session may continue only if Ownership allows it.
+    """
+
+    turns: list[Turn]
+    needs_check: bool
+
+
 def _size_of(text: str | None) -> int:
     """Return the most bytes that ``text`` takes: ``sys.getsizeof`` grows when the text is written as JSON."""
     if text is None:
@@ -139,15 +149,13 @@ def _likeness(reply: Message, message: Message) -> int:
 class History:
     """Turns by their conversation; the least recently used are evicted. Synchronous: one event loop needs no lock.
 
-    ``lost``: the sessions that have lost turns or other records. ``ownership``: knows the sessions' requests that were
-    no chats; None: all requests are chats.
+    ``lost``: the sessions that have lost turns or other records.
     """
 
-    def __init__(self, max_bytes: int, lost: LostSessions, ownership: Ownership | None = None) -> None:
+    def __init__(self, max_bytes: int, lost: LostSessions) -> None:
         self.size_bytes = 0
         self._max_bytes = max_bytes
         self._lost = lost
-        self._ownership = ownership
         self._turns: dict[Key, list[Turn]] = {}
         self._used: OrderedDict[Turn, None] = OrderedDict()
         self._speakers: Speakers[Turn] = Speakers()
@@ -157,16 +165,15 @@ class History:
 
     def find(
         self, places: Sequence[Key], asked: Key, session: str | None, answers: Answers
-    ) -> Iterator[list[Turn]]:
-        """Yield lists of turns that a conversation may continue: own turns, then others; of both, the longest first.
+    ) -> Iterator[Alike]:
+        """Yield the turns that a conversation may continue: own turns, then others; of both, the longest first.
 
         ``places``: its key behind each message; ``asked``: its key where the answer belongs. ``answers(first, last)``:
-        a digest of what assistants say in these messages. The turns of a list, newest first, differ only in what
-        clients may change in answers.
+        a digest of what assistants say in these messages.
 
         A session continues its own turns. If it has asked before at one of ``places``, it may also continue the turns
         that those requests continued, and earlier ones. Otherwise the branch is new to it: it may continue any turn
-        that ``ownership`` allows. A session with lost turns continues only its own: the client may mean a lost turn.
+        that Ownership allows. A session with lost turns continues only its own: the client may mean a lost turn.
         """
         if session is None:
             return self._longest(places, answers, lambda turn: True)
@@ -175,23 +182,24 @@ class History:
             return own
         contexts = self._speakers.contexts(session, places, asked)
         if contexts is None:
-            return chain(own, self._longest(places, answers, lambda turn: self._may_take(turn, session)))
+            others = self._longest(places, answers, lambda turn: turn.session != session, needs_check=True)
+            return chain(own, others)
         taken = {turn for context in contexts if context is not None for turn in context.chain()}
         return chain(own, self._longest(places, answers, lambda turn: turn in taken))
 
-    def _may_take(self, turn: Turn, session: str) -> bool:
-        if turn.session == session or self._ownership is None:
-            return turn.session != session
-        return self._ownership.may_take(turn.ids(), session)
-
     def _longest(
-        self, places: Sequence[Key], answers: Answers, is_open: Callable[[Turn], bool]
-    ) -> Iterator[list[Turn]]:
+        self,
+        places: Sequence[Key],
+        answers: Answers,
+        is_open: Callable[[Turn], bool],
+        *,
+        needs_check: bool = False,
+    ) -> Iterator[Alike]:
         for place in reversed(places):
             turns = reversed(self._turns.get(place, ()))
             alike = [turn for turn in turns if is_open(turn) and turn.is_behind(answers)]
             if alike:
-                yield alike
+                yield Alike(alike, needs_check)
 
     def asking(self, session: str | None, place: Key) -> Asking:
         """Begin a request of ``session`` at ``place``. The session counts as having asked there, also after the end."""

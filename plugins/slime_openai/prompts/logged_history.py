@@ -6,7 +6,7 @@ from slime_journal.record_log import RecordLog
 from slime_openai.prompts.history import History, Turn
 from slime_openai.prompts.log_records import Gone, Record, Said, size_of
 from slime_openai.requests.messages import Message, ToolCall
-from slime_openai.responses.evidence import LostSessions, Ownership
+from slime_openai.responses.evidence import LostSessions
 
 __all__ = ["LoggedHistory"]
 
@@ -17,10 +17,8 @@ class LoggedHistory(History):
     Additions and evictions are logged: reading the log evicts nothing else. The limit holds from the next addition on.
     """
 
-    def __init__(
-        self, max_bytes: int, lost: LostSessions, log: RecordLog, ownership: Ownership | None = None
-    ) -> None:
-        super().__init__(max_bytes, lost, ownership)
+    def __init__(self, max_bytes: int, lost: LostSessions, log: RecordLog) -> None:
+        super().__init__(max_bytes, lost)
         self._log = log
         self._serials: dict[Turn, int] = {}
         self._gone: list[Record] = []

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from slime_openai.errors import InvalidRequest
-from slime_openai.prompts.history import History, Turn
+from slime_openai.prompts.history import Alike, History, Turn
 from slime_openai.prompts.question import Question
 from slime_openai.prompts.rendering import Conversation, Renderer
 from slime_openai.requests.messages import Message, for_template
+from slime_openai.responses.evidence import Ownership
 
 __all__ = ["Parent", "Parents", "as_recorded"]
 
@@ -23,27 +24,29 @@ class Parent:
 
 
 class Parents:
-    """Finds the parent of a conversation in ``history``.
+    """Finds the parent of a conversation in ``history``. ``ownership``: knows the requests that were no chats.
 
     Clients change white space, thoughts and the format of JSON in answers. Keys ignore these, so several turns may
     match. The parent is the turn whose recorded answers render to the client's text. If there is none, all matching
     turns must render to one text. If they do not, no turn is proved, and a shorter beginning is looked for.
     """
 
-    def __init__(self, history: History, renderer: Renderer) -> None:
+    def __init__(self, history: History, renderer: Renderer, ownership: Ownership) -> None:
         self._history = history
         self._renderer = renderer
+        self._ownership = ownership
 
     async def of(self, question: Question, chat: Conversation) -> Parent | None:
         """Return the parent for ``question``, or None. ``chat``: the input of the template. Raises InvalidRequest."""
         sent: str | None = None
         found = self._history.find(question.keys[1:], question.place, question.session, question.answers)
-        for alike in found:
-            if question.continues and alike[0].count == len(question.messages):
+        for each in found:
+            alike = await self._allowed(each, question.session)
+            if question.continues and each.turns[0].count == len(question.messages):
                 begun = question.messages[-1].content
                 alike = [turn for turn in alike if turn.reply.content == begun]
-                if not alike:
-                    continue
+            if not alike:
+                continue
             alike.sort(key=lambda turn: turn.likeness(question.messages), reverse=True)
             if _is_verbatim(alike[0], question.messages):
                 return Parent(alike[0], is_verbatim=True)
@@ -53,6 +56,11 @@ class Parents:
             if parent is not None:
                 return parent
         return None
+
+    async def _allowed(self, alike: Alike, session: str | None) -> list[Turn]:
+        if session is None or not alike.needs_check:
+            return alike.turns
+        return [turn for turn in alike.turns if await self._ownership.may_take(turn.ids(), session)]
 
     async def _meant(
         self, alike: Sequence[Turn], question: Question, chat: Conversation, sent: str

@@ -29,8 +29,11 @@ class LostSessions(Protocol):
 class Ownership(Protocol):
     """The component ``"ownership"``: knows all requests of sessions, not only chats."""
 
-    def may_take(self, ids: bytes, session: str, /) -> bool:
-        """Return False when ``session`` sent the first of ``ids`` (packed) as a prompt, but has no context of all."""
+    async def may_take(self, ids: bytes, session: str, /) -> bool:
+        """Return False when ``session`` sent the first of ``ids`` (packed) as a prompt, but has no context of all.
+
+        Also False while that is not known, because a store of the contexts does not answer.
+        """
         ...
 
 

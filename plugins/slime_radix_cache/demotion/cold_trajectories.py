@@ -229,9 +229,11 @@ class ColdTrajectories:
             self._saver.failed("follow", error)
             raise StoreFailed(f"the store of demoted trajectories does not answer: {error}") from error
 
-    def may_take(self, ids: bytes, session: str) -> bool:
-        """See :meth:`Finder.may_take`. False if a part of ``session`` is demoted: it may have sent ``ids``."""
-        if self._demotion.of_session(session):
+    async def may_take(self, ids: bytes, session: str) -> bool:
+        """See :meth:`Finder.may_take`. False if the store does not answer: ``session`` may have sent ``ids``."""
+        try:
+            await self.load_ids(ids, session)
+        except StoreFailed:
             return False
         return self._trajectories.may_take(ids, session)
 
