@@ -15,6 +15,7 @@ from anyio.abc import TaskGroup
 from router_core.errors import HTTPError, StartupError
 from slime_radix_cache.cold_store import ColdStore
 from slime_radix_cache.demotion.demotion import Demotion
+from slime_radix_cache.demotion.loads import Loads
 from slime_radix_cache.demotion.notes import FORMAT, RunBegun
 from slime_radix_cache.demotion.open_sessions import OpenSessions
 from slime_radix_cache.demotion.others import OtherRouters
@@ -58,6 +59,7 @@ class ColdTrajectories:
         self._others: OtherRouters
         self._news = anyio.Event()
         self._progress = anyio.Event()
+        self._loads = Loads(trajectories)
         self._waits = 0
         self._restored = 0
 
@@ -237,6 +239,11 @@ class ColdTrajectories:
             return False
         return self._trajectories.may_take(ids, session)
 
+    def forget(self, session: str) -> None:
+        """See :meth:`Trajectories.forget`. What is only loaded, for a search that has not begun, is evicted too."""
+        self._loads.let_go()
+        self._trajectories.forget(session)
+
     def _of(self, session: str | None) -> Iterable[int]:
         return self._demotion.of_session(session) if session is not None else ()
 
@@ -247,8 +254,7 @@ class ColdTrajectories:
         """
         store, demotion = self._store, self._demotion
         assert store is not None  # narrowing: the callers have checked it
-        found: list[Segment] = []
-        try:
+        with self._loads.begin() as found:
             while True:
                 entries = demotion.directory.with_ancestors(wanted())
                 if not entries:
@@ -265,9 +271,6 @@ class ColdTrajectories:
                         f"the store of demoted trajectories does not answer: {error}"
                     ) from error
                 demotion.promote(serials, records, found)
-        finally:
-            for segment in found:
-                self._trajectories.unpin((segment, len(segment)))
         self.check()
 
     def as_dict(self) -> dict[str, Any]:

@@ -152,8 +152,8 @@ class SessionTurns:
         return self._trajectories.has_lost(session)
 
     def forget(self, session: str) -> None:
-        """Evict the responses of ``session``. See Trajectories."""
-        self._trajectories.forget(session)
+        """Evict the responses of ``session``. See ColdTrajectories."""
+        self._cold.forget(session)
 
 
 def _reason_of(response: Response) -> dict[str, Any] | None:
