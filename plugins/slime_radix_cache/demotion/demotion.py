@@ -18,6 +18,7 @@ from slime_radix_cache.demotion.grown import GrownParts
 from slime_radix_cache.demotion.numbered import Numbered
 from slime_radix_cache.demotion.records import place_of, read_record, written
 from slime_radix_cache.demotion.runs import Runs
+from slime_radix_cache.index.losses import digests_in
 from slime_radix_cache.index.segments import Context, Response, Segment, Versions
 from slime_radix_cache.index.trajectories import Trajectories
 from slime_radix_cache.journal.log_records import Answered, Asked
@@ -238,7 +239,7 @@ class Demotion:
     def lose(self, serial: int) -> None:
         """Mark the demoted segment with ``serial``, and all that continue it, as lost."""
         entry = self.directory.remove(serial)
-        self._trajectories.lose(entry.session)
+        self._trajectories.lose(entry.session, *digests_in(entry.marks))
         self._trajectories.evicted[_LOST] += 1
         before = self._before(entry)
         if isinstance(before, Response):

@@ -47,7 +47,7 @@ class Entry:
     """A demoted segment. ``serial``: its number in the order of recording. ``parent``: that of its parent (0: none).
 
     ``text`` and ``ids``: the place where it is found; ``ids`` is None for a prompt. ``tokens`` and ``versions`` are
-    those of a response. ``size``: bytes of the record.
+    those of a response. ``size``: bytes of the record. ``marks``: packed digests of the texts that are lost with it.
     """
 
     serial: int
@@ -59,6 +59,7 @@ class Entry:
     tokens: int
     versions: Versions
     size: int = 0
+    marks: bytes = b""
 
 
 class Directory:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from slime_radix_cache.demotion.directory import Entry, IdPlace, State
 from slime_radix_cache.demotion.records import place_of
+from slime_radix_cache.index.losses import packed_digests
 from slime_radix_cache.index.segments import Prompt, Response, Segment
 from slime_radix_cache.index.starts import id_before
 from slime_radix_cache.index.text_index import text_of
@@ -23,9 +24,14 @@ def entry_of(segment: Segment, serial: int, parent: int, size: int, known: Entry
         return replace(known, parent=parent, state=state)
     text = text_of(segment.node)
     if not isinstance(segment, Response):
-        return Entry(serial, parent, None, place_of(text, len(text)), None, state, 0, (), size)
+        place, marks = place_of(text, len(text)), packed_digests(text)
+        return Entry(serial, parent, None, place, None, state, 0, (), size, marks)
     place, ids = place_of(text, segment.start), IdPlace(segment.before, id_before(segment))
-    return Entry(serial, parent, segment.session, place, ids, state, len(segment), segment.versions, size)
+    texts = [text] if segment.end is segment.node else [text, text_of(segment.end)]
+    marks = packed_digests(*texts)
+    return Entry(
+        serial, parent, segment.session, place, ids, state, len(segment), segment.versions, size, marks
+    )
 
 
 def _state_of(segment: Segment) -> State:

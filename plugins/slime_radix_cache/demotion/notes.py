@@ -60,6 +60,7 @@ class Demoted(NamedTuple):
     is_odd: bool | None
     continuation_lost: bool
     is_decoded: bool
+    marks: bytes
 
 
 class Dropped(NamedTuple):

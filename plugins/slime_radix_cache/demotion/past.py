@@ -121,6 +121,7 @@ def entry_of_note(note: Demoted, runs: Runs) -> Entry:
         note.tokens,
         note.versions,
         note.size,
+        note.marks,
     )
 
 
@@ -141,4 +142,5 @@ def note_of(entry: Entry, runs: Runs) -> Demoted:
         state.giver.is_odd if state.giver is not None else None,
         state.continuation_lost,
         state.is_decoded,
+        entry.marks,
     )

@@ -12,7 +12,7 @@ import mmap
 import os
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 if TYPE_CHECKING:
     from slime_journal.record_files import LogDirectory
 
-__all__ = ["Count", "Digest", "Losses", "Marks", "digest_of", "opened"]
+__all__ = ["Count", "Digest", "Losses", "Marks", "digest_of", "digests_in", "opened", "packed_digests"]
 
 T = TypeVar("T")
 
@@ -84,9 +84,9 @@ class Marks:
         self._header, self._filter = mapped[: _HEADER.size], mapped[_HEADER.size :]
         self._has_uncounted = self.number > 0
 
-    def add(self, key: str | bytes) -> None:
-        """Mark ``key``."""
-        self.add_digest(digest_of(key))
+    def add(self, key: str | bytes | Digest) -> None:
+        """Mark ``key``, or the key that has this digest."""
+        self.add_digest(key if isinstance(key, tuple) else digest_of(key))
 
     def add_digest(self, digest: Digest) -> None:
         """Mark the key that has this ``digest``."""
@@ -189,6 +189,16 @@ def opened(directory: LogDirectory, name: str, read: Callable[[Path], T]) -> T:
 
 def digest_of(key: str | bytes) -> Digest:
     """Return the digest of ``key``. Unlike ``hash``, it is the same in each process."""
-    data = key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key
-    first, second = struct.unpack("<QQ", blake2b(data, digest_size=16).digest())
-    return first, second | 1
+    return next(digests_in(packed_digests(key)))
+
+
+def packed_digests(*keys: str | bytes) -> bytes:
+    """Return the digests of ``keys``, of 16 bytes each."""
+    encoded = (key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key for key in keys)
+    return b"".join(blake2b(key, digest_size=16).digest() for key in encoded)
+
+
+def digests_in(packed: bytes) -> Iterator[Digest]:
+    """Yield the digests in ``packed``."""
+    for first, second in struct.iter_unpack("<QQ", packed):
+        yield first, second | 1

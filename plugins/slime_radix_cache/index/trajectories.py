@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from router_core.weights import WeightVersions
 from slime_radix_cache.index.finding import Finder
 from slime_radix_cache.index.limits import Limits
-from slime_radix_cache.index.losses import Count, Losses
+from slime_radix_cache.index.losses import Count, Digest, Losses
 from slime_radix_cache.index.segment_store import Sampled, SegmentStore, confirm
 from slime_radix_cache.index.segments import Context, Giver, Prompt, Response, Segment, links, said_before
 from slime_radix_cache.index.sessions import Running, Sessions
@@ -165,7 +165,7 @@ class Trajectories(SegmentStore):
         self._keep_to_limits(response)
         return response
 
-    def lose(self, session: str | None, *texts: bytes) -> None:
+    def lose(self, session: str | None, *texts: bytes | Digest) -> None:
         """Mark ``session`` and ``texts`` as lost. Without texts, the lost text is not known."""
         if session is not None:
             self.losses.sessions.add(session)

@@ -235,7 +235,9 @@ def test_lost_record_is_a_loss_of_all_that_continues_it(
     assert kept.has_lost("fork")
     assert not cold.demotion.of_session("fork")
     assert kept.evicted == {"not_in_store": 2}
-    assert kept.candidates(b"ab").at_least
+    assert kept.candidates(b"ab") == Count(1, at_least=True)
+    assert kept.candidates(b"ababab") == Count(1, at_least=True)
+    assert read(kept, "ababab", "s")[2] == read(kept, "abababé", "fork")[2] == "evicted"
     assert serials[1] in cold.forgotten
 
 

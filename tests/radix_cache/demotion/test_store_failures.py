@@ -122,6 +122,17 @@ async def test_what_cannot_be_kept_is_marked_and_counted(cold: Client) -> None:
     assert not (await cold.running.client.get("/trajectories/s")).json()["complete"]
 
 
+async def test_text_of_a_record_that_the_store_lost_is_evicted(cold: Client) -> None:
+    answer = await cold.generate(PROMPT, [70, 71], session="s")
+    await is_empty(cold)
+    shelf_of(cold).records.clear()
+    found = await cold.retrieve(PROMPT + answer["text"], session_id="s")
+    assert (found["exact"], found["inexact_reason"]) == (False, "evicted")
+    assert (found["candidates"], found["candidates_relation"]) == (1, "gte")
+    assert (await cold.stats())["evictions"] == {"not_in_store": 2}
+    assert (await cold.retrieve(PROMPT + "other words"))["inexact_reason"] == "uncovered_text"
+
+
 async def test_failed_write_is_repeated(cold: Client) -> None:
     shelf = shelf_of(cold)
     shelf.refuses = True
