@@ -38,10 +38,14 @@ class Fault:
 
 
 class Faults:
-    """Each engine has troubles of its own, one after the other: all kinds it can have, shuffled, again and again."""
+    """Each engine has troubles of its own, one after the other: all kinds it can have, shuffled, again and again.
 
-    def __init__(self, watch: Watch, direct: aiohttp.ClientSession, seed: int) -> None:
+    ``pace``: factor for the length of a relay's troubles, and of the pauses between them.
+    """
+
+    def __init__(self, watch: Watch, direct: aiohttp.ClientSession, seed: int, pace: float) -> None:
         self._watch = watch
+        self._pace = pace
         self._direct = direct
         self._seed = seed
         self.done: list[Fault] = []
@@ -51,9 +55,12 @@ class Faults:
         """Trouble for ``engine`` until it is ``over``; then it is well."""
         random = Random(f"{self._seed} {engine.name}")
         for kind in _kinds(engine, number, random):
-            await pause(
-                over, random.uniform(0.5, 2.0) if engine.relay is not None else random.uniform(2.0, 6.0)
+            rest = (
+                self._pace * random.uniform(0.5, 2.0)
+                if engine.relay is not None
+                else random.uniform(2.0, 6.0)
             )
+            await pause(over, rest)
             if over.is_set():
                 return
             fault = Fault(kind, engine.name, asyncio.get_running_loop().time())
@@ -76,7 +83,7 @@ class Faults:
         return engine.journal.unfinished().difference(*killed)
 
     async def _kill(self, engine: EngineProcess, fault: Fault, random: Random) -> None:
-        was_ready = await until(lambda: self._watch.state(engine.url) == "ready", 5)
+        was_ready = await self._is_ready(engine)
         fault.began = asyncio.get_running_loop().time()
         engine.program.kill()
         fault.hit = self._under_way(engine)
@@ -88,6 +95,10 @@ class Faults:
         await asyncio.sleep(random.uniform(0, 1))
         fault.restarted_at = asyncio.get_running_loop().time()
         await self._revive(engine)
+
+    async def _is_ready(self, engine: EngineProcess) -> bool:
+        """Wait a while for ``engine`` to get requests: trouble without them shows nothing."""
+        return await until(lambda: self._watch.state(engine.url) == "ready", 5)
 
     async def _revive(self, engine: EngineProcess) -> None:
         """Start it again, with its first weights, and wait until it serves."""
@@ -109,11 +120,13 @@ class Faults:
     async def _spoil(self, engine: EngineProcess, fault: Fault, trouble: Trouble, random: Random) -> None:
         relay = engine.relay
         assert relay is not None, "only a relay does this"
+        await self._is_ready(engine)
         everything = random.random() < 0.3
         before = set(relay.hit)
         relay.trouble, relay.everything = trouble, everything
         try:
-            await asyncio.sleep(random.uniform(1, 2.5))
+            await asyncio.sleep(self._pace * random.uniform(1, 2.5))
+            await until(lambda: len(relay.hit) > len(before), 5)
         finally:
             relay.trouble, relay.everything = None, False
             fault.hit = set(relay.hit) - before

@@ -1,11 +1,12 @@
-"""The whole run: a router and engines as processes, a crowd, a trainer, and faults; then the judgement."""
+"""A whole run: a router and engines as processes, a crowd, a trainer, and faults; then the judgement."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -24,7 +25,7 @@ from ports import free_port
 from slime_engine.model import load_model
 from slime_engine.tokenizer import EngineTokenizer
 
-__all__ = ["rampage"]
+__all__ = ["Rampage"]
 
 _FLAGS = (
     "--middleware-paths", "chaos.counting",
@@ -39,15 +40,20 @@ _SETTLED_S = 30.0
 #: Seconds more than asked for that it goes on until everything has happened that is to happen.
 _MORE_S = 90.0
 _MORE_FILES, _MORE_TASKS, _MORE_BYTES = 8, 4, 64 << 20
+_LOST = ("not_kept", "not_in_store")
 _TRACEBACK = re.compile(r"^.*\n(?:  [+|] .*\n)*Traceback.*(?:\n[ \w].*)*", re.MULTILINE)
 _WARMING, _UPDATES, _LOOKED_AT_AGAIN = 20, 3, 300
 
 
 class Rampage:
-    """One run. ``seconds`` is how long things go wrong at least; starting, ending and judging come on top."""
+    """One run with ``flags`` of the router. ``seconds`` is how long things go wrong at least; starting, ending and
+    judging come on top. ``crowd``: the number of clients. ``pace``: see Faults.
+    """
 
-    def __init__(self, directory: Path, seconds: float, seed: int, crowd: int) -> None:
-        self._seconds, self._seed, self._size = seconds, seed, crowd
+    def __init__(
+        self, directory: Path, flags: Sequence[str], *, seconds: float, seed: int, crowd: int, pace: float
+    ) -> None:
+        self._seconds, self._seed, self._size, self._pace = seconds, seed, crowd, pace
         self._tokenizer: EngineTokenizer = load_model().tokenizer
         self._tokenizer.save(directory / "tokenizer")
         self.engines = [
@@ -57,7 +63,9 @@ class Rampage:
         self.url = f"http://127.0.0.1:{port}"
         workers = ["--worker-urls", *(engine.url for engine in self.engines)]
         checkpoint = ["--hf-checkpoint", str(directory / "tokenizer")]
-        self.router = Program(["--port", str(port), *_FLAGS, *checkpoint, *workers], directory / "router.log")
+        self.router = Program(
+            ["--port", str(port), *_FLAGS, *flags, *checkpoint, *workers], directory / "router.log"
+        )
         self.dice = Random(f"{seed} turns")
         self.conversations = opening(seed)
 
@@ -99,16 +107,19 @@ class Rampage:
             self._watch = Watch(self._http)
             self._crowd = Crowd(self._http, tokens=24)
             self._trainer = Trainer(self._http, Random(f"{self._seed} trainer"))
-            self._faults = Faults(self._watch, self._direct, self._seed)
+            self._faults = Faults(self._watch, self._direct, self._seed, self._pace)
             yield
 
     async def _run(self) -> Report:
         loop = asyncio.get_running_loop()
         await self._until_up()
+        idle = await self._use()  # before any connection to an engine is kept
         async with asyncio.TaskGroup() as warming:
             for _ in range(_WARMING):
                 warming.create_task(self._crowd.play(next(self.conversations), 3, 0.1))
-        report = Report(self._seed, self._faults.done, self._crowd.asked, await self._use(None))
+        warm = await self._use()
+        before = replace(idle, resident_bytes=warm.resident_bytes, kept_bytes=warm.kept_bytes)
+        report = Report(self._seed, self._faults.done, self._crowd.asked, before)
         over = asyncio.Event()
         began = loop.time()
         async with asyncio.TaskGroup() as looking:
@@ -128,9 +139,10 @@ class Rampage:
             await self._recover(report)
             watching.cancel()
         await self._leave_nothing(report)
-        report.after = await self._use(report.before)
-        report.wrong += [*self._crowd.wrong, *self._faults.wrong, *_leaked(report.after, report.before)]
         await self._judge(report)
+        report.after = await self._settled_use(report.before)
+        report.wrong += [*self._crowd.wrong, *self._faults.wrong, *_leaked(report.after, report.before)]
+        await self._read_stats(report)
         self._read_log(report)
         return report
 
@@ -150,11 +162,11 @@ class Rampage:
 
     async def _talk(self, over: asyncio.Event) -> None:
         while not over.is_set():
-            await self._crowd.play(next(self.conversations), self.dice.randint(3, 6), 4.0)
+            await self._crowd.play(next(self.conversations), self.dice.randint(3, 6), 4.0 * self._pace)
 
     def _missing(self) -> str:
         """Return the events that a run must have, and that have not happened yet."""
-        missing: list[str] = [*{*KINDS}.difference(fault.kind for fault in self._faults.done)]
+        missing: list[str] = [*{*KINDS}.difference(fault.kind for fault in self._faults.done if fault.hit)]
         if self._watch.count("stale") == 0:
             missing.append("an engine came back with old weights, and was found stale")
         if len(self._crowd.finished) < self._size:
@@ -194,21 +206,24 @@ class Rampage:
                 return
             await asyncio.sleep(0.2)
 
-    async def _use(self, aim: Use | None) -> Use:
-        """Return the idle router's use of resources. With an ``aim``, wait a while for it to come down to that."""
+    async def _use(self) -> Use:
+        """Return the idle router's use of resources."""
+        async with self._http.get("/chaos/counts") as answer:
+            counts = await answer.json()
+        async with self._http.get("/cache_stats") as answer:
+            kept = (await answer.json())["bytes"]
+        files, memory = self.router.open_files(), self.router.resident_bytes()
+        return Use(files, memory, counts["tasks"], counts["exchanges"], kept)
+
+    async def _settled_use(self, aim: Use) -> Use:
+        """Return the use of resources; wait for it to come down to ``aim``: idle connections are kept for 4 s."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + (_SETTLED_S if aim is not None else 6)  # it keeps idle connections for 4 s
+        deadline = loop.time() + _SETTLED_S
         while True:
-            await asyncio.sleep(0.5)
-            async with self._http.get("/chaos/counts") as answer:
-                counts = await answer.json()
-            router = self.router
-            async with self._http.get("/cache_stats") as answer:
-                kept = (await answer.json())["bytes"]
-            files, memory = router.open_files(), router.resident_bytes()
-            use = Use(files, memory, counts["tasks"], counts["exchanges"], kept)
-            if loop.time() > deadline or (aim is not None and not _leaked(use, aim)):
+            use = await self._use()
+            if loop.time() > deadline or not _leaked(use, aim):
                 return use
+            await asyncio.sleep(0.5)
 
     async def _judge(self, report: Report) -> None:
         entries = [entry for engine in self.engines for entry in engine.journal.entries()]
@@ -256,6 +271,14 @@ class Rampage:
         else:
             report.flagged[said["inexact_reason"]] += 1
 
+    async def _read_stats(self, report: Report) -> None:
+        async with self._http.get("/cache_stats") as answer:
+            stats = await answer.json()
+        report.demoted = stats.get("demoted")
+        lost = {reason: number for reason, number in stats["evictions"].items() if reason in _LOST}
+        if lost:
+            report.wrong.append(("records that the store has lost", f"{lost}; {report.demoted}"))
+
     def _read_log(self, report: Report) -> None:
         log = self.router.said()
         for said in _TRACEBACK.findall(log):
@@ -279,8 +302,3 @@ def _leaked(after: Use, before: Use) -> list[tuple[str, str]]:
     if sum(tasks.values()) > _MORE_TASKS:
         found.append(f"tasks { ({name: count for name, count in tasks.items() if count > 0}) }")
     return [("leaked", more) for more in found]
-
-
-async def rampage(directory: Path, seconds: float, seed: int, crowd: int = 200) -> Report:
-    """Let ``seconds`` of chaos loose on a router; everything it starts is ended, whatever happens."""
-    return await Rampage(directory, seconds, seed, crowd).run()

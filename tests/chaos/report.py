@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
+
+import orjson
 
 from chaos.asking import Asked
 from chaos.faults import KINDS, Fault
@@ -32,7 +35,10 @@ class Use:
 
 @dataclass
 class Report:
-    """``wrong`` must be empty: each entry is a fault of the router, ``(kind, details)``."""
+    """``wrong`` must be empty: each entry is a fault of the router, ``(kind, details)``.
+
+    ``demoted``: that of ``/cache_stats``; None without a store.
+    """
 
     seed: int
     faults: Sequence[Fault]
@@ -48,6 +54,7 @@ class Report:
     whole_updates: int = 0
     stale: int = 0
     after: Use | None = None
+    demoted: dict[str, Any] | None = None
     wrong: list[tuple[str, str]] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -67,6 +74,7 @@ class Report:
             f"{self._quarantined()}; workers were found stale {self.stale} times",
             f"router before: {self.before}",
             f"router after:  {self.after}",
+            *([f"store: {orjson.dumps(self.demoted).decode()}"] if self.demoted is not None else []),
             "",
             f"WRONG: {len(self.wrong)}",
         ]
