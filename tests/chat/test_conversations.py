@@ -22,6 +22,7 @@ import pytest
 from chat.chatting import Chat, chatting
 from chat_models.families import LLAMA, QWEN2_5, QWEN3, Family
 from drift.rollouts import TOOLS
+from radix_cache.shelf import ALL_DEMOTED
 from slime_engine.journal import JournalEntry
 
 if TYPE_CHECKING:
@@ -295,17 +296,22 @@ class Talk:
 
 
 @pytest.mark.parametrize(
-    ("family", "max_bytes"),
-    [(QWEN2_5, 0), (QWEN3, 0), (LLAMA, 0), (QWEN3, 40_000)],
-    ids=["qwen2.5", "qwen3", "llama3.1", "little room"],
+    ("family", "flags"),
+    [
+        (QWEN2_5, ()),
+        (QWEN3, ()),
+        (LLAMA, ()),
+        (QWEN3, ("--history-max-bytes", "40000")),
+        (QWEN3, ALL_DEMOTED),
+    ],
+    ids=["qwen2.5", "qwen3", "llama3.1", "little room", "demoted"],
 )
 async def test_every_token_is_the_engines_and_every_sample_its_sessions(
-    start: Start, family: Family, max_bytes: int
+    start: Start, family: Family, flags: tuple[str, ...]
 ) -> None:
-    flags = ("--history-max-bytes", str(max_bytes))
     async with chatting(start, _says(family), family=family, flags=flags) as chat:
         talk = Talk(chat, seed=_REQUESTS)
-        await talk.run(_REQUESTS // 4)
+        await talk.run(_REQUESTS // 5)
         counts = await talk.check_samples()
     print(f"{family.name:10} {talk.origins} {counts}")  # noqa: T201  # what was met
     assert talk.origins.keys() >= {"exact", "fresh"}
