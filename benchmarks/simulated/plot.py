@@ -13,7 +13,7 @@ _REFERENCE = "round_robin"
 #: The largest ratio that is drawn; further ones lie on the edge.
 _MOST = 2.0
 _COLOURS = ("#8b949e", "#ca8a04", "#06b6d4", "#d946ef", "#f97316", "#3b82f6", "#16a34a")
-_LEFT, _TOP, _ROW, _WIDTH, _GAP = 300, 90, 34, 220, 40
+_LEFT, _TOP, _ROW, _WIDTH, _GAP = 380, 90, 34, 220, 40
 _STYLE = """<style>
 svg { color: #1f2328; font: 12px sans-serif }
 @media (prefers-color-scheme: dark) { svg { color: #e6edf3 } }
@@ -28,7 +28,7 @@ def drawn(samples: Samples, policies: Sequence[str]) -> str:
     bottom = _TOP + _ROW * len(samples)
     parts = []
     for number, policy in enumerate(policies):
-        column, line = _LEFT + number % 3 * 200, 20 + number // 3 * 20
+        column, line = _LEFT + number % 4 * 190, 20 + number // 4 * 20
         parts.append(f'<circle cx="{column}" cy="{line - 4}" r="5" fill="{_COLOURS[number]}"/>')
         parts.append(f'<text x="{column + 12}" y="{line}">{escape(policy)}</text>')
     for row, workload in enumerate(samples):
