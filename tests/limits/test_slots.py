@@ -78,7 +78,7 @@ class Slotted(RuleBasedStateMachine):
         assert not self.waiting or self.slots.held == self.slots.limit
 
 
-Slotted.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+Slotted.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestSlotted = Slotted.TestCase
 
 
@@ -165,7 +165,7 @@ class Refilled(RuleBasedStateMachine):
             assert self.slots.next_s() == max(Fraction(0), 1 - self.tokens - self.due) / self.per_s
 
 
-Refilled.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+Refilled.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestRefilled = Refilled.TestCase
 
 

@@ -286,4 +286,4 @@ def _then(first: Callable[..., None], second: Callable[[], None]) -> Callable[..
 
 
 TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestStoreMachine.settings = settings(max_examples=75, stateful_step_count=40, deadline=None)

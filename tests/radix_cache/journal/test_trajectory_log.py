@@ -209,7 +209,7 @@ class Killed(Model):
         shutil.rmtree(self.directory)
 
 
-Killed.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+Killed.TestCase.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
 TestKilled = Killed.TestCase
 
 

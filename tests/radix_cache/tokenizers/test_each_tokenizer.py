@@ -52,7 +52,8 @@ async def test_conversations_are_the_journals_or_said_not_to_be(loaded: Loaded) 
     markup = loaded.vocabulary.markup
     async with staged(loaded.tokenizer, loaded.checkpoint, markup) as stage:
         random = Random(loaded.vocabulary.name)
-        some = [stage.begin(markup.system + stage.asked(random)) for _ in range(12)]
+        count = 6 if loaded.vocabulary.real else 12  # with 130,000 tokens a conversation takes a second
+        some = [stage.begin(markup.system + stage.asked(random)) for _ in range(count)]
         for turn in range(4):
             await stage.all_turn(some, random)
             if turn < 3:
@@ -60,7 +61,7 @@ async def test_conversations_are_the_journals_or_said_not_to_be(loaded: Loaded) 
                     await stage.go_on(conversation, random)
         if loaded.vocabulary.trusted:
             await stage.judge_all()
-            assert stage.outcomes["exact"] >= 6
+            assert stage.outcomes["exact"] >= count // 2
             return
         for conversation in stage.conversations:
             answer = await stage.retrieve(conversation.text, conversation.name)
