@@ -25,18 +25,23 @@ class OpenSessions:
         self._demotion = demotion
         self._writer = writer
         self._open: set[str] = set()
+        #: Open sessions whose requests need not wait (any more).
+        self._noted: set[str] = set()
 
     def __contains__(self, session: str) -> bool:
-        return session in self._open
+        return session in self._noted
 
     async def begin(self, session: str) -> None:
         """Open ``session``, and wait until the log says so. If that fails, the session counts as lost."""
-        self._open.add(session)
-        self._writer.add(Begun(session))
+        if session not in self._open:
+            self._open.add(session)
+            self._writer.add(Begun(session))
         with anyio.move_on_after(_WAIT_S) as scope:
             await self._writer.flush()
         if scope.cancelled_caught:
             self._trajectories.losses.sessions.add(session)
+        if session in self._open:  # it may be settled again
+            self._noted.add(session)
 
     def settle(self, sessions: Iterable[str | None]) -> None:
         """Note which of ``sessions`` have nothing in memory only, and no request."""
@@ -47,6 +52,7 @@ class OpenSessions:
     def _settle(self, session: str) -> None:
         if not self._demotion.memory.has_unsaved(session) and not self._trajectories.is_running(session):
             self._open.remove(session)
+            self._noted.discard(session)
             self._writer.add(Settled(session))
 
     def end(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import anyio
 import pytest
 
 from radix_cache.cold_runs import SMALL, run_on
@@ -168,6 +169,26 @@ async def test_request_does_not_wait_for_ever_for_its_note(monkeypatch: pytest.M
         assert run.kept.has_lost("s")
         await run.turn("b", 2)  # at once
         run.shelf.refuses = False
+
+
+async def test_requests_at_the_same_time_wait_for_one_note() -> None:
+    async with run_on(shelf(), SMALL) as run:
+        await run.turn("a", 2)
+        await run.settled()
+        run.shelf.refuses = True
+        with anyio.move_on_after(0.2):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(run.turn, "b", 2)
+                tasks.start_soon(run.turn, "ba", 2)
+        killed = run.shelf.again()
+        assert [len(one) for one in run.kept.responses_of("s")] == [1], "no answer that a kill would hide"
+        run.shelf.refuses = False
+        async with run_on(killed) as other:
+            assert not other.kept.has_lost("s")
+        await run.turn("b", 2)
+        await run.turn("ba", 2)
+        async with run_on(run.shelf.again()) as other:
+            assert other.kept.has_lost("s")
 
 
 def damaged(content: bytes) -> bytes:
