@@ -109,6 +109,11 @@ class Demotion:
                 if self.grown.add(segment.session, part, whole):
                     self.on_grown(segment.session, part, whole)
 
+    def learn_grown(self, session: str, part: int, whole: int) -> None:
+        """Note that another router has recorded the response ``part`` again as ``whole``, with more tokens."""
+        self.grown.add(session, part, whole)
+        self._grow(session, part, whole)
+
     def may_go(self, segment: Segment) -> bool:
         """Return True if ``segment`` is in memory, and no request and no segment in memory needs it."""
         return segment in self.memory.serials and not segment.pins and not segment.children
@@ -221,11 +226,14 @@ class Demotion:
         """Connect ``segment`` again with longer and shorter records of it, and with unanswered requests."""
         if isinstance(segment, Response) and segment.session is not None:
             for pair in self.grown.of(segment.session, serial):
-                part, whole = map(self.memory.segments.get, pair)
-                if isinstance(part, Response) and isinstance(whole, Response):
-                    self._trajectories.sessions.grew(segment.session, part, whole)
+                self._grow(segment.session, *pair)
         for request in self._asked.take(serial):
             self._trajectories.sessions.unanswered.restored(request, segment)
+
+    def _grow(self, session: str, part_serial: int, whole_serial: int) -> None:
+        part, whole = map(self.memory.segments.get, (part_serial, whole_serial))
+        if isinstance(part, Response) and isinstance(whole, Response):
+            self._trajectories.sessions.grew(session, part, whole)
 
     def sizes_of(self, session: str) -> list[tuple[Versions, int]]:
         """Return the versions and the number of tokens of each response of ``session``, oldest first."""

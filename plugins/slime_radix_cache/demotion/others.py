@@ -13,6 +13,7 @@ from slime_radix_cache.demotion.notes import (
     Begun,
     Demoted,
     Dropped,
+    Grew,
     Lost,
     RunBegun,
     Settled,
@@ -92,6 +93,8 @@ class OtherRouters:
                 self._waiting[note.key] = note
             case Dropped():
                 self._drop(note.key)
+            case Grew():
+                self._grow(note)
             case Begun():
                 self.open.setdefault(note.session, set()).add(run)
             case Settled():
@@ -109,6 +112,12 @@ class OtherRouters:
         serial = self._demotion.runs.serial(key)
         if serial in self._demotion.directory:
             self._demotion.lose(serial)
+
+    def _grow(self, note: Grew) -> None:
+        runs = self._demotion.runs
+        for key in (note.part, note.whole):
+            runs.add(key)
+        self._demotion.learn_grown(note.session, runs.serial(note.part), runs.serial(note.whole))
 
     def _settle(self, session: str, run: bytes) -> None:
         runs = self.open.get(session, set())

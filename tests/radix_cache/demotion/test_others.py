@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from radix_cache.cold_runs import SMALL, Run, run_on
-from radix_cache.direct import read
+from radix_cache.direct import generate, read
 from radix_cache.shelf import Note, Shelf
+from radix_cache.toy import pack, sampled
 from slime_radix_cache.demotion.cold_trajectories import StoreFailed
 from slime_radix_cache.demotion.notes import FORMAT, Begun, RunBegun, packed
 from slime_radix_cache.index.losses import Count
@@ -76,6 +77,24 @@ async def test_equal_prompts_of_two_routers_are_both_kept() -> None:
         await second.cold.load_session("t")
         assert [len(one) for one in second.kept.responses_of("t")] == [1]
         assert not second.kept.has_lost("t")
+
+
+async def test_beginning_of_a_longer_answer_is_no_sample_of_its_own() -> None:
+    async with two_routers() as (first, second):
+        await first.cold.load_text(b"a", "s", asks=True)
+        part = first.kept.record(None, pack(1), b"a", sampled(2), "s")
+        first.kept.pin((part, 1))
+        generate(first.kept, "ab<", sampled(6), "s")  # something continues the beginning, so it stays
+        whole = first.kept.record(None, pack(1), b"a", sampled(2, 1), "s", instead_of=part)
+        assert first.kept.longer_of("s") == {part: whole}
+        first.kept.unpin((part, 1))
+        await first.settled()
+        for _ in range(2):  # notes may be repeated
+            await second.cold.load_session("s")
+            assert {one.ids: longer.ids for one, longer in second.kept.longer_of("s").items()} == {
+                pack(2): pack(2, 1)
+            }
+            second.shelf.seen = 0
 
 
 async def test_notes_for_another_tokenizer_are_ignored() -> None:
