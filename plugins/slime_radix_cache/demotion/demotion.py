@@ -54,6 +54,8 @@ class Demotion:
         self._trajectories = trajectories
         self._restored_serial: int | None = None
         self.grown = GrownParts()
+        #: Segments of other runs that are gone for good: a note about them may still come, or come again.
+        self.dropped: set[int] = set()
         self._asked = AskedRequests()
 
     # Called by the trajectories.
@@ -280,6 +282,8 @@ class Demotion:
                 self.lose(child)
         self._forget(serial)
         self.gone(serial)
+        if not self.runs.is_own(serial):
+            self.dropped.add(serial)
         if session is None:
             return
         self.sessions[session] -= 1

@@ -106,10 +106,12 @@ class OtherRouters:
                 losses.sessions.add(note.session)
 
     def _drop(self, key: bytes) -> None:
-        if self._waiting.pop(key, None) is not None:
-            return
+        note = self._waiting.pop(key, None)
+        if note is not None and note.session is not None:
+            self._settle(note.session, key)
         self._demotion.runs.add(key)
         serial = self._demotion.runs.serial(key)
+        self._demotion.dropped.add(serial)
         if serial in self._demotion.directory:
             self._demotion.lose(serial)
 
@@ -142,7 +144,7 @@ class OtherRouters:
         for key in filter(None, (note.key, note.parent)):
             demotion.runs.add(key)
         entry = entry_of_note(note, demotion.runs)
-        if demotion.has(entry.serial):
+        if entry.serial in demotion.dropped or demotion.has(entry.serial):
             return True
         if entry.parent and not demotion.has(entry.parent):
             return False

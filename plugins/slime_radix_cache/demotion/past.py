@@ -50,8 +50,12 @@ class Past:
         self.open: dict[str, set[bytes]] = {}
         self._is_shared = is_shared
         self._begun = RunBegun(FORMAT, tokenizer)
+        #: Keys that are never used again. With several routers, the note about a record may be read after its end.
+        self._dropped: set[bytes] = set()
         for run, each in groupby(notes, lambda note: note.run):
             self._read_run(run, each)
+        for key in self._dropped:
+            self.segments.pop(key, None)
 
     def _read_run(self, run: bytes, notes: Iterable[StoredNote]) -> None:
         open_sessions: set[str] = set()
@@ -83,7 +87,7 @@ class Past:
             case Demoted():
                 self.segments[note.key] = note
             case Dropped():
-                self.segments.pop(note.key, None)
+                self._dropped.add(note.key)
             case Grew():
                 self.grown[note.session, note.part] = note.whole
             case Begun():

@@ -65,6 +65,39 @@ async def test_deletion_elsewhere_is_a_loss() -> None:
         assert not first.kept.responses_of("s")
 
 
+async def test_deleted_session_does_not_come_back_with_a_note_that_is_read_again() -> None:
+    async with two_routers() as (first, second):
+        await first.turn("a", 2)
+        await first.settled()
+        await second.cold.load_session("s")
+        second.cold.forget("s")
+        await second.settled()
+        second.shelf.seen = 0  # a log joins notes after a while
+        await second.cold.load_session("s")
+        assert not second.cold._demotion.of_session("s")
+        assert second.kept.evicted == {"deleted": 2}
+
+
+async def test_end_of_a_record_may_be_read_before_its_beginning() -> None:
+    async with two_routers() as (first, second):
+        await second.turn("a", 2)
+        await second.settled()
+        demoted = dict(first.shelf.records)
+        await first.cold.load_session("s")
+        first.cold.forget("s")
+        await first.settled()
+        await second.cold._look()
+        later = first.shelf.again()
+        later.is_shared = True
+        later.records |= demoted  # the first router was killed before it has deleted them
+        later.written.sort(key=lambda note: note.run)  # notes of the run that began first come first
+        async with run_on(later) as third, run_on(later.beside()) as fourth:
+            assert not third.cold._demotion.of_session("s")
+            fourth.shelf.seen = 0
+            await fourth.cold.load_session("s")
+            assert not fourth.cold._demotion.of_session("s")
+
+
 async def test_equal_prompts_of_two_routers_are_both_kept() -> None:
     """The first router must not delete the prompt that the second needs."""
     async with two_routers() as (first, second):
