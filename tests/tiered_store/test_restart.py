@@ -184,8 +184,10 @@ async def test_a_graceful_stop_loses_nothing(
                         assert (await rollout.http.get(f"/sessions/{name}")).status_code == 200
                         assert (await rollout.http.delete(f"/sessions/{name}")).status_code == 204
     if tier == "file":
-        left = {path.parent.name for path in (tmp_path / "store").rglob("*") if path.is_file()}
-        assert left == {"store", "notes"}  # also the blocks that earlier runs wrote are deleted
+        files = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
+        left = [path for path in files if path.parent.name not in ("store", "notes")]
+        # Also the blocks that earlier runs wrote are deleted, but for the first prompt: others may continue it.
+        assert len(left) == 1
 
 
 async def test_second_router_reads_what_the_first_wrote(

@@ -85,6 +85,7 @@ class ColdTrajectories:
         """Restore what earlier runs demoted to ``store``. Raises StartupError."""
         demotion = self._demotion
         self._store = store
+        demotion.is_shared = lambda: store.is_shared
         self._saver = SegmentSaver(store, demotion)
         self._open = OpenSessions(self._trajectories, demotion, self._saver.writer)
         past = await restore(store, tokenizer, self._trajectories, demotion, self._saver.writer)

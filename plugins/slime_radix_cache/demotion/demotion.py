@@ -15,7 +15,7 @@ from dataclasses import replace
 from slime_radix_cache.demotion.asked import AskedRequests
 from slime_radix_cache.demotion.directory import Directory, Entry
 from slime_radix_cache.demotion.grown import GrownParts
-from slime_radix_cache.demotion.numbered import Numbered
+from slime_radix_cache.demotion.numbered import Numbered, is_beginning
 from slime_radix_cache.demotion.records import place_of, read_record, written
 from slime_radix_cache.demotion.runs import Runs
 from slime_radix_cache.index.losses import digests_in
@@ -51,6 +51,8 @@ class Demotion:
         self.on_notice: Callable[[], None] = lambda: None
         self.on_change: Callable[[Entry], None] = lambda entry: None
         self.on_grown: Callable[[str, int, int], None] = lambda session, part, whole: None
+        #: Returns True if other routers may have continued what is saved.
+        self.is_shared: Callable[[], bool] = lambda: False
         self._trajectories = trajectories
         self._restored_serial: int | None = None
         self.grown = GrownParts()
@@ -80,7 +82,10 @@ class Demotion:
 
     def is_continued(self, segment: Segment) -> bool:
         """See slime_radix_cache.index.segment_store.Demotion."""
-        return bool(self.directory.children(self.memory.serials[segment]))
+        is_known_elsewhere = (
+            self.is_shared() and self.memory.is_saved(segment) and is_beginning(segment)
+        )  # other routers may continue it
+        return is_known_elsewhere or bool(self.directory.children(self.memory.serials[segment]))
 
     def notice(self) -> None:
         """See slime_radix_cache.index.segment_store.Demotion."""
@@ -136,6 +141,7 @@ class Demotion:
 
     def has(self, serial: int) -> bool:
         """Return True if the segment with ``serial`` is in memory or demoted."""
+        serial = self.memory.current(serial)
         return serial in self.directory or serial in self.memory.segments
 
     def restore(self, entry: Entry) -> None:
@@ -208,17 +214,18 @@ class Demotion:
 
     def _merge(self, segment: Segment, serial: int) -> None:
         """Make one of the promoted prompt ``serial`` and ``segment``, an equal one that was recorded meanwhile."""
-        first, last = sorted((serial, self.memory.serials[segment]))
+        other = self.memory.serials[segment]
+        # What continues it is in the log of notes, so it must be there, too.
+        first, last = sorted((serial, other)) if self.memory.is_saved(segment) else (serial, other)
         moved = self.directory.children(last)
         self.directory.adopt(last, first)
         for child in filter(None, map(self.directory.get, moved)):
             self.on_change(child)
-        self.memory.renumber(segment, first)
-        self.memory.noted.pop(last, None)
-        if self.runs.is_own(last):
-            self._forget(last)
-        else:
+        self.memory.merge(segment, first, last)
+        if self.is_shared():
             self.memory.sizes.pop(last, None)  # another router may need the record
+        else:
+            self._forget(last)
 
     def _forget(self, serial: int) -> None:
         if self.memory.sizes.pop(serial, None) is not None:

@@ -9,7 +9,7 @@ from slime_radix_cache.demotion.directory import Entry
 from slime_radix_cache.demotion.entries import entry_of
 from slime_radix_cache.index.segments import Response, Segment
 
-__all__ = ["Numbered"]
+__all__ = ["Numbered", "is_beginning"]
 
 
 class Numbered:
@@ -23,6 +23,8 @@ class Numbered:
         self.segments: dict[int, Segment] = {}
         self.sizes: dict[int, int] = {}
         self.noted: dict[int, Entry] = {}
+        #: Serials of prompts that are one with an equal prompt, and the serial of that.
+        self._merged: dict[int, int] = {}
         #: Numbers of responses that are not saved, by session.
         self._unsaved: Counter[str] = Counter()
 
@@ -51,6 +53,18 @@ class Numbered:
         del self.segments[self.serials[segment]]
         self.serials[segment] = segment.serial = serial
         self.segments[serial] = segment
+
+    def merge(self, segment: Segment, serial: int, other: int) -> None:
+        """Give ``segment`` the ``serial`` of an equal one. ``other``: that is the same from now on."""
+        self.renumber(segment, serial)
+        self.noted.pop(other, None)
+        self._merged[other] = serial
+
+    def current(self, serial: int) -> int:
+        """Return the serial that the segment with ``serial`` has now."""
+        while serial in self._merged:
+            serial = self._merged[serial]
+        return serial
 
     def is_saved(self, segment: Segment) -> bool:
         """Return True if ``segment`` is found again after a restart."""
@@ -87,3 +101,10 @@ class Numbered:
         if entry.serial not in self.noted:
             self._count_saved(entry.session)
         self.noted[entry.serial] = entry
+
+
+def is_beginning(segment: Segment | None) -> bool:
+    """Return True if ``segment`` is a prompt behind no response: any session may begin with it."""
+    while segment is not None and not isinstance(segment, Response):
+        segment = segment.parent
+    return segment is None

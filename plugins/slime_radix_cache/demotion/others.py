@@ -144,6 +144,7 @@ class OtherRouters:
         for key in filter(None, (note.key, note.parent)):
             demotion.runs.add(key)
         entry = entry_of_note(note, demotion.runs)
+        entry.parent = demotion.memory.current(entry.parent)
         if entry.serial in demotion.dropped or demotion.has(entry.serial):
             return True
         if entry.parent and not demotion.has(entry.parent):

@@ -13,16 +13,25 @@ from radix_cache.shelf import Note, Shelf
 from radix_cache.toy import pack, sampled
 from slime_radix_cache.demotion.cold_trajectories import StoreFailed
 from slime_radix_cache.demotion.notes import FORMAT, Begun, RunBegun, packed
+from slime_radix_cache.index.limits import Limits
 from slime_radix_cache.index.losses import Count
 
 pytestmark = pytest.mark.anyio
 
 
+def left_by(run: Run) -> Shelf:
+    """What another router finds when this one is killed now: notes of the run that began first come first."""
+    store = run.shelf.again()
+    store.written.sort(key=lambda note: note.run)
+    store.is_shared = True
+    return store
+
+
 @asynccontextmanager
-async def two_routers() -> AsyncIterator[tuple[Run, Run]]:
-    """Two routers with room for nothing in memory."""
+async def two_routers(limits: Limits = SMALL) -> AsyncIterator[tuple[Run, Run]]:
+    """Two routers, the first with room for nothing in memory, the second with these ``limits``."""
     store = Shelf(keeps_notes=True)
-    async with run_on(store, SMALL) as first, run_on(store.beside(), SMALL) as second:
+    async with run_on(store, SMALL) as first, run_on(store.beside(), limits) as second:
         yield first, second
 
 
@@ -75,7 +84,7 @@ async def test_deleted_session_does_not_come_back_with_a_note_that_is_read_again
         second.shelf.seen = 0  # a log joins notes after a while
         await second.cold.load_session("s")
         assert not second.cold._demotion.of_session("s")
-        assert second.kept.evicted == {"deleted": 2}
+        assert second.kept.evicted == {"deleted": 1}
 
 
 async def test_end_of_a_record_may_be_read_before_its_beginning() -> None:
@@ -87,10 +96,8 @@ async def test_end_of_a_record_may_be_read_before_its_beginning() -> None:
         first.cold.forget("s")
         await first.settled()
         await second.cold._look()
-        later = first.shelf.again()
-        later.is_shared = True
+        later = left_by(first)
         later.records |= demoted  # the first router was killed before it has deleted them
-        later.written.sort(key=lambda note: note.run)  # notes of the run that began first come first
         async with run_on(later) as third, run_on(later.beside()) as fourth:
             assert not third.cold._demotion.of_session("s")
             fourth.shelf.seen = 0
@@ -110,6 +117,54 @@ async def test_equal_prompts_of_two_routers_are_both_kept() -> None:
         await second.cold.load_session("t")
         assert [len(one) for one in second.kept.responses_of("t")] == [1]
         assert not second.kept.has_lost("t")
+
+
+async def test_kill_of_a_router_with_an_equal_prompt_loses_nothing_of_others() -> None:
+    async with two_routers(Limits()) as (first, second):
+        await second.turn("a", 2, session="t")  # its prompt is in memory only
+        await first.turn("a", 2)
+        await first.settled()
+        await second.cold.load_session("s")  # the two prompts become one
+        await second.cold._saver.writer.flush()
+        later = left_by(second)
+        async with run_on(later) as third:
+            await third.cold.load_session("s")
+            assert [len(one) for one in third.kept.responses_of("s")] == [1]
+            assert not third.kept.has_lost("s")
+
+
+async def test_answer_to_a_prompt_that_became_one_with_another_is_found() -> None:
+    async with two_routers() as (first, second):
+        for run, session in ((first, "s"), (second, "t")):
+            await run.turn("a", 2, session=session)
+            await run.settled()
+        await first.cold.load_text(b"ab", "s")
+        await second.turn("a", 2, session="u")  # behind the second router's prompt
+        await second.settled()
+        await first.cold.load_session("u")
+        assert [len(one) for one in first.kept.responses_of("u")] == [1]
+        assert not first.kept.has_lost("u")
+
+
+async def test_deletion_keeps_the_prompt_that_another_router_continues() -> None:
+    async with two_routers(Limits()) as (first, second):
+        await first.turn("a", 2)
+        await first.settled()
+        await second.cold._look()
+        await second.turn("a", 2, session="t")  # behind the first router's prompt; in memory only
+        await first.cold.load_session("s")
+        first.cold.forget("s")
+        await first.settled()
+        await second.cold._look()
+        await second.cold._save_all()
+        second.cold._open.settle({"t"})
+        await second.cold._saver.writer.flush()
+        later = left_by(second)
+        async with run_on(later) as third:
+            for run in (first, third):
+                await run.cold.load_session("t")
+                assert [len(one) for one in run.kept.responses_of("t")] == [1]
+                assert not run.kept.has_lost("t")
 
 
 async def test_beginning_of_a_longer_answer_is_no_sample_of_its_own() -> None:
