@@ -25,7 +25,9 @@ async def restore(
     """
     notes = await store.notes()
     past = Past(notes, tokenizer, is_shared=store.is_shared)
-    demotion.runs.begin(past.segments, store.run)
+    # All of a run may be deleted, but for what continues it.
+    named = [key for each in past.segments.values() for key in (each.key, each.parent) if key]
+    demotion.runs.begin(named, store.run)
     gone = set(await store.adopt({key: note.size for key, note in past.segments.items()}))
     await store.replace_notes(past.again())
     writer.add(RunBegun(FORMAT, tokenizer))

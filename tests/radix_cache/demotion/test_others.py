@@ -12,7 +12,7 @@ from radix_cache.direct import generate, read
 from radix_cache.shelf import Note, Shelf
 from radix_cache.toy import pack, sampled
 from slime_radix_cache.demotion.cold_trajectories import StoreFailed
-from slime_radix_cache.demotion.notes import FORMAT, Begun, RunBegun, packed
+from slime_radix_cache.demotion.notes import FORMAT, Begun, Dropped, RunBegun, packed
 from slime_radix_cache.index.limits import Limits
 from slime_radix_cache.index.losses import Count
 
@@ -165,6 +165,21 @@ async def test_deletion_keeps_the_prompt_that_another_router_continues() -> None
                 await run.cold.load_session("t")
                 assert [len(one) for one in run.kept.responses_of("t")] == [1]
                 assert not run.kept.has_lost("t")
+
+
+async def test_router_starts_although_all_of_a_run_but_its_continuation_is_deleted() -> None:
+    async with two_routers() as (first, second):
+        await first.turn("a", 2)
+        await first.settled()
+        await second.cold._look()
+        await second.turn("ab", 5, session="t")
+        await second.settled()
+        later = left_by(second)
+        gone = [Dropped(key) for key in later.records if key.startswith(first.shelf.run)]
+        later.written.append(Note(second.shelf.run, "deleted", packed(gone)))
+        async with run_on(later) as third:
+            assert third.kept.has_lost("t")
+            assert third.kept.evicted == {"not_in_store": 1}
 
 
 async def test_beginning_of_a_longer_answer_is_no_sample_of_its_own() -> None:
