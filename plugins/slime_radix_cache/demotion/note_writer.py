@@ -65,8 +65,8 @@ class NoteWriter:
 
     async def _write(self) -> None:
         if not self._batch:
+            self._content = packed(self._pending) if self._store.keeps_notes else b""
             self._batch, self._pending = self._pending, []
-            self._content = packed(self._batch) if self._store.keeps_notes else b""
         if self._store.keeps_notes:
             await self._store.note(self._content)
         self._store.forget([note.key for note in self._batch if isinstance(note, Dropped)])
