@@ -27,7 +27,7 @@ __all__ = [
     "unpacked",
 ]
 
-FORMAT = "slime-router demoted trajectories 1"
+FORMAT = "slime-router demoted trajectories 2"
 
 
 class WrongNote(ValueError):
@@ -111,8 +111,9 @@ _FRAMES = Frames((RunBegun, Demoted, Dropped, Grew, Begun, Settled, Unanswered, 
 
 
 def packed(notes: Sequence[Any]) -> bytes:
-    """Return ``notes`` as bytes, with a checksum."""
-    return b"".join(_FRAMES.write(notes))
+    """Return ``notes`` as bytes, with checksums. The first note of a run can be read even if the others cannot."""
+    own = 1 if notes and isinstance(notes[0], RunBegun) else 0
+    return b"".join(part for some in (notes[:own], notes[own:]) if some for part in _FRAMES.write(some))
 
 
 def unpacked(content: bytes) -> Iterator[Any]:

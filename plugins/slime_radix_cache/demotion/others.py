@@ -71,8 +71,9 @@ class OtherRouters:
             if self._wrong is not None:
                 raise self._wrong
             for stored in await self._store.news():
+                notes = unpacked(stored.content)
                 try:
-                    for note in unpacked(stored.content):
+                    while stored.run not in self._ignored and (note := next(notes, None)) is not None:
                         self._take(note, stored.run)
                 except WrongNote as error:
                     self._wrong = WrongNote(f"{stored.place}: {error}")
@@ -87,8 +88,6 @@ class OtherRouters:
                     losses.texts.add(b"")  # it may lose samples without a session, now or later
                 else:
                     self._ignored.add(run)
-            case _ if run in self._ignored:
-                return
             case Demoted():
                 self._waiting[note.key] = note
             case Dropped():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import pytest
@@ -11,10 +11,12 @@ import pytest
 from radix_cache.cold_runs import SMALL, run_on
 from radix_cache.direct import generate, read
 from radix_cache.random_rollouts import Rollouts, picture, told
-from radix_cache.shelf import Shelf
+from radix_cache.shelf import Note, Shelf
 from radix_cache.toy import EOS, pack, sampled, trajectories
 from router_core.errors import StartupError
+from slime_journal.record_frames import Frames
 from slime_radix_cache.demotion.cold_trajectories import ColdTrajectories
+from slime_radix_cache.demotion.notes import FORMAT, Begun, RunBegun, packed
 from slime_radix_cache.index.segments import Giver
 from slime_radix_cache.index.sessions import Running
 from slime_radix_cache.index.trajectories import Limits, Trajectories
@@ -198,8 +200,8 @@ def damaged(content: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("harm", "tokenizer", "message"),
     [
-        (damaged, "toy", "note 1: it is damaged at byte 0"),
-        (lambda content: content[:-1], "toy", "note 1: it is damaged at byte 0"),
+        (damaged, "toy", "note 1: it is damaged at byte "),
+        (lambda content: content[:-1], "toy", "note 1: it is damaged at byte "),
         (lambda content: content, "another", "tokenizer='toy'"),
     ],
     ids=["damaged", "torn", "tokenizer"],
@@ -215,6 +217,40 @@ async def test_log_that_cannot_be_read_ends_the_start(
     with pytest.raises(StartupError, match="another directory, or prefix") as caught:
         await cold.open(store, tokenizer)
     assert message in str(caught.value)
+
+
+class Demoted(NamedTuple):
+    """A note of another version of the router."""
+
+    field: str
+
+
+def other_version() -> bytes:
+    frames = Frames((RunBegun, Demoted))
+    return packed([RunBegun("another format", "toy")]) + b"".join(frames.write([Demoted("x")]))
+
+
+async def test_log_of_another_version_is_refused_by_its_format() -> None:
+    store = shelf()
+    store.written.append(Note(store.run, "note 0", other_version()))
+    with pytest.raises(
+        StartupError, match=r"note 0: wanted notes of .*got RunBegun\(format='another format'"
+    ):
+        await ColdTrajectories(trajectories()).open(store, "toy")
+
+
+async def test_router_of_another_version_beside_this_one_is_ignored() -> None:
+    store = shelf()
+    async with run_on(store, SMALL) as run:
+        run.shelf.is_shared = True
+        for _ in range(2):
+            store.written.append(Note(bytes(11), "another", other_version()))
+            await run.cold.load_session("s")
+
+
+async def test_run_begins_with_its_format_alone() -> None:
+    begun = RunBegun(FORMAT, "toy")
+    assert packed([begun, Begun("s")]) == packed([begun]) + packed([Begun("s")])
 
 
 async def test_stop_does_not_wait_for_ever(caplog: pytest.LogCaptureFixture) -> None:
