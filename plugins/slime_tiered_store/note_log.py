@@ -77,6 +77,8 @@ class NoteLog:
         self._next = 1
         self._tail: list[tuple[_Object, bytes]] = []
         self._earlier: list[str] = []
+        #: Notes that are joined, but not deleted.
+        self._joined: list[str] = []
         #: By run, in hex: the number of the last note that was read.
         self._read: dict[str, int] = {}
 
@@ -174,14 +176,20 @@ class NoteLog:
             await self._join()
 
     async def _join(self) -> None:
-        """Join the latest notes to one object. After a failure they stay as they are."""
+        """Join the latest notes to one object. After a failure they stay as they are.
+
+        Another router may be listing or reading them right now, so in a shared log they are deleted at the next join.
+        """
         tail, self._tail = self._tail, []
         if len(tail) == 1:
             return
         joined = self._object(tail[0][0].first, tail[-1][0].last)
         try:
             await self._call(partial(self._client.put, joined.name, b"".join(each for _, each in tail)))
-            await self._call(partial(self._client.delete, [one.name for one, _ in tail]))
+            names = [one.name for one, _ in tail]
+            gone, self._joined = (self._joined, names) if self.is_shared else (names, [])
+            if gone:
+                await self._call(partial(self._client.delete, gone))
         except RemoteError as error:
             logger.warning("%s: notes are not joined: %s", self._client.url, error)
 

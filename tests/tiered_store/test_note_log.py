@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,6 +42,19 @@ class Breaking(DirectoryClient):
         await super().delete(names)
 
 
+class SlowList(DirectoryClient):
+    """A directory in which something happens between a list and the reads of what it names."""
+
+    def __init__(self, path: Path, then: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(path)
+        self._then = then
+
+    async def list(self, folder: str) -> list[str]:
+        names = await super().list(folder)
+        await self._then()
+        return names
+
+
 async def opened(path: Path) -> tuple[NoteLog, Breaking, list[bytes]]:
     """Return the log in ``path`` in a new run, its client, and what it has of earlier runs."""
     path.mkdir(exist_ok=True)  # noqa: ASYNC240  # no I/O of others waits
@@ -65,6 +78,27 @@ async def test_all_notes_come_back_in_order(tmp_path: Path) -> None:
             await log.append(number(1000 * run + note))
             written += number(1000 * run + note)
     assert len(list((tmp_path / FOLDER).iterdir())) == 3 * (10 // 4 + 10 % 4)
+
+
+async def test_notes_are_read_while_their_router_joins_them(tmp_path: Path) -> None:
+    writer = NoteLog(DirectoryClient(tmp_path), once, flag="--store-remote", is_shared=True)
+    writer.run = new_run(b"")
+    written: list[bytes] = []
+
+    async def write() -> None:
+        written.append(number(len(written)))
+        await writer.append(written[-1])
+
+    for _ in range(3):
+        await write()
+    reader = NoteLog(SlowList(tmp_path, write), once, flag="--store-remote", is_shared=True)
+    found = b"".join(note.content for note in await reader.read())
+    assert found == b"".join(written[:3])
+    for _ in range(20):
+        before = len(written)
+        news = b"".join(note.content for note in await reader.news())
+        assert written[before - 1] in news
+    assert len(list((tmp_path / FOLDER).iterdir())) <= len(written) // 4 + 2 * 4
 
 
 async def test_large_notes_are_not_joined(tmp_path: Path) -> None:
