@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 
+from router_core.errors import StartupError
 from slime_radix_cache.cold_store import ColdStore
 from slime_radix_cache.demotion.demotion import Demotion
 from slime_radix_cache.demotion.note_writer import NoteWriter
-from slime_radix_cache.demotion.notes import FORMAT, Dropped, Grew, Lost, RunBegun
+from slime_radix_cache.demotion.notes import FORMAT, Dropped, Grew, Lost, RunBegun, packed
 from slime_radix_cache.demotion.past import Past, entry_of_note, note_of
 from slime_radix_cache.index.trajectories import Trajectories
 
@@ -30,7 +31,7 @@ async def restore(
     demotion.runs.begin(named, store.run)
     gone = set(await store.adopt({key: note.size for key, note in past.segments.items()}))
     await store.replace_notes(past.again())
-    writer.add(RunBegun(FORMAT, tokenizer))
+    await _begin(store, RunBegun(FORMAT, tokenizer))
     _follow(demotion, trajectories, writer, past)
     entries = sorted(
         (entry_of_note(note, demotion.runs) for note in past.segments.values()), key=lambda one: one.serial
@@ -52,6 +53,15 @@ async def restore(
             len(entries) - len(demotion.directory),
         )
     return past
+
+
+async def _begin(store: ColdStore, begun: RunBegun) -> None:
+    """Note that this run begins, before its first request: from then on it may have samples in memory only."""
+    if store.keeps_notes:
+        try:
+            await store.note(packed([begun]))
+        except Exception as error:
+            raise StartupError(f"the log of demoted trajectories cannot be written: {error}") from error
 
 
 def _follow(demotion: Demotion, trajectories: Trajectories, writer: NoteWriter, past: Past) -> None:

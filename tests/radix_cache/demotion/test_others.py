@@ -62,6 +62,16 @@ async def test_session_is_not_whole_while_it_is_open_elsewhere() -> None:
         assert not first.kept.has_lost("s")
 
 
+async def test_another_router_may_have_more_samples_as_soon_as_it_serves() -> None:
+    store = Shelf(keeps_notes=True)
+    store.is_shared = True
+    async with run_on(store, Limits()) as first, run_on(store.beside(), Limits()) as second:
+        for run in (first, second):
+            await run.turn("a", 2, session=None)
+        await second.cold.load_text(b"ab", None)
+        assert second.kept.candidates(b"ab") == Count(1, at_least=True)
+
+
 async def test_deletion_elsewhere_is_a_loss() -> None:
     async with two_routers() as (first, second):
         await first.turn("a", 2)

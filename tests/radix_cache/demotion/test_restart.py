@@ -219,6 +219,13 @@ async def test_log_that_cannot_be_read_ends_the_start(
     assert message in str(caught.value)
 
 
+async def test_router_does_not_start_without_its_first_note() -> None:
+    store = shelf()
+    store.refuses = True
+    with pytest.raises(StartupError, match="cannot be written: no space left on the shelf"):
+        await ColdTrajectories(trajectories()).open(store, "toy")
+
+
 class Demoted(NamedTuple):
     """A note of another version of the router."""
 
