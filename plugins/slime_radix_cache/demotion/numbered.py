@@ -60,6 +60,18 @@ class Numbered:
         self.noted.pop(other, None)
         self._merged[other] = serial
 
+    def renew(self, segment: Segment, serial: int) -> None:
+        """Give ``segment`` a new ``serial``: the store does not have it any more."""
+        known = self.serials[segment]
+        self.sizes.pop(known, None)
+        if (
+            self.noted.pop(known, None) is not None
+            and isinstance(segment, Response)
+            and segment.session is not None
+        ):
+            self._unsaved[segment.session] += 1
+        self.renumber(segment, serial)
+
     def current(self, serial: int) -> int:
         """Return the serial that the segment with ``serial`` has now."""
         while serial in self._merged:
@@ -77,12 +89,14 @@ class Numbered:
     def unsaved(self, segments: Iterable[Segment]) -> list[Segment]:
         """Return those of ``segments`` that the log does not have as they are, and unsaved segments before them."""
         found: dict[Segment, None] = {}
+        here: Segment | None
         for segment in segments:
             if self.is_saved(segment):
                 if self.entry_of(segment) != self.noted[self.serials[segment]]:
                     found[segment] = None
-                continue
-            here: Segment | None = segment
+                here = segment.parent if segment in found else None  # it may have got another parent
+            else:
+                here = segment
             while here is not None and here in self.serials and here not in found and not self.is_saved(here):
                 found[here] = None
                 here = here.parent

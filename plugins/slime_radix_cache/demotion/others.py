@@ -22,6 +22,7 @@ from slime_radix_cache.demotion.notes import (
     unpacked,
 )
 from slime_radix_cache.demotion.past import entry_of_note
+from slime_radix_cache.index.segments import Segment
 from slime_radix_cache.index.trajectories import Trajectories
 
 __all__ = ["OtherRouters"]
@@ -113,6 +114,21 @@ class OtherRouters:
         self._demotion.dropped.add(serial)
         if serial in self._demotion.directory:
             self._demotion.lose(serial)
+        elif (segment := self._demotion.memory.segments.get(serial)) is not None:
+            self._take_over(segment, serial)
+
+    def _take_over(self, segment: Segment, serial: int) -> None:
+        """Keep a promoted ``segment`` that the store does not have any more, if something here continues it."""
+        demotion = self._demotion
+        if not self._trajectories.is_needed(segment):
+            self._trajectories.evict(segment, "not_in_store")
+            return
+        new, children = demotion.runs.next_serial(), demotion.directory.children(serial)
+        demotion.directory.adopt(serial, new)
+        demotion.memory.renew(segment, new)
+        for child in filter(None, map(demotion.directory.get, children)):
+            demotion.on_change(child)
+        demotion.gone(serial)
 
     def _grow(self, note: Grew) -> None:
         runs = self._demotion.runs

@@ -192,6 +192,40 @@ async def test_router_starts_although_all_of_a_run_but_its_continuation_is_delet
             assert third.kept.evicted == {"not_in_store": 1}
 
 
+async def test_deletion_keeps_an_answer_that_another_session_continues_elsewhere() -> None:
+    async with two_routers(Limits()) as (first, second):
+        await first.turn("a", 2)
+        await first.settled()
+        await second.cold._look()
+        await second.turn("ab", 5, session="t")  # in memory only
+        await first.cold.load_session("s")
+        first.cold.forget("s")
+        await first.settled()
+        await second.cold._look()
+        await second.cold._save_all()
+        second.cold._open.settle({"t"})
+        await second.cold._saver.writer.flush()
+        async with run_on(left_by(second)) as third:
+            for run in (second, third):
+                await run.cold.load_session("t")
+                assert not run.kept.has_lost("t")
+                assert read(run.kept, "abbab", "t") == ([1, 2, 5], [0, 1, 1], None)
+                assert run.kept.has_lost("s")
+
+
+async def test_deletion_elsewhere_ends_what_is_in_memory_here() -> None:
+    async with two_routers(Limits()) as (first, second):
+        await first.turn("a", 2)
+        await first.settled()
+        await second.cold.load_session("s")
+        await first.cold.load_session("s")
+        first.cold.forget("s")
+        await first.settled()
+        await second.cold.load_session("s")
+        assert not second.kept.responses_of("s")
+        assert second.kept.has_lost("s")
+
+
 async def test_beginning_of_a_longer_answer_is_no_sample_of_its_own() -> None:
     async with two_routers() as (first, second):
         await first.cold.load_text(b"a", "s", asks=True)
