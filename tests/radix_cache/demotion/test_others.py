@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 
 def left_by(run: Run) -> Shelf:
-    """What another router finds when this one is killed now: notes of the run that began first come first."""
+    """Another router that starts when this one is killed now. Notes of the run that began first come first."""
     store = run.shelf.again()
     store.written.sort(key=lambda note: note.run)
     store.is_shared = True
