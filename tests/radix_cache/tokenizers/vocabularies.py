@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -243,6 +244,9 @@ VOCABULARIES = [
     Vocabulary("unigram", _unigram, CHATML, trusted=False),
     Vocabulary("dashscope-qwen", _dashscope, CHATML, real=True),
     Vocabulary("mistral-tekken", _tekken, MISTRAL, real=True),
-    Vocabulary("mistral-7b-legacy", partial(_mistral_7b, True), MISTRAL, real=True),
-    Vocabulary("mistral-7b", partial(_mistral_7b, False), MISTRAL, real=True),
 ]
+if os.environ.get("SLIME_ROUTER_VOCABULARIES") == "all":
+    VOCABULARIES += [
+        Vocabulary("mistral-7b-legacy", partial(_mistral_7b, True), MISTRAL, real=True),
+        Vocabulary("mistral-7b", partial(_mistral_7b, False), MISTRAL, real=True),
+    ]
