@@ -190,7 +190,7 @@ class ColdRecords:
 
         Returns False if the record is lost, or shorter. Raises StoreError if that cannot be told now.
         """
-        blocks = -(-(_LENGTH.size + len(into)) // LAYOUT.bytes_per_token)
+        blocks = _blocks_of(len(into))
         if blocks > self._blocks.get(key, 0):
             return False
         async with self._opened().borrow(_namespace(key), _tokens(blocks)) as rows:
