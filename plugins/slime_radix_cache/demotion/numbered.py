@@ -32,8 +32,8 @@ class Numbered:
         """Add ``segment``. ``is_new``: no store can have it."""
         self.serials[segment] = segment.serial = serial
         self.segments[serial] = segment
-        if is_new and isinstance(segment, Response) and segment.session is not None:
-            self._unsaved[segment.session] += 1
+        if is_new:
+            self._count_unsaved(segment)
 
     def remove(self, segment: Segment) -> None:
         """Remove ``segment``."""
@@ -41,6 +41,10 @@ class Numbered:
         del self.segments[serial]
         if self.noted.pop(serial, None) is None and isinstance(segment, Response):
             self._count_saved(segment.session)
+
+    def _count_unsaved(self, segment: Segment) -> None:
+        if isinstance(segment, Response) and segment.session is not None:
+            self._unsaved[segment.session] += 1
 
     def _count_saved(self, session: str | None) -> None:
         if session is not None:
@@ -64,12 +68,8 @@ class Numbered:
         """Give ``segment`` a new ``serial``: the store does not have it any more."""
         known = self.serials[segment]
         self.sizes.pop(known, None)
-        if (
-            self.noted.pop(known, None) is not None
-            and isinstance(segment, Response)
-            and segment.session is not None
-        ):
-            self._unsaved[segment.session] += 1
+        if self.noted.pop(known, None) is not None:
+            self._count_unsaved(segment)
         self.renumber(segment, serial)
 
     def current(self, serial: int) -> int:
