@@ -21,7 +21,7 @@ from slime_radix_cache.demotion.notes import (
     WrongNote,
     unpacked,
 )
-from slime_radix_cache.demotion.past import entry_of_note
+from slime_radix_cache.demotion.past import entry_of_note, mark_lost
 from slime_radix_cache.index.segments import Segment
 from slime_radix_cache.index.trajectories import Trajectories
 
@@ -100,8 +100,7 @@ class OtherRouters:
             case Settled():
                 self._settle(note.session, run)
             case Lost():
-                marks = {"session": losses.sessions, "text": losses.texts}
-                marks[note.kind].add_digest((note.first, note.second))
+                mark_lost(note, losses)
             case Unanswered():
                 losses.sessions.add(note.session)
 

@@ -25,10 +25,10 @@ from slime_radix_cache.demotion.notes import (
     unpacked,
 )
 from slime_radix_cache.demotion.runs import Runs
-from slime_radix_cache.index.losses import digest_of
+from slime_radix_cache.index.losses import Losses, digest_of
 from slime_radix_cache.index.segments import Giver
 
-__all__ = ["Past", "entry_of_note", "note_of"]
+__all__ = ["Past", "entry_of_note", "mark_lost", "note_of"]
 
 #: Notes that are written together.
 _TOGETHER = 4096
@@ -110,6 +110,12 @@ class Past:
 
     def _unanswered(self) -> Iterator[Unanswered]:
         return map(Unanswered, self.unanswered)
+
+
+def mark_lost(note: Lost, losses: Losses) -> None:
+    """Mark in ``losses`` what ``note`` says is lost."""
+    marks = {"session": losses.sessions, "text": losses.texts}
+    marks[note.kind].add_digest((note.first, note.second))
 
 
 def entry_of_note(note: Demoted, runs: Runs) -> Entry:

@@ -9,7 +9,7 @@ from slime_radix_cache.cold_store import ColdStore
 from slime_radix_cache.demotion.demotion import Demotion
 from slime_radix_cache.demotion.note_writer import NoteWriter
 from slime_radix_cache.demotion.notes import FORMAT, Dropped, Grew, Lost, RunBegun, packed
-from slime_radix_cache.demotion.past import Past, entry_of_note, note_of
+from slime_radix_cache.demotion.past import Past, entry_of_note, mark_lost, note_of
 from slime_radix_cache.index.trajectories import Trajectories
 
 __all__ = ["restore"]
@@ -67,9 +67,8 @@ async def _begin(store: ColdStore, begun: RunBegun) -> None:
 def _follow(demotion: Demotion, trajectories: Trajectories, writer: NoteWriter, past: Past) -> None:
     """Mark what is lost, and note all losses and changes from now on."""
     losses, runs = trajectories.losses, demotion.runs
-    marks = {"session": losses.sessions, "text": losses.texts}
-    for mark in past.lost:
-        marks[mark.kind].add_digest((mark.first, mark.second))
+    for note in past.lost:
+        mark_lost(note, losses)
     losses.asked = past.unanswered
     losses.sessions.on_mark = lambda digest: writer.add(Lost("session", *digest))
     losses.texts.on_mark = lambda digest: writer.add(Lost("text", *digest))
