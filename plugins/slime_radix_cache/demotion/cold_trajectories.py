@@ -99,7 +99,7 @@ class ColdTrajectories:
         self._others.open = self._trajectories.losses.open = past.open
         self._restored = len(demotion.directory)
         self._trajectories.demotion = demotion
-        demotion.on_notice = self._news.set
+        demotion.on_notice = lambda: self._news.set()
 
     async def _close(self, store: ColdStore) -> None:
         """Save all that is in memory, within the store's ``wait_s``."""
@@ -136,7 +136,6 @@ class ColdTrajectories:
         """Demote segments while the limits do not hold. Raises TrajectoryLost if the store says so."""
         while True:
             self._news = anyio.Event()
-            self._demotion.on_notice = self._news.set
             while batch := self._trajectories.overdue(_BATCH_BYTES):
                 await self._demote(batch)
                 await anyio.lowlevel.checkpoint()
@@ -229,8 +228,11 @@ class ColdTrajectories:
         try:
             await self._others.look()
         except Exception as error:
-            self._saver.failed("follow", error)
-            raise StoreFailed(f"the store of demoted trajectories does not answer: {error}") from error
+            raise self._failed("follow", error) from error
+
+    def _failed(self, kind: str, error: Exception) -> StoreFailed:
+        self._saver.failed(kind, error)
+        return StoreFailed(f"the store of demoted trajectories does not answer: {error}")
 
     async def may_take(self, ids: bytes, session: str) -> bool:
         """See :meth:`Finder.may_take`. False if the store does not answer: ``session`` may have sent ``ids``."""
@@ -267,10 +269,7 @@ class ColdTrajectories:
                 try:
                     records = await store.fetch([demotion.runs.key(serial) for serial in serials])
                 except Exception as error:
-                    self._saver.failed("fetch", error)
-                    raise StoreFailed(
-                        f"the store of demoted trajectories does not answer: {error}"
-                    ) from error
+                    raise self._failed("fetch", error) from error
                 demotion.promote(serials, records, found)
         self.check()
 
