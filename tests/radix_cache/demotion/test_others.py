@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 
 def left_by(run: Run) -> Shelf:
-    """Another router that starts when this one is killed now. Notes of the run that began first come first."""
+    """The store as another router finds it when this one is killed now. Notes of earlier runs come first."""
     store = run.shelf.again()
     store.written.sort(key=lambda note: note.run)
     store.is_shared = True
@@ -32,6 +32,17 @@ async def two_routers(limits: Limits = SMALL) -> AsyncIterator[tuple[Run, Run]]:
     """Two routers, the first with room for nothing in memory, the second with these ``limits``."""
     store = Shelf(keeps_notes=True)
     async with run_on(store, SMALL) as first, run_on(store.beside(), limits) as second:
+        yield first, second
+
+
+@asynccontextmanager
+async def equal_prompts() -> AsyncIterator[tuple[Run, Run]]:
+    """Two routers that have recorded the same prompt, each for a session of its own; the first knows of both."""
+    async with two_routers() as (first, second):
+        for run, session in ((first, "s"), (second, "t")):
+            await run.turn("a", 2, session=session)
+            await run.settled()
+        await first.cold.load_text(b"ab", "s")
         yield first, second
 
 
@@ -117,11 +128,7 @@ async def test_end_of_a_record_may_be_read_before_its_beginning() -> None:
 
 async def test_equal_prompts_of_two_routers_are_both_kept() -> None:
     """The first router must not delete the prompt that the second needs."""
-    async with two_routers() as (first, second):
-        for run, session in ((first, "s"), (second, "t")):
-            await run.turn("a", 2, session=session)
-            await run.settled()
-        await first.cold.load_text(b"ab", "s")
+    async with equal_prompts() as (first, second):
         assert first.kept.candidates(b"ab").number == 2
         await first.settled()
         await second.cold.load_session("t")
@@ -144,11 +151,7 @@ async def test_kill_of_a_router_with_an_equal_prompt_loses_nothing_of_others() -
 
 
 async def test_answer_to_a_prompt_that_became_one_with_another_is_found() -> None:
-    async with two_routers() as (first, second):
-        for run, session in ((first, "s"), (second, "t")):
-            await run.turn("a", 2, session=session)
-            await run.settled()
-        await first.cold.load_text(b"ab", "s")
+    async with equal_prompts() as (first, second):
         await second.turn("a", 2, session="u")  # behind the second router's prompt
         await second.settled()
         await first.cold.load_session("u")
