@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from slime_radix_cache.index.sessions import drop_part
+
 __all__ = ["GrownParts"]
 
 
@@ -29,14 +31,4 @@ class GrownParts:
 
     def remove(self, session: str, serial: int) -> None:
         """Remove ``serial``; what it was a longer record of gets the next longer one."""
-        parts = self._parts.get(session)
-        if parts is None:
-            return
-        behind = parts.pop(serial, None)
-        for part in [part for part, whole in parts.items() if whole == serial]:
-            if behind is not None:
-                parts[part] = behind
-            else:
-                del parts[part]
-        if not parts:
-            del self._parts[session]
+        drop_part(self._parts, session, serial)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from slime_radix_cache.index.segments import Context, Response
 from slime_radix_cache.index.text_node import Node
 from slime_radix_cache.index.unanswered import Unanswered
 
-__all__ = ["Running", "Sessions", "spoken_at"]
+__all__ = ["Running", "Sessions", "drop_part", "spoken_at"]
+
+T = TypeVar("T")
 
 
 @dataclass(eq=False, slots=True)
@@ -74,19 +77,7 @@ class Sessions:
             known.pop()
         else:
             known.remove(response)
-        if session in self._longer:
-            self._forget_length(session, response)
-
-    def _forget_length(self, session: str, response: Response) -> None:
-        longer = self._longer[session]
-        behind = longer.pop(response, None)
-        for part in [part for part, known in longer.items() if known is response]:
-            if behind is not None:
-                longer[part] = behind
-            else:
-                del longer[part]
-        if not longer:
-            del self._longer[session]
+        drop_part(self._longer, session, response)
 
     def grew(self, session: str, part: Response, longer: Response) -> None:
         """Note that ``part`` is the beginning of ``longer``, of which more tokens are recorded."""
@@ -147,3 +138,21 @@ def spoken_at(nodes: Iterable[Node], session: str) -> Iterator[Response]:
     for node in nodes:
         if node.begun is not None:
             yield from node.begun_by(session)
+
+
+def drop_part(longer: dict[str, dict[T, T]], session: str, gone: T) -> None:
+    """Remove ``gone`` from the beginnings, and longer records of them, of ``session``.
+
+    What it was a longer record of gets the next longer one.
+    """
+    parts = longer.get(session)
+    if parts is None:
+        return
+    behind = parts.pop(gone, None)
+    for part in [part for part, whole in parts.items() if whole == gone]:
+        if behind is not None:
+            parts[part] = behind
+        else:
+            del parts[part]
+    if not parts:
+        del longer[session]
