@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,9 @@ ONLY_WITHOUT_CONTENT = "{% if m.content is none %}" + CALLS + "{% else %}{{ m.co
 ALWAYS = "{{ m.content or '' }}" + CALLS
 
 
+compiled = lru_cache(jinja2.Template)
+
+
 class Templated:
     """A tokenizer that only knows a template."""
 
@@ -34,7 +38,7 @@ class Templated:
     def apply_chat_template(self, messages: Any, chat_template: str = "", **variables: Any) -> str:
         for unused in ("tokenize", "tools", "add_generation_prompt"):
             variables.pop(unused)
-        template = jinja2.Template(chat_template or self.chat_template or "")
+        template = compiled(chat_template or self.chat_template or "")
         return str(template.render(messages=messages, **variables))
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:

@@ -8,6 +8,7 @@ message is read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import cycle
 from typing import Any, Literal, TypeAlias
 
@@ -49,6 +50,7 @@ Message: TypeAlias = Mapping[str, Any]
 _Where: TypeAlias = Literal["before", "round", "part", "behind"]
 
 
+@lru_cache(maxsize=8)
 def is_local(source: str) -> bool:
     """Return True if the template in ``source`` is proved to be local. False proves nothing."""
     try:

@@ -112,7 +112,8 @@ def _contexts(role: str, content: str) -> Iterator[list[Message]]:
 
 
 def _trim(render: Render, role: str) -> Trim:
-    left, right = (partial(_drops, render, role, at_end=at_end) for at_end in (False, True))
+    bare = [[render(messages, tools) for tools in (False, True)] for messages in _contexts(role, _WORD)]
+    left, right = (partial(_drops, render, role, bare, at_end=at_end) for at_end in (False, True))
     return Trim(_dropped(left), _dropped(right))
 
 
@@ -124,15 +125,19 @@ def _dropped(drops: Callable[[str], bool]) -> str | None:
     return found if drops(found * 2) and drops(found[::-1]) else ""
 
 
-def _drops(render: Render, role: str, white_space: str, *, at_end: bool) -> bool:
-    """Return True when ``white_space`` at one end of a content changes nothing, wherever the message stands."""
+def _drops(
+    render: Render, role: str, bare: Sequence[Sequence[str | None]], white_space: str, *, at_end: bool
+) -> bool:
+    """Return True when ``white_space`` at one end of a content changes nothing, wherever the message stands.
+
+    ``bare``: the texts without it, by place and without tools or with.
+    """
     if not white_space:
         return False
     content = _WORD + white_space if at_end else white_space + _WORD
     shown = False
-    for bare, padded in zip(_contexts(role, _WORD), _contexts(role, content), strict=True):
-        for tools in (False, True):
-            text = render(bare, tools)
+    for texts, padded in zip(bare, _contexts(role, content), strict=True):
+        for tools, text in zip((False, True), texts, strict=True):
             if text is None or _WORD not in text:
                 continue
             shown = True

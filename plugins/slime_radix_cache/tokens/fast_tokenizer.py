@@ -84,7 +84,7 @@ def fast_copy(own: tokenizers.Tokenizer) -> _Fast | None:
     return _checked(read, own.to_str())
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=8)
 def _checked(read: Callable[[str], _Fast], vocabulary: str) -> _Fast | None:
     try:
         fast = read(vocabulary)
