@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 
@@ -23,6 +24,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-screenshots", action="store_true", help="write the pictures of docs/images that tests make"
     )
+    parser.addoption(
+        "--needs", default="", help="modules, comma-separated, without any of which the run fails"
+    )
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fail the run if a module of ``--needs`` cannot be imported: nobody would see that its tests are skipped."""
+    for name in filter(None, session.config.getoption("needs").split(",")):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise pytest.UsageError(f"--needs {name}: {error}") from None
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,6 +19,7 @@ from slime_http.serving import serving
 from surface.description import DOCUMENT
 
 schemathesis = pytest.importorskip("schemathesis")
+requests = pytest.importorskip("requests")
 config, checks = schemathesis.config, schemathesis.checks
 
 # The router has a thread of its own here, and takes its jitter from ``random`` whenever it wants.
@@ -82,6 +83,7 @@ class Fuzzed:
     def __init__(self, url: str, client: httpx.Client) -> None:
         self.url = url
         self.client = client
+        self.session = requests.Session()  # the library's cases are sent with it
         self.statuses: dict[str, Counter[int]] = {}
 
 
@@ -170,7 +172,7 @@ def test_nothing_breaks(case: Any, fuzzed: Fuzzed) -> None:
             reconcile(body)
     if "%0A" in case.formatted_path:
         return  # no route's path has a line break; a worker is asked
-    answer = case.call(base_url=fuzzed.url)
+    answer = case.call(base_url=fuzzed.url, session=fuzzed.session)
     undo(fuzzed.client, path)
     if fits:
         fuzzed.statuses.setdefault(path, Counter())[answer.status_code] += 1

@@ -37,7 +37,7 @@ _STEPS = 20
 #: Conversations of one router.
 _AT_ONCE = 15
 _SETTINGS = settings(
-    max_examples=5,
+    max_examples=3,
     stateful_step_count=_STEPS,
     deadline=None,
     database=None,

@@ -52,7 +52,7 @@ async def test_conversations_are_the_journals_or_said_not_to_be(loaded: Loaded) 
     markup = loaded.vocabulary.markup
     async with staged(loaded.tokenizer, loaded.checkpoint, markup) as stage:
         random = Random(loaded.vocabulary.name)
-        count = 6 if loaded.vocabulary.real else 12  # with 130,000 tokens a conversation takes a second
+        count = 4 if loaded.vocabulary.real else 12  # with 130,000 tokens a conversation takes a second
         some = [stage.begin(markup.system + stage.asked(random)) for _ in range(count)]
         for turn in range(4):
             await stage.all_turn(some, random)
