@@ -54,8 +54,8 @@ class Past:
         self._dropped: set[bytes] = set()
         for run, each in groupby(notes, lambda note: note.run):
             self._read_run(run, each)
-        for key in self._dropped:
-            self.segments.pop(key, None)
+        #: Those whose segments the notes still have. A log that :meth:`again` does not replace may have them.
+        self._still_noted = [key for key in self._dropped if self.segments.pop(key, None) is not None]
 
     def _read_run(self, run: bytes, notes: Iterable[StoredNote]) -> None:
         open_sessions: set[str] = set()
@@ -100,8 +100,11 @@ class Past:
                 self.lost[note] = None
 
     def again(self) -> Iterator[bytes]:
-        """Yield notes that say the same."""
-        rest = iter([self._begun, *self.segments.values(), *self._grown(), *self.lost, *self._unanswered()])
+        """Yield notes that say the same, also beside the notes of other logs."""
+        dropped = map(Dropped, self._still_noted)
+        rest = iter(
+            [self._begun, *self.segments.values(), *dropped, *self._grown(), *self.lost, *self._unanswered()]
+        )
         while some := list(islice(rest, _TOGETHER)):
             yield packed(some)
 
