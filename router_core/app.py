@@ -88,12 +88,10 @@ class _App:
         except ClientDisconnect:
             return  # the client has hung up
         except Exception:
-            # Starlette has sent the response. Raising again would make the server close the connection.
-            logger.exception(
-                "%s%s failed", log_prefix(scope), scope.get("path", "the application's lifespan")
-            )
             if scope["type"] != "http":
                 raise
+            # Starlette has sent the response. Raising again would make the server close the connection.
+            logger.exception("%s%s failed", log_prefix(scope), scope["path"])
 
     def _bounded(self, receive: Receive) -> Receive:
         """Wrap ``receive``: it raises PayloadTooLarge for a body above the limit."""

@@ -153,8 +153,8 @@ def test_a_plugin_that_cannot_come_up_ends_the_start(tmp_path: Path) -> None:
     )
     environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     ended = run("--port", "0", "--middleware-paths", "torn_life", **environment)
-    assert ended.returncode != 0
-    assert "plugin 'torn_life' failed in lifespan: ValueError: no disk" in ended.stderr
+    assert ended.returncode == 2
+    assert ended.stderr == "slime-router: plugin 'torn_life' failed in lifespan: ValueError: no disk\n"
 
 
 def test_a_taken_port_is_told(capsys: Capture) -> None:

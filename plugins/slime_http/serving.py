@@ -23,7 +23,7 @@ import uvicorn
 import uvloop
 
 from slime_http.asgi import ASGIApp, Scope
-from slime_http.errors import StartupError
+from slime_http.lifespan import Lifespan
 from slime_http.server_protocol import Protocol
 
 __all__ = ["CLIENT_TIMEOUT_S", "bind", "run", "serving", "url_of"]
@@ -76,6 +76,8 @@ class _Server(uvicorn.Server):
                 **options,
             )
         )
+        self.config.load()
+        self.config.lifespan_class = Lifespan
         self.ready = anyio.Event()
         self._stopped = anyio.Event()
         self.crashed = False
@@ -101,9 +103,7 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await self.lifespan.startup()
-        if self.lifespan.should_exit:  # uvicorn has logged what the application's lifespan raised
-            raise StartupError("the application cannot start; the log says why")
+        await self.lifespan.startup()  # raises StartupError
         config = self.config
         make: Any = partial(Protocol, config, self.server_state, self.lifespan.state, **self._timeouts)
         # uvicorn leaves asyncio's 30 s to a client with TLS for all bytes that are buffered when the connection closes.
@@ -263,7 +263,7 @@ async def _serve_until_signalled(app: ASGIApp, sock: socket.socket, **options: A
         for number in handled:
             loop.remove_signal_handler(number)
     if server.crashed:
-        raise SystemExit(1)  # uvicorn has logged why
+        raise SystemExit(1)  # the log says why
 
 
 def run(

@@ -1,0 +1,61 @@
+"""The lifespan of an application under uvicorn."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from uvicorn.lifespan.on import LifespanOn, LifespanSendMessage
+
+from slime_http.errors import StartupError
+
+__all__ = ["Lifespan"]
+
+logger = logging.getLogger(__name__)
+
+
+class Lifespan(LifespanOn):
+    """Runs the lifespan, and raises a StartupError of the application as it is. Other errors are logged."""
+
+    _error: StartupError | None = None
+
+    async def startup(self) -> None:
+        """Start the application. Raises StartupError."""
+        self._task = asyncio.get_running_loop().create_task(self.main())  # it may outlast any task group
+        await self.receive_queue.put({"type": "lifespan.startup"})
+        await self.startup_event.wait()
+        if self.startup_failed or self.error_occurred:
+            raise self._error or StartupError("the application cannot start; the log says why")
+
+    async def main(self) -> None:
+        """Call the application. Its errors are logged once, not also as text in a message of the protocol."""
+        version = {"version": self.config.asgi_version, "spec_version": "2.0"}
+        try:
+            await self.config.loaded_app(
+                {"type": "lifespan", "asgi": version, "state": self.state}, self.receive, self.send
+            )
+        except BaseException as error:
+            self.error_occurred = True
+            self._error = _startup_error(error) if self.startup_failed else None
+            if self._error is None:
+                logger.error("the application's lifespan failed", exc_info=error)
+        finally:
+            self.startup_event.set()
+            self.shutdown_event.set()
+
+    async def send(self, message: LifespanSendMessage) -> None:
+        """Take a message of the application. The text of a failure is not logged: usually an error follows."""
+        if message["type"] == "lifespan.startup.failed":
+            self.startup_failed = True
+            self._error = StartupError(f"the application cannot start: {message.get('message', '')}")
+        elif message["type"] == "lifespan.shutdown.failed":
+            self.shutdown_failed = True
+        else:
+            await super().send(message)
+
+
+def _startup_error(error: BaseException) -> StartupError | None:
+    """Return ``error``, or the only one in a group, if it is a StartupError."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        (error,) = error.exceptions
+    return error if isinstance(error, StartupError) else None

@@ -1,0 +1,68 @@
+"""Applications that fail to start, under the server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import anyio
+import pytest
+from starlette.applications import Starlette
+
+from slime_http.asgi import ASGIApp, Receive, Scope, Send
+from slime_http.errors import StartupError
+from slime_http.serving import serving
+
+pytestmark = pytest.mark.anyio
+
+
+def failing(*errors: Exception) -> ASGIApp:
+    """An application whose lifespan raises ``errors`` in task groups, as a router's does."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async with anyio.create_task_group(), anyio.create_task_group():
+            raise errors[0] if len(errors) == 1 else ExceptionGroup("several", errors)
+        yield
+
+    return Starlette(lifespan=lifespan)
+
+
+async def reason_of(app: ASGIApp) -> BaseException:
+    server: AbstractAsyncContextManager[str] = serving(app)
+    with anyio.fail_after(5), pytest.raises(ExceptionGroup) as failure:
+        async with server:
+            raise AssertionError("it does not start")
+    (error,) = failure.value.exceptions
+    return error
+
+
+async def test_reason_of_a_failed_start_is_raised_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    error = StartupError("no disk")
+    assert await reason_of(failing(error)) is error
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("errors", [[ValueError("odd")], [StartupError("odd"), ValueError("even")]])
+async def test_other_errors_of_a_start_are_logged_once(
+    errors: list[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert str(await reason_of(failing(*errors))) == "the application cannot start; the log says why"
+    (record,) = caplog.records
+    assert record.getMessage() == "the application's lifespan failed"
+    assert record.exc_info is not None
+
+
+async def test_application_may_say_that_it_cannot_start() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "lifespan.startup.failed", "message": "no disk"})
+
+    assert str(await reason_of(app)) == "the application cannot start: no disk"
+
+
+async def test_application_without_a_lifespan_is_served() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "lifespan"
+
+    async with serving(app) as url:
+        assert url
