@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 __all__ = ["ColdStore", "StoredNote"]
 
@@ -27,8 +27,9 @@ class ColdStore(Protocol):
 
     ``keeps_notes``: records outlive the router, and so do notes about them, in the order in which they were written.
     ``run``: the name of this run of the router, 11 bytes; those of later runs are greater. Call :meth:`notes`, then
-    :meth:`adopt` and :meth:`replace_notes`, before all other methods. The store is open before the lifespans of other
-    plugins begin, and until they have ended. ``is_shared``: other routers may keep records and notes there, too.
+    :meth:`adopt`, :meth:`replace_notes` and :meth:`shorten_notes`, before all other methods. The store is open before
+    the lifespans of other plugins begin, and until they have ended. ``is_shared``: other routers may keep records and
+    notes there, too.
     """
 
     wait_s: float
@@ -62,6 +63,16 @@ class ColdStore(Protocol):
 
     async def replace_notes(self, contents: Iterable[bytes]) -> None:
         """Write ``contents`` instead of the notes of earlier runs, unless others read these. Raises StartupError."""
+        ...
+
+    async def shorten_notes(
+        self, notes: Sequence[Any], shortened: Callable[[Sequence[bytes]], Sequence[bytes] | None]
+    ) -> None:
+        """Rewrite the notes of earlier runs where others may read them now. A failure is logged.
+
+        ``notes``: what :meth:`notes` returned. ``shortened``: called with the contents of the notes of a run. It
+        returns others to write instead, one for one, or None to leave them as they are.
+        """
         ...
 
     async def note(self, content: bytes) -> None:

@@ -16,7 +16,7 @@ from slime_tiered_store.engine.cache_engine import CacheEngine
 from slime_tiered_store.errors import NotEnoughSpaceError, NotStored, StoreError
 from slime_tiered_store.frames import Layout
 from slime_tiered_store.keys import Namespace
-from slime_tiered_store.note_log import NoteLog, StoredNote, new_run
+from slime_tiered_store.note_log import NoteLog, Shortened, StoredNote, new_run
 from slime_tiered_store.store import TieredStore
 from slime_tiered_store.tier import MemoryTier, SharedTier, Tier
 
@@ -118,6 +118,11 @@ class ColdRecords:
         """Replace the notes of earlier runs, unless other routers may read them. Raises StartupError."""
         if self.keeps_notes and not self.is_shared:
             await self.logs[self._home].replace(contents)
+
+    async def shorten_notes(self, notes: Sequence[StoredNote], shortened: Shortened) -> None:
+        """Rewrite the notes of earlier runs, if other routers may read them, see :meth:`NoteLog.shorten`."""
+        if self.is_shared:
+            await self.logs[self._home].shorten(notes, shortened)
 
     async def adopt(self, sizes: Mapping[bytes, int]) -> list[bytes]:
         """Keep records of earlier runs, with their sizes in bytes, and drop all others that only this router has.

@@ -1,40 +1,49 @@
-"""An append-only log of notes, as objects of a remote store or files of a directory.
-
-A note is an object ``notes/RUN.FIRST-LAST``. RUN is the name of the run of a router that wrote it, in hex. FIRST and
-LAST number the notes of a run from 1; small notes are joined to one object later. An object ``notes/RUN.whole`` says
-that the notes of this run, and of later ones, are all that is needed.
-"""
+"""An append-only log of notes, as objects of a remote store or files of a directory. ``note_objects`` has the names."""
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import accumulate, groupby
+from typing import Any, NamedTuple, TypeAlias
 
-from anyio import create_task_group
+from anyio import create_task_group, sleep
 
 from router_core.errors import StartupError
 from slime_tiered_store.errors import TierFailed
+from slime_tiered_store.note_objects import (
+    FOLDER,
+    NoteObject,
+    NotesChanged,
+    needed,
+    note_object,
+    note_objects,
+    whole_name,
+)
 from slime_tiered_store.tiers.remote.client import RemoteClient, RemoteError
 
-__all__ = ["FOLDER", "NoteLog", "StoredNote", "new_run", "once"]
+__all__ = ["NoteLog", "Shortened", "StoredNote", "new_run", "once"]
 
 logger = logging.getLogger(__name__)
 
 #: The name of a run: the second of its start, and random bytes. Later runs have greater names.
 _RUN_BYTES, _SECOND_BYTES = 11, 4
-FOLDER = "notes"
-_NAME = re.compile(r"notes/([0-9a-f]{22})\.(\d+)-(\d+)")
-_WHOLE = re.compile(r"notes/([0-9a-f]{22})\.whole")
 #: Notes are joined when there are so many, or so many bytes of them.
 _JOINED = 64
 _JOINED_BYTES = 1 << 20
+#: The largest object of notes of an earlier run that are joined.
+_SHORTENED_BYTES = 8 << 20
 _AT_ONCE = 16
 _DELETED_AT_ONCE = 1000
+#: Another router may join notes while they are read; then they are listed again, after so many seconds.
+_READS, _READ_AGAIN_S = 4, 0.05
+
+#: Returns shorter contents for those of the notes of a run, one for one, or None.
+Shortened: TypeAlias = Callable[[Sequence[bytes]], Sequence[bytes] | None]
 
 
 class StoredNote(NamedTuple):
@@ -43,13 +52,6 @@ class StoredNote(NamedTuple):
     run: bytes
     place: str
     content: bytes
-
-
-class _Object(NamedTuple):
-    run: str
-    first: int
-    last: int
-    name: str
 
 
 def new_run(after: bytes) -> bytes:
@@ -75,8 +77,10 @@ class NoteLog:
         self._call = call
         self._flag = flag
         self._next = 1
-        self._tail: list[tuple[_Object, bytes]] = []
+        self._tail: list[tuple[NoteObject, bytes]] = []
+        #: Names of all objects, and those that are needed, when the log was read at the start.
         self._earlier: list[str] = []
+        self._needed: list[NoteObject] = []
         #: Notes that are joined, but not deleted.
         self._joined: list[str] = []
         #: By run, in hex: the number of the last note that was read.
@@ -84,62 +88,44 @@ class NoteLog:
 
     async def read(self) -> list[StoredNote]:
         """Return all notes of earlier runs that are needed, oldest run first. Raises StartupError."""
-        try:
+
+        async def read() -> list[StoredNote]:
             names = await self._call(partial(self._client.list, FOLDER))
-            self._earlier = sorted(names)
-            objects = self._needed(names)
-            contents = await self._contents(objects)
+            self._earlier, self._needed = sorted(names), needed(names)
+            return self._stored(self._needed, await self._contents(self._needed))
+
+        try:
+            return await _again_if_changed(read)
         except RemoteError as error:
             raise self._refused(f"the log of its records cannot be read: {error}") from None
-        return self._stored(objects, contents)
 
-    def _stored(self, objects: Sequence[_Object], contents: Mapping[str, bytes]) -> list[StoredNote]:
+    def _stored(self, objects: Sequence[NoteObject], contents: Mapping[str, bytes]) -> list[StoredNote]:
         self._read |= {one.run: one.last for one in objects}
-        return [
-            StoredNote(bytes.fromhex(one.run), f"{self._client.url}/{one.name}", contents[one.name])
-            for one in objects
-        ]
+        return [StoredNote(bytes.fromhex(one.run), self._place(one), contents[one.name]) for one in objects]
 
     async def news(self) -> list[StoredNote]:
         """Return the notes that other routers have written since the last call, and perhaps earlier ones again.
 
         Raises TierFailed.
         """
-        try:
+
+        async def read() -> list[StoredNote]:
             names = await self._call(partial(self._client.list, FOLDER))
-            found = [found for found in map(_NAME.fullmatch, names) if found]
-            objects = [_Object(each[1], int(each[2]), int(each[3]), each[0]) for each in found]
-            own, read = self.run.hex(), dict(self._read)
+            own, last_read = self.run.hex(), dict(self._read)
             new = []
-            for one in sorted(objects, key=lambda one: (one.run, one.first, -one.last)):
-                last = read.get(one.run, 0)
+            for one in note_objects(names):
+                last = last_read.get(one.run, 0)
                 if one.run != own and one.first <= last + 1 and one.last > last:
                     new.append(one)
-                    read[one.run] = one.last
+                    last_read[one.run] = one.last
             return self._stored(new, await self._contents(new))
-        except RemoteError as error:  # also if notes are joined right now
+
+        try:
+            return await _again_if_changed(read)
+        except RemoteError as error:
             raise TierFailed("notes", "read", self._client.url, error) from None
 
-    def _needed(self, names: Sequence[str]) -> list[_Object]:
-        """Return the objects to read, in order. Raises StartupError if one is missing."""
-        whole = max((found[1] for found in map(_WHOLE.fullmatch, names) if found), default="")
-        each = [found for found in map(_NAME.fullmatch, names) if found and found[1] >= whole]
-        objects: list[_Object] = []
-        for one in sorted(
-            (_Object(found[1], int(found[2]), int(found[3]), found[0]) for found in each),
-            key=lambda one: (one.run, one.first, -one.last),
-        ):
-            before = objects[-1] if objects and objects[-1].run == one.run else None
-            last = before.last if before is not None else 0
-            if one.last <= last:
-                continue  # it was joined to the object before, and not deleted yet
-            if one.first != last + 1:
-                missing = f"{FOLDER}/{one.run}.{last + 1}-{one.first - 1}"
-                raise self._refused(f"{self._client.url}/{missing} is missing")
-            objects.append(one)
-        return objects
-
-    async def _contents(self, objects: Sequence[_Object]) -> dict[str, bytes]:
+    async def _contents(self, objects: Sequence[NoteObject]) -> dict[str, bytes]:
         found: dict[str, bytes] = {}
         errors: list[RemoteError] = []
         rest = iter(objects)
@@ -149,7 +135,7 @@ class NoteLog:
                 try:
                     content = await self._call(partial(self._client.get, one.name))
                     if content is None:
-                        raise RemoteError(f"{one.name} was deleted meanwhile")
+                        raise NotesChanged(f"{one.name} was deleted meanwhile")
                 except RemoteError as error:
                     errors.append(error)
                 if errors:
@@ -165,7 +151,7 @@ class NoteLog:
 
     async def append(self, content: bytes) -> None:
         """Write a note; it is durable when the call returns. Raises TierFailed: then repeat it with this content."""
-        one = self._object(self._next, self._next)
+        one = note_object(self.run.hex(), self._next, self._next)
         try:
             await self._call(partial(self._client.put, one.name, content))
         except RemoteError as error:
@@ -183,7 +169,7 @@ class NoteLog:
         tail, self._tail = self._tail, []
         if len(tail) == 1:
             return
-        joined = self._object(tail[0][0].first, tail[-1][0].last)
+        joined = note_object(self.run.hex(), tail[0][0].first, tail[-1][0].last)
         try:
             await self._call(partial(self._client.put, joined.name, b"".join(each for _, each in tail)))
             names = [one.name for one, _ in tail]
@@ -198,22 +184,66 @@ class NoteLog:
         try:
             for content in contents:
                 await self.append(content)
-            await self._call(partial(self._client.put, f"{FOLDER}/{self.run.hex()}.whole", b""))
-            for start in range(0, len(self._earlier), _DELETED_AT_ONCE):
-                names = self._earlier[start : start + _DELETED_AT_ONCE]
-                await self._call(partial(self._client.delete, names))
+            await self._call(partial(self._client.put, whole_name(self.run.hex()), b""))
+            await self._delete(self._earlier)
         except (RemoteError, TierFailed) as error:
             raise self._refused(f"the log of its records cannot be written: {error}") from None
-        self._earlier = []
+        self._earlier, self._needed = [], []
 
-    def _object(self, first: int, last: int) -> _Object:
-        run = self.run.hex()
-        return _Object(run, first, last, f"{FOLDER}/{run}.{first}-{last}")
+    async def shorten(self, notes: Sequence[StoredNote], shortened: Shortened) -> None:
+        """Rewrite the notes of each earlier run that has several objects. A failure is logged.
+
+        ``notes``: what :meth:`read` returned. ``shortened``: called with the contents of the notes of a run; it returns
+        None for one that a router may still write. Other routers may do the same now. An object is deleted only
+        when its notes are in others that begin earlier, or are longer, so no two routers delete what the other needs.
+        """
+        contents = {note.place: note.content for note in notes}
+        listed: dict[str, list[str]] = {}
+        for one in note_objects(self._earlier):
+            listed.setdefault(one.run, []).append(one.name)
+        try:
+            for run, each in groupby(self._needed, lambda one: one.run):
+                objects = list(each)
+                former = [contents[self._place(one)] for one in objects]
+                if len(listed[run]) > 1 and (shorter := shortened(former)) is not None:
+                    kept = await self._rewrite(list(zip(objects, former, shorter, strict=True)))
+                    await self._delete([name for name in listed[run] if name not in kept])
+        except RemoteError as error:
+            logger.warning("%s: notes of earlier runs are not shortened: %s", self._client.url, error)
+
+    async def _rewrite(self, notes: Sequence[tuple[NoteObject, bytes, bytes]]) -> set[str]:
+        """Join consecutive notes of a run to objects that are not too large. Return the names of all objects."""
+        kept = set()
+        while notes:
+            ends = accumulate(len(content) for *_, content in notes)
+            some = notes[: max(1, sum(end <= _SHORTENED_BYTES for end in ends))]
+            joined = note_object(some[0][0].run, some[0][0].first, some[-1][0].last)
+            content = b"".join(content for *_, content in some)
+            if len(some) > 1 or len(content) < len(some[0][1]):
+                await self._call(partial(self._client.put, joined.name, content))
+            kept.add(joined.name)
+            notes = notes[len(some) :]
+        return kept
+
+    async def _delete(self, names: Sequence[str]) -> None:
+        for start in range(0, len(names), _DELETED_AT_ONCE):
+            await self._call(partial(self._client.delete, names[start : start + _DELETED_AT_ONCE]))
+
+    def _place(self, one: NoteObject) -> str:
+        return f"{self._client.url}/{one.name}"
 
     def _refused(self, why: str) -> StartupError:
         return StartupError(
             f"{self._flag} {self._client.url}: {why}; give another directory, or prefix, to start without these records"
         )
+
+
+async def _again_if_changed(read: Callable[[], Awaitable[list[StoredNote]]]) -> list[StoredNote]:
+    for _ in range(_READS - 1):
+        with suppress(NotesChanged):
+            return await read()
+        await sleep(_READ_AGAIN_S)
+    return await read()
 
 
 async def once(call: Callable[[], Awaitable[Any]]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import anyio.lowlevel
@@ -88,6 +88,17 @@ class Shelf:
     async def replace_notes(self, contents: Iterable[bytes]) -> None:
         if self.keeps_notes and not self.is_shared:
             self.written = [Note(self.run, "whole", content) for content in contents]
+
+    async def shorten_notes(
+        self, notes: Sequence[Note], shortened: Callable[[Sequence[bytes]], Sequence[bytes] | None]
+    ) -> None:
+        if not self.is_shared:
+            return
+        for run in dict.fromkeys(note.run for note in notes):
+            places = [place for place, note in enumerate(self.written) if note.run == run]
+            contents = shortened([self.written[place].content for place in places])
+            for place, content in zip(places, contents or [], strict=contents is not None):
+                self.written[place] = self.written[place]._replace(content=content)
 
     async def adopt(self, sizes: Mapping[bytes, int]) -> Sequence[bytes]:
         if not self.is_shared:

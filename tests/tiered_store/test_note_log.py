@@ -11,7 +11,8 @@ import pytest
 
 from router_core.errors import StartupError
 from slime_tiered_store.errors import TierFailed
-from slime_tiered_store.note_log import FOLDER, NoteLog, new_run, once
+from slime_tiered_store.note_log import NoteLog, StoredNote, new_run, once
+from slime_tiered_store.note_objects import FOLDER
 from slime_tiered_store.tiers.remote.client import RemoteError
 from slime_tiered_store.tiers.remote.directory import DirectoryClient
 
@@ -159,3 +160,113 @@ async def test_later_run_has_the_greater_name() -> None:
         assert later > name
         name = later
     assert len(name) == 11
+
+
+def evens(contents: Sequence[bytes]) -> list[bytes]:
+    """Shorter notes: the numbers that are even, or the last."""
+    last = contents[-1][-2:]
+    return [
+        b"".join(
+            content[at : at + 2]
+            for at in range(0, len(content), 2)
+            if content[at + 1] % 2 == 0 or content[at : at + 2] == last
+        )
+        for content in contents
+    ]
+
+
+async def shared_log(path: Path) -> tuple[NoteLog, Breaking, list[StoredNote]]:
+    client = Breaking(path)
+    log = NoteLog(client, once, flag="--store-remote", is_shared=True)
+    notes = await log.read()
+    log.run = new_run(notes[-1].run if notes else b"")
+    return log, client, notes
+
+
+def numbers_in(notes: Sequence[StoredNote]) -> list[int]:
+    content = b"".join(note.content for note in notes)
+    return [int.from_bytes(content[at : at + 2], "big") for at in range(0, len(content), 2)]
+
+
+@pytest.fixture
+async def ended(tmp_path: Path) -> Path:
+    """A shared log with a run that has ended: the numbers 0 to 10."""
+    log, _, _ = await shared_log(tmp_path)
+    for note in range(11):
+        await log.append(number(note))
+    return tmp_path
+
+
+SHORT = [0, 2, 4, 6, 8, 10]
+
+
+@pytest.mark.parametrize("limit", [8 << 20, 6, 1])
+async def test_notes_of_a_run_that_has_ended_become_short(
+    limit: int, ended: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slime_tiered_store.note_log._SHORTENED_BYTES", limit)
+    for _ in range(2):
+        log, _, notes = await shared_log(ended)
+        assert numbers_in(notes) in (list(range(11)), SHORT)
+        await log.shorten(notes, evens)
+    log, _, notes = await shared_log(ended)
+    assert numbers_in(notes) == SHORT
+    assert len(list((ended / FOLDER).iterdir())) == {8 << 20: 1, 6: 3, 1: 5}[limit]
+    await log.shorten(notes, lambda contents: None)  # as if the run had not ended
+    assert numbers_in((await shared_log(ended))[2]) == SHORT
+
+
+@pytest.mark.parametrize("limit", [8 << 20, 6])
+async def test_log_is_whole_wherever_shortening_ends(
+    limit: int, ended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slime_tiered_store.note_log._SHORTENED_BYTES", limit)
+    for left in range(5):
+        copy = tmp_path / str(left)
+        shutil.copytree(ended / FOLDER, copy / FOLDER)
+        log, client, notes = await shared_log(copy)
+        client.left = left
+        await log.shorten(notes, evens)
+        for router in range(2):
+            log, _, notes = await shared_log(copy)
+            found = numbers_in(notes)
+            assert set(SHORT) <= set(found)
+            assert sorted(set(found)) == found
+            await log.shorten(notes, evens)
+            assert not router or found == SHORT
+
+
+async def test_two_routers_shorten_a_run_in_different_parts(
+    ended: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first, _, notes), (second, _, same) = await shared_log(ended), await shared_log(ended)
+    for log, limit in ((first, 6), (second, 8)):
+        monkeypatch.setattr("slime_tiered_store.note_log._SHORTENED_BYTES", limit)
+        await log.shorten(notes if log is first else same, evens)
+        assert set(numbers_in((await shared_log(ended))[2])) == set(SHORT)
+
+
+@pytest.mark.parametrize("seen", range(12))
+async def test_router_reads_on_in_notes_that_became_short(seen: int, tmp_path: Path) -> None:
+    writer, _, _ = await shared_log(tmp_path)
+    for note in range(seen):
+        await writer.append(number(note))
+    reader, _, before = await shared_log(tmp_path)
+    for note in range(seen, 11):
+        await writer.append(number(note))
+    log, _, notes = await shared_log(tmp_path)
+    await log.shorten(notes, evens)
+    news = numbers_in(await reader.news())
+    assert numbers_in(before) == list(range(seen))
+    assert {note for note in SHORT if note >= seen} <= set(news)
+    assert not await reader.news()
+
+
+@pytest.mark.parametrize("reads", ["all", "news"])
+async def test_notes_are_read_while_another_router_shortens_them(reads: str, ended: Path) -> None:
+    async def shorten() -> None:
+        log, _, notes = await shared_log(ended)
+        await log.shorten(notes, evens)
+
+    reader = NoteLog(SlowList(ended, shorten), once, flag="--store-remote", is_shared=True)
+    assert numbers_in(await (reader.read() if reads == "all" else reader.news())) == SHORT

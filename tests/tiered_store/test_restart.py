@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -188,6 +189,8 @@ async def test_a_graceful_stop_loses_nothing(
         left = [path for path in files if path.parent.name not in ("store", "notes")]
         # Also the blocks that earlier runs wrote are deleted, but for the first prompt: others may continue it.
         assert len(left) == 1
+        objects = Counter(path.name.partition(".")[0] for path in files if path.parent.name == "notes")
+        assert [objects[run] for run in sorted(objects)][:-1] == [1, 1]  # joined by later runs
 
 
 async def test_second_router_reads_what_the_first_wrote(

@@ -13,6 +13,7 @@ from slime_radix_cache.demotion.notes import (
     Begun,
     Demoted,
     Dropped,
+    Ended,
     Grew,
     Lost,
     RunBegun,
@@ -99,6 +100,9 @@ class OtherRouters:
                 self.open.setdefault(note.session, set()).add(run)
             case Settled():
                 self._settle(note.session, run)
+            case Ended():
+                for session in list(self.open):
+                    self._settle(session, run)  # the notes about each may be gone by now
             case Lost():
                 mark_lost(note, losses)
             case Unanswered():

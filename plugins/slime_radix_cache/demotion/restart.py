@@ -10,6 +10,7 @@ from slime_radix_cache.demotion.demotion import Demotion
 from slime_radix_cache.demotion.note_writer import NoteWriter
 from slime_radix_cache.demotion.notes import FORMAT, Dropped, Grew, Lost, RunBegun, packed
 from slime_radix_cache.demotion.past import Past, entry_of_note, mark_lost, note_of
+from slime_radix_cache.demotion.shortening import shortened
 from slime_radix_cache.index.trajectories import Trajectories
 
 __all__ = ["restore"]
@@ -31,6 +32,7 @@ async def restore(
     demotion.runs.begin(named, store.run)
     gone = set(await store.adopt({key: note.size for key, note in past.segments.items()}))
     await store.replace_notes(past.again())
+    await store.shorten_notes(notes, shortened)
     await _begin(store, RunBegun(FORMAT, tokenizer))
     _follow(demotion, trajectories, writer, past)
     entries = sorted(

@@ -9,7 +9,8 @@ from pathlib import Path
 from router_core.errors import SettingsError
 from router_core.flags import flag
 from slime_tiered_store.errors import NotEnoughSpaceError
-from slime_tiered_store.note_log import FOLDER, NoteLog, once
+from slime_tiered_store.note_log import NoteLog, once
+from slime_tiered_store.note_objects import FOLDER
 from slime_tiered_store.tiers.memory import MemoryArena
 from slime_tiered_store.tiers.remote import open_remote_tier
 from slime_tiered_store.tiers.remote.directory import DirectoryClient

@@ -14,6 +14,7 @@ import pytest
 from deadlines import HANG_S, until
 from router_core.errors import SettingsError, StartupError
 from slime_tiered_store.errors import BlockCorrupt, BlockMissing, TierBusy, TierFailed, TierFull
+from slime_tiered_store.note_log import NoteLog, new_run
 from slime_tiered_store.tier import Block, SharedTier
 from slime_tiered_store.tiers.remote import RemoteTier, open_remote_tier
 from slime_tiered_store.tiers.remote.client import RemoteClient, RemoteError
@@ -492,3 +493,26 @@ async def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> No
             StartupError, match=rf"{scheme}:// needs {package}: pip install 'slime-router\[tiered-store\]'"
         ):
             await open_remote_tier(f"{scheme}://bucket", BLOCK_BYTES)
+
+
+async def test_notes_become_short_while_another_router_reads_them(remote: Remote) -> None:
+    first, second = await remote.opened(), await remote.opened()
+    logs = [
+        NoteLog(each.client, each.call, flag="--store-remote", is_shared=True) for each in (first, second)
+    ]
+    earlier = await logs[0].read()
+    logs[0].run = new_run(earlier[-1].run if earlier else b"")
+    await logs[0].append(b"0")
+    reader = NoteLog(second.client, second.call, flag="--store-remote", is_shared=True)
+    assert (await reader.read())[-1].content == b"0"
+    for number in range(1, 5):
+        await logs[0].append(b"%d" % number)
+    notes = [note for note in await logs[1].read() if note.run == logs[0].run]
+    assert [note.content for note in notes] == [b"0", b"1", b"2", b"3", b"4"]
+    await logs[1].shorten(notes, lambda contents: [*contents[:2], b"", b"", *contents[4:]])
+    assert [note.content for note in await reader.news()] == [b"014"]
+    names = await second.client.list("notes")
+    assert [name for name in names if logs[0].run.hex() in name] == [f"notes/{logs[0].run.hex()}.1-5"]
+    await second.client.delete(names)
+    for tier in (first, second):
+        await tier.aclose()

@@ -1,0 +1,69 @@
+"""Names of the objects of a log of notes.
+
+A note is an object ``notes/RUN.FIRST-LAST``. RUN is the name of the run of a router that wrote it, in hex. FIRST and
+LAST number the notes of a run from 1; small notes are joined to one object later. So a note may be in several objects,
+and any that together have all numbers will do. An object ``notes/RUN.whole`` says that the notes of this run, and of
+later ones, are all that is needed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from slime_tiered_store.tiers.remote.client import RemoteError
+
+__all__ = ["FOLDER", "NoteObject", "NotesChanged", "needed", "note_object", "note_objects", "whole_name"]
+
+FOLDER = "notes"
+_NAME = re.compile(r"notes/([0-9a-f]{22})\.(\d+)-(\d+)")
+_WHOLE = re.compile(r"notes/([0-9a-f]{22})\.whole")
+
+
+class NotesChanged(RemoteError):
+    """A note is not there, or not any more. Another router may have joined it to others."""
+
+
+class NoteObject(NamedTuple):
+    """The notes ``first`` to ``last`` of a run."""
+
+    run: str
+    first: int
+    last: int
+    name: str
+
+
+def note_object(run: str, first: int, last: int) -> NoteObject:
+    """Return the object of these notes."""
+    return NoteObject(run, first, last, f"{FOLDER}/{run}.{first}-{last}")
+
+
+def whole_name(run: str) -> str:
+    """Return the name of the object which says that no earlier run is needed."""
+    return f"{FOLDER}/{run}.whole"
+
+
+def note_objects(names: Iterable[str]) -> list[NoteObject]:
+    """Return the notes among ``names`` by run and number; of those that begin alike, the longest first."""
+    found = [found for found in map(_NAME.fullmatch, names) if found]
+    objects = [note_object(each[1], int(each[2]), int(each[3])) for each in found]
+    return sorted(objects, key=lambda one: (one.run, one.first, -one.last))
+
+
+def needed(names: Iterable[str]) -> list[NoteObject]:
+    """Return the objects to read, in order. Raises NotesChanged if one is missing."""
+    names = list(names)
+    whole = max((found[1] for found in map(_WHOLE.fullmatch, names) if found), default="")
+    objects: list[NoteObject] = []
+    for one in note_objects(names):
+        if one.run < whole:
+            continue
+        before = objects[-1] if objects and objects[-1].run == one.run else None
+        last = before.last if before is not None else 0
+        if one.last <= last:
+            continue  # it was joined to others, and not deleted yet
+        if one.first > last + 1:
+            raise NotesChanged(f"{note_object(one.run, last + 1, one.first - 1).name} is missing")
+        objects.append(one)
+    return objects
