@@ -10,12 +10,14 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from deadlines import until
+from deadlines import HANG_S, until
 from slime_tiered_store.cold_records import LAYOUT, ColdRecords
-from slime_tiered_store.errors import NotEnoughSpaceError, StoreError
+from slime_tiered_store.errors import NotEnoughSpaceError, StoreError, TierFailed
 from slime_tiered_store.store import TieredStore
 from slime_tiered_store.tiers.memory import MemoryArena
+from slime_tiered_store.tiers.ssd.file_ops import FileOps
 from slime_tiered_store.tiers.ssd.tier import SsdTier
+from tiered_store.tiers.disks import HungDisk
 
 pytestmark = pytest.mark.anyio
 
@@ -23,11 +25,15 @@ ROW = LAYOUT.bytes_per_token
 
 
 @asynccontextmanager
-async def records(memory: int, ssd: int = 0, path: Path | None = None) -> AsyncIterator[ColdRecords]:
-    """Records in tiers of so many blocks."""
+async def records(
+    memory: int, ssd: int = 0, path: Path | None = None, ops: FileOps | None = None
+) -> AsyncIterator[ColdRecords]:
+    """Records in tiers of so many blocks. The disk has 0.2 s for an answer."""
     arena = MemoryArena(memory, LAYOUT.block_bytes)
     disk = (
-        await SsdTier.open([path], ssd * 4096 + (1 << 16), LAYOUT.block_bytes) if path is not None else None
+        await SsdTier.open([path], ssd * 4096 + (1 << 16), LAYOUT.block_bytes, ops, wait_s=0.2)
+        if path is not None
+        else None
     )
     kept = ColdRecords(wait_s=1.0, stops_on_loss=False)
     try:
@@ -161,3 +167,25 @@ async def test_beginning_of_a_record_is_read_in_place(tmp_path: Path) -> None:
         assert not await kept.read(key(1), memoryview(bytearray(len(content) + 1)))
         assert not await kept.read(key(1), memoryview(bytearray(9 * ROW)))
         assert not await kept.read(key(2), memoryview(bytearray(1)))
+
+
+async def test_disk_that_does_not_answer_fails_each_read_and_holds_nothing(tmp_path: Path) -> None:
+    disk = HungDisk()
+    async with records(4, 64, tmp_path, disk.ops) as kept:
+        for number in range(8):
+            await kept.keep([(key(number), bytes([number]) * 2 * ROW)])
+        with anyio.fail_after(HANG_S):
+            async with anyio.create_task_group() as tasks:
+                for number in (0, 0, 1, 2, 3):
+                    tasks.start_soon(refused, kept, number)
+        memory = kept.tiers[0][0]
+        assert memory.index.num_blocks == memory.index.num_evictable_blocks == memory.mempool.num_used_blocks
+        disk.go.set()
+        await until(lambda: not disk.waiting)
+        for number in range(8):
+            assert await kept.fetch([key(number)]) == [bytes([number]) * 2 * ROW]
+
+
+async def refused(kept: ColdRecords, number: int) -> None:
+    with pytest.raises(TierFailed, match=r"no answer within 0\.2 s"):
+        await kept.fetch([key(number)])

@@ -17,11 +17,10 @@ All numbers are little-endian.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from struct import Struct
 from typing import TypeAlias
 
-from xxhash import xxh3_64, xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest
 
 __all__ = ["HEADER_BYTES", "Buffer", "block_header", "header_of", "mismatch"]
 
@@ -54,25 +53,20 @@ def header_of(data: Buffer) -> tuple[bytes, int, int]:
     return key, length, checksum
 
 
-def mismatch(header: Buffer, key: bytes, pieces: Sequence[Buffer], at_least: int) -> str | None:
-    """Compare a block with its header. Return None when it is intact, else what is wrong.
+def mismatch(block: memoryview, key: bytes, at_least: int) -> str | None:
+    """Compare the content of a block with the header before it. Return None when it is intact, else what is wrong.
 
-    ``pieces``: its content in order; bytes past the length in the header are not looked at. ``at_least``: the number
-    of bytes that its reader wants.
+    Bytes past the length in the header are not looked at. ``at_least``: the number of bytes that its reader wants.
     """
     try:
-        found, length, checksum = header_of(header)
+        found, length, checksum = header_of(block[:HEADER_BYTES])
     except ValueError as error:
         return str(error)
     if found != key:
         return f"its header has the key {found.hex()}"
     if length < at_least:
         return f"it has {length} bytes instead of {at_least}"
-    digest = xxh3_64()
-    left = length
-    for piece in pieces:
-        digest.update(piece[:left] if left < len(piece) else piece)
-        left -= min(left, len(piece))
-    if left:
-        return f"it has {length - left} bytes instead of {length}"
-    return None if digest.intdigest() == checksum else "its content has a wrong checksum"
+    content = block[HEADER_BYTES : HEADER_BYTES + length]
+    if len(content) < length:
+        return f"it has {len(content)} bytes instead of {length}"
+    return None if xxh3_64_intdigest(content) == checksum else "its content has a wrong checksum"

@@ -62,7 +62,7 @@ class TierSettings:
         default=30.0,
         at_least=0,
         metavar="SECONDS",
-        help="longest time that a write waits for a slow SSD or remote store",
+        help="longest time that a write waits for a slow SSD or remote store, and a read for an answer of an SSD",
     )
 
     def __post_init__(self) -> None:

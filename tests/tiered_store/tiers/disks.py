@@ -178,6 +178,28 @@ class Faults:
 
 
 @dataclass
+class HungDisk:
+    """Reads of the file ``blocks`` wait until ``go`` is set. ``waiting``: the number of those that wait."""
+
+    go: threading.Event = field(default_factory=threading.Event)
+    waiting: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def preadv(self, fd: int, pieces: Sequence[Any], offset: int) -> int:
+        if Path(_path(fd)).name == "blocks":
+            with self._lock:
+                self.waiting += 1
+            self.go.wait()
+            with self._lock:
+                self.waiting -= 1
+        return os.preadv(fd, pieces, offset)
+
+    @property
+    def ops(self) -> FileOps:
+        return FileOps(preadv=self.preadv)
+
+
+@dataclass
 class SlowDisk:
     """Writes of the file ``blocks`` wait until ``go`` is set. ``began``: one waits."""
 

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -26,6 +27,7 @@ from tiered_store.tiers.disks import (
     BLOCK_BYTES,
     UNSYNCED,
     Faults,
+    HungDisk,
     SlowDisk,
     content_of,
     got,
@@ -349,6 +351,54 @@ async def test_a_failed_read_is_no_miss(tmp_path: Path) -> None:
         await got(tier, 1, 0)
     faults.is_on = False
     assert await is_intact(tier, 1, 0)
+    await tier.aclose()
+
+
+async def test_read_of_a_disk_that_does_not_answer_fails_and_leaves_the_buffers(tmp_path: Path) -> None:
+    disk = HungDisk()
+    tier = await SsdTier.open([tmp_path], SIZE, BLOCK_BYTES, disk.ops, wait_s=0.1)
+    await put(tier, {number: number for number in range(7)})
+    buffers = [bytearray(BLOCK_BYTES) for _ in range(7)]
+    answers: list[str] = []
+
+    async def read(number: int) -> None:
+        with pytest.raises(TierFailed) as failure:
+            await tier.read([Block(number, key_of(number))], [memoryview(buffers[number])])
+        answers.append(str(failure.value))
+
+    with anyio.fail_after(HANG_S):
+        async with anyio.create_task_group() as tasks:
+            for number in range(7):
+                tasks.start_soon(read, number)
+    assert len(answers) == 7
+    assert all(f"read at {tmp_path} failed" in each and "no answer within 0.1 s" in each for each in answers)
+    assert (tier.counts.errors, tier.counts.is_failing) == (7, True)
+    assert disk.waiting == 4  # the others had not begun, and never will
+    began = time.monotonic()
+    await read(0)
+    assert time.monotonic() - began < 0.1  # no thread is left, so it fails at once
+    disk.go.set()
+    await until(lambda: not disk.waiting)
+    assert await is_intact(tier, 6, 6)  # the threads are free again
+    assert not any(map(any, buffers))
+    await tier.aclose()
+
+
+async def test_reads_wait_longer_in_a_line_that_goes_on(tmp_path: Path) -> None:
+    def slow(fd: int, pieces: Sequence[Buffer], offset: int) -> int:
+        if len(pieces[0]) > 40:  # not the index
+            time.sleep(0.1)
+        return os.preadv(fd, pieces, offset)
+
+    tier = await SsdTier.open([tmp_path], SIZE, BLOCK_BYTES, FileOps(preadv=slow), wait_s=0.25)
+    await put(tier, {number: number for number in range(SLOTS)})
+
+    async def read(number: int) -> None:
+        assert await is_intact(tier, number, number)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(SLOTS):
+            tasks.start_soon(read, number)  # the last ones wait for 0.4 s
     await tier.aclose()
 
 

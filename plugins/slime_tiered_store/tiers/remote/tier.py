@@ -180,12 +180,12 @@ class RemoteTier:
             await self._confirm()
             self.counts.missing += 1
             raise BlockMissing(self.name, key)
-        content = memoryview(data)[HEADER_BYTES:]
-        reason = mismatch(data, key, [content], at_least=len(into))
+        block = memoryview(data)
+        reason = mismatch(block, key, at_least=len(into))
         if reason is not None:
             self.counts.corrupt += 1
             raise BlockCorrupt(self.name, key, reason)
-        into[:] = content[: len(into)]
+        into[:] = block[HEADER_BYTES : HEADER_BYTES + len(into)]
 
     async def _exists(self, key: BlockKey) -> bool:
         if key not in self._forgotten and await self.call(partial(self.client.exists, _name(key))):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from errno import EDQUOT, ENOSPC
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 import anyio.to_thread
 
 from router_core.errors import StartupError
@@ -21,13 +21,12 @@ from slime_tiered_store.tiers.counts import TierCounts
 from slime_tiered_store.tiers.ssd.committer import Committer
 from slime_tiered_store.tiers.ssd.directory import Layout, SlotBytes, SsdDirectory, read_layout
 from slime_tiered_store.tiers.ssd.file_ops import FileOps
+from slime_tiered_store.tiers.ssd.readers import Readers
 
 __all__ = ["SsdTier"]
 
 logger = logging.getLogger(__name__)
 
-_READERS = 4  # a directory
-_READ_BYTES = 4 << 20  # of one call in a thread
 _PENDING_BYTES = 256 << 20  # of a directory
 _WAIT_S = 30.0
 _FULL = (ENOSPC, EDQUOT)
@@ -36,8 +35,8 @@ _FULL = (ENOSPC, EDQUOT)
 class SsdTier:
     """Blocks of ``block_bytes`` bytes, striped over ``n`` directories: ``id`` lies in slot ``id // n`` of ``id % n``.
 
-    All directories have as many slots as the largest one, and together about ``size_bytes`` bytes. ``counts`` are its
-    counters. Use :meth:`open`.
+    All directories have as many slots as the largest one, and together about ``size_bytes`` bytes. ``wait_s``: longest
+    time that a write waits for others, and a read for the device. ``counts`` are its counters. Use :meth:`open`.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class SsdTier:
         self.capacity = layout.slots * len(directories)
         self._directories = directories
         self._committers = [Committer(each, f"{name}-write") for each in directories]
-        self._readers = [ThreadPoolExecutor(_READERS, f"{name}-read") for _ in directories]
+        self._readers = [Readers(each, f"{name}-read", wait_s) for each in directories]
         where = ",".join(str(each.path) for each in directories)
         self._limit = WriteLimit(name, where, pending_bytes * len(directories), wait_s, self.counts)
 
@@ -109,17 +108,20 @@ class SsdTier:
                 self.counts.missing += 1
                 raise BlockMissing(self.name, key)
             parts.setdefault(number, []).append(SlotBytes(slot, key, target))
-        calls = [
-            (number, self._readers[number].submit(self._directories[number].read, some))
-            for number, part in parts.items()
-            for some in _pieces(part)
-        ]
-        await settled([call for _, call in calls])
         corrupt: dict[bytes, str] = {}
-        for number, call in calls:
-            if (error := call.exception()) is not None:
-                raise self._failure("read", number, error, len(blocks))
-            corrupt |= call.result()
+        errors: dict[int, Exception] = {}
+
+        async def read(number: int) -> None:
+            try:
+                corrupt.update(await self._readers[number].read(parts[number]))
+            except Exception as error:
+                errors[number] = error
+
+        async with anyio.create_task_group() as tasks:
+            for number in parts:
+                tasks.start_soon(read, number)
+        for number, error in errors.items():
+            raise self._failure("read", number, error, len(blocks))
         for _, key in blocks:
             if key in corrupt:
                 self.counts.corrupt += 1
@@ -141,7 +143,7 @@ class SsdTier:
 
     def _close(self) -> None:
         for readers in self._readers:
-            readers.shutdown()
+            readers.close()
         for committer in self._committers:
             committer.close()
         for directory in self._directories:
@@ -166,16 +168,6 @@ class SsdTier:
         if error.errno in _FULL:
             return TierFull(self.name, required, 0)
         return TierFailed(self.name, operation, str(path), error)
-
-
-def _pieces(reads: Sequence[SlotBytes]) -> Iterator[Sequence[SlotBytes]]:
-    """Cut the reads of one directory into parts for its threads."""
-    size = begin = 0
-    for end, read in enumerate(reads, 1):
-        size += len(read.bytes)
-        if size >= _READ_BYTES or end == len(reads):
-            yield reads[begin:end]
-            size, begin = 0, end
 
 
 def _opened(paths: Sequence[Path], size_bytes: int, block_bytes: int, ops: FileOps) -> list[SsdDirectory]:

@@ -59,7 +59,7 @@ def verify_directory(path: Path, ops: FileOps | None = None) -> DirectoryReport:
         try:
             for slot, key in table.held():
                 try:
-                    reason = read_blocks(ops, fd, layout, [SlotBytes(slot, key, nothing)]).get(key)
+                    ((_, _, reason),) = read_blocks(ops, fd, layout, [SlotBytes(slot, key, nothing)])
                 except OSError as error:
                     reason = str(error.strerror)
                 if reason is not None:

@@ -1,0 +1,114 @@
+"""The reads of one directory, in threads and with a time limit."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from errno import ETIMEDOUT
+from time import monotonic
+
+from slime_tiered_store.tiers.ssd.directory import SlotBytes, SsdDirectory
+
+__all__ = ["Readers"]
+
+_THREADS = 4
+_READ_BYTES = 4 << 20  # of one call in a thread
+
+
+class Readers:
+    """Threads that read blocks of ``directory``.
+
+    A call fails when the device does not answer: a thread has read for ``limit_s`` seconds, or none has ended a read
+    in that time. Such a thread stays until the device answers. While there are only such threads, calls fail at once.
+    """
+
+    def __init__(self, directory: SsdDirectory, name: str, limit_s: float) -> None:
+        self._directory = directory
+        self._limit_s = limit_s
+        self._threads = ThreadPoolExecutor(_THREADS, name)
+        self._latest_end = 0.0
+        self._running: set[_Read] = set()
+
+    async def read(self, blocks: Sequence[SlotBytes]) -> dict[bytes, str]:
+        """Fill the buffers with the beginnings of blocks. Return what is wrong with each damaged one, by key.
+
+        Raises OSError. No thread uses the buffers when the call has ended.
+        """
+        reads = [_Read(self._directory, some) for some in _pieces(blocks)]
+        calls = {asyncio.wrap_future(self._threads.submit(self._run, one)): one for one in reads}
+        try:
+            await self._end(calls)
+            return {key: reason for call in calls for key, reason in call.result().items()}
+        finally:
+            for call, read in calls.items():
+                call.cancel()
+                read.abandon()
+
+    def close(self) -> None:
+        """Return when no thread reads any more. Blocks."""
+        self._threads.shutdown()
+
+    def _run(self, read: _Read) -> dict[bytes, str]:
+        read.began = monotonic()
+        self._running.add(read)
+        try:
+            return read.run()
+        finally:
+            self._running.remove(read)
+            self._latest_end = monotonic()
+
+    @property
+    def _is_stuck(self) -> bool:
+        latest = monotonic() - self._limit_s
+        return sum(read.began <= latest for read in self._running.copy()) == _THREADS
+
+    async def _end(self, calls: dict[asyncio.Future[dict[bytes, str]], _Read]) -> None:
+        """Wait until all calls have ended, or one has failed. Raises OSError when the device does not answer."""
+        called, waiting = monotonic(), set(calls)
+        while waiting:
+            waits = max(called, self._latest_end)
+            left = min(calls[call].began or waits for call in waiting) + self._limit_s - monotonic()
+            if left <= 0 or self._is_stuck:
+                raise OSError(ETIMEDOUT, f"no answer within {self._limit_s:g} s")
+            done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_EXCEPTION)
+            for call in done:
+                call.result()
+
+
+class _Read:
+    """A read in a thread. ``began``: when, in seconds of the monotonic clock; 0 if it has not."""
+
+    def __init__(self, directory: SsdDirectory, blocks: Sequence[SlotBytes]) -> None:
+        self.began = 0.0
+        self._directory = directory
+        self._blocks = blocks
+        self._lock = threading.Lock()
+        self._is_abandoned = False
+
+    def run(self) -> dict[bytes, str]:
+        damaged: dict[bytes, str] = {}
+        for (_, key, into), content, reason in self._directory.read(self._blocks):
+            with self._lock:
+                if self._is_abandoned:
+                    break
+                into[:] = content
+            if reason is not None:
+                damaged[key] = reason
+        return damaged
+
+    def abandon(self) -> None:
+        """Let the thread not use the buffers from now on."""
+        with self._lock:
+            self._is_abandoned = True
+
+
+def _pieces(reads: Sequence[SlotBytes]) -> Iterator[Sequence[SlotBytes]]:
+    """Cut reads into parts for the threads."""
+    size = begin = 0
+    for end, read in enumerate(reads, 1):
+        size += len(read.bytes)
+        if size >= _READ_BYTES or end == len(reads):
+            yield reads[begin:end]
+            size, begin = 0, end
