@@ -15,6 +15,7 @@ from slime_tiered_store.cold_records import LAYOUT, ColdRecords
 from slime_tiered_store.errors import NotEnoughSpaceError, StoreError, TierFailed
 from slime_tiered_store.store import TieredStore
 from slime_tiered_store.tiers.memory import MemoryArena
+from slime_tiered_store.tiers.remote import open_remote_tier
 from slime_tiered_store.tiers.ssd.file_ops import FileOps
 from slime_tiered_store.tiers.ssd.tier import SsdTier
 from tiered_store.tiers.disks import HungDisk
@@ -189,3 +190,24 @@ async def test_disk_that_does_not_answer_fails_each_read_and_holds_nothing(tmp_p
 async def refused(kept: ColdRecords, number: int) -> None:
     with pytest.raises(TierFailed, match=r"no answer within 0\.2 s"):
         await kept.fetch([key(number)])
+
+
+async def test_full_remote_tier_lets_records_wait_and_forgets_none(tmp_path: Path) -> None:
+    arena = MemoryArena(2, LAYOUT.block_bytes)
+    remote = await open_remote_tier(tmp_path.as_uri(), LAYOUT.block_bytes, capacity=16)
+    kept = ColdRecords(wait_s=1.0, stops_on_loss=False)
+    async with TieredStore(LAYOUT, arena, remote=remote) as store:
+        with kept.kept_in(store, [arena, remote]):
+            for number in range(15):
+                await kept.keep([(key(number), bytes([number]))])
+            with anyio.move_on_after(0.05) as scope:
+                await kept.keep([(key(15), b"x")])
+            assert scope.cancelled_caught
+            assert kept.waits == 1
+            assert await kept.fetch([key(number) for number in range(15)]) == [bytes([n]) for n in range(15)]
+            kept.forget([key(3)])
+            await kept.keep([(key(15), b"x")])
+            assert await kept.fetch([key(15), key(3)]) == [b"x", None]
+    await remote.aclose()
+    await arena.aclose()
+    assert len([path for path in tmp_path.glob("*/*") if path.is_file()]) == 15  # noqa: ASYNC240  # nobody waits

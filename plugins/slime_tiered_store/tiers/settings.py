@@ -11,6 +11,7 @@ from router_core.flags import flag
 from slime_tiered_store.errors import NotEnoughSpaceError
 from slime_tiered_store.note_log import NoteLog, once
 from slime_tiered_store.note_objects import FOLDER
+from slime_tiered_store.tiers.block_header import HEADER_BYTES
 from slime_tiered_store.tiers.memory import MemoryArena
 from slime_tiered_store.tiers.remote import open_remote_tier
 from slime_tiered_store.tiers.remote.directory import DirectoryClient
@@ -49,6 +50,13 @@ class TierSettings:
         default="",
         metavar="URL",
         help="a store that routers share: file:///DIR, s3://BUCKET/PREFIX or redis://HOST:PORT/DB",
+    )
+    remote_bytes: int = flag(
+        "--store-remote-bytes",
+        default=64 << 30,
+        at_least=1,
+        metavar="BYTES",
+        help="size of the remote tier: what this router may have there, with the records of others that it knows",
     )
     remote_timeout_s: float = flag(
         "--store-remote-timeout-secs",
@@ -99,13 +107,16 @@ class Tiers:
                 await self.memory.aclose()
 
 
+def _blocks_in(flag: str, size: int, block_bytes: int) -> int:
+    """Return the number of blocks that fit into ``size`` bytes. Raises SettingsError for none."""
+    if size < block_bytes:
+        raise SettingsError(f"{flag}: wanted {block_bytes} or more, the size of a block, got {size}")
+    return size // block_bytes
+
+
 async def open_tiers(settings: TierSettings, block_bytes: int) -> Tiers:
     """Open the tiers for blocks of ``block_bytes`` bytes, all or none. Raises StartupError."""
-    capacity = settings.memory_bytes // block_bytes
-    if not capacity:
-        raise SettingsError(
-            f"--store-memory-bytes: wanted {block_bytes} or more, the size of a block, got {settings.memory_bytes}"
-        )
+    capacity = _blocks_in("--store-memory-bytes", settings.memory_bytes, block_bytes)
     try:
         memory = MemoryArena(capacity, block_bytes)
     except NotEnoughSpaceError:
@@ -120,7 +131,13 @@ async def open_tiers(settings: TierSettings, block_bytes: int) -> Tiers:
             ssd = await SsdTier.open(directories, settings.ssd_bytes, block_bytes, wait_s=settings.wait_s)
         if settings.remote:
             remote = await open_remote_tier(
-                settings.remote, block_bytes, timeout_s=settings.remote_timeout_s, wait_s=settings.wait_s
+                settings.remote,
+                block_bytes,
+                capacity=_blocks_in(
+                    "--store-remote-bytes", settings.remote_bytes, HEADER_BYTES + block_bytes
+                ),
+                timeout_s=settings.remote_timeout_s,
+                wait_s=settings.wait_s,
             )
     except BaseException:
         await Tiers(memory, ssd, None, {}).aclose()

@@ -38,10 +38,12 @@ async def test_flags_open_all_tiers(tmp_path: Path) -> None:
         "--store-ssd-bytes",
         "999999",
     ]
-    tiers = await open_tiers(settings_of(*flags, "--store-remote", paths[2].as_uri()), 1000)
+    flags += ["--store-remote", paths[2].as_uri(), "--store-remote-bytes", "5000"]
+    tiers = await open_tiers(settings_of(*flags), 1000)
     assert tiers.memory.capacity == 5
     assert tiers.ssd is not None
     assert tiers.remote is not None
+    assert tiers.remote.capacity == 4  # with the headers
     used = sum(file.stat().st_size for path in paths[:2] for file in path.iterdir())
     assert 999_999 - 2 * 4300 < used <= 999_999 + 300  # store.json counts extra
     await tiers.aclose()
@@ -61,6 +63,10 @@ async def test_flags_open_all_tiers(tmp_path: Path) -> None:
             "--store-memory-bytes: wanted 1000 or more, the size of a block, got 999",
         ),
         (["--store-memory-bytes", str(1 << 62)], "--store-memory-bytes: the system does not give 46116860"),
+        (
+            ["--store-remote", "file:///", "--store-remote-bytes", "999"],
+            "--store-remote-bytes: wanted 1064 or more, the size of a block, got 999",
+        ),
         (
             ["--store-ssd", "DIR", "--store-ssd-bytes", "5000"],
             "--store-ssd-bytes: a directory needs at least",
@@ -84,6 +90,7 @@ def test_numbers_have_limits() -> None:
     for flag in (
         "--store-memory-bytes",
         "--store-ssd-bytes",
+        "--store-remote-bytes",
         "--store-remote-timeout-secs",
         "--store-wait-secs",
     ):
