@@ -14,7 +14,7 @@ import numpy as np
 
 from router_core.errors import HTTPError, RouterError
 from slime_r3 import reasons
-from slime_r3.pieces import Piece
+from slime_r3.pieces import Piece, StoredAs
 from slime_r3.turn_rows import Part, TurnRows
 from slime_sglang.token_arrays import IntArray
 
@@ -38,9 +38,14 @@ class RecordStore(Protocol):
     wait_s: float
     stops_on_loss: bool
 
+    @property
+    def is_shared(self) -> bool: ...
+
     async def keep(self, records: Sequence[tuple[bytes, bytes]]) -> None: ...
     async def read(self, key: bytes, into: memoryview) -> bool: ...
     def forget(self, keys: Sequence[bytes]) -> None: ...
+    def learn(self, sizes: Mapping[bytes, int]) -> None: ...
+    def unlearn(self, keys: Sequence[bytes]) -> None: ...
 
 
 class StoreFailed(HTTPError):
@@ -54,7 +59,10 @@ class RowsLost(RouterError):
 
 
 class ColdRows:
-    """The rows of ``turns`` that are in a store, if there is one. A record has consecutive rows of one piece."""
+    """The rows of ``turns`` that are in a store, if there is one. A record has consecutive rows of one piece.
+
+    In a store that other routers share, a router deletes only what it has written itself in this run.
+    """
 
     def __init__(self, turns: TurnRows) -> None:
         self._turns = turns
@@ -79,6 +87,12 @@ class ColdRows:
             self._news = anyio.Event()
             await self._news.wait()
 
+    async def save(self) -> None:
+        """Move all rows to the store, after the end of :meth:`run`. Raises RowsLost if the store says so."""
+        if self._store is not None:
+            while turns := self._turns.overdue(_BATCH_BYTES, all_must_go=True):
+                await self._move(self._store, turns)
+
     async def room(self) -> None:
         """Wait while memory has much too many rows, at most the store's ``wait_s``."""
         if self._store is not None and self._turns.is_crowded:
@@ -98,27 +112,29 @@ class ColdRows:
                 if are_kept:
                     self._turns.note_stored(piece, records)
                 else:
-                    self._forget(records)
+                    self._forget(records.keys)
         for turn in turns:
             if are_kept:
                 self._turns.leave(turn)
             else:
                 self._turns.drop_unstored(turn, reasons.NOT_KEPT)
 
-    def _new_records(self, piece: Piece) -> range:
-        first, self._next = self._next, self._next + -(-piece.length // _rows_of_record(piece))
-        return range(first, self._next)
+    def _new_records(self, piece: Piece) -> StoredAs:
+        rows = max(1, _RECORD_BYTES // max(1, piece.row_bytes))
+        first, self._next = self._next, self._next + -(-piece.length // rows)
+        keys = (self._prefix + number.to_bytes(8, "big") for number in range(first, self._next))
+        return StoredAs(tuple(keys), rows)
 
-    def _batches(self, pieces: Mapping[Piece, range]) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Yield the records of ``pieces``, numbered as given, about ``_BATCH_BYTES`` of them at a time."""
+    def _batches(self, pieces: Mapping[Piece, StoredAs]) -> Iterator[list[tuple[bytes, bytes]]]:
+        """Yield the given records of ``pieces``, about ``_BATCH_BYTES`` of them at a time."""
         batch: list[tuple[bytes, bytes]] = []
         size = 0
-        for piece, numbers in pieces.items():
-            rows, per_record = piece.rows, _rows_of_record(piece)
+        for piece, (keys, per_record) in pieces.items():
+            rows = piece.rows
             assert rows is not None  # narrowing: only this task moves them
-            for place, number in enumerate(numbers):
+            for place, key in enumerate(keys):
                 content = rows[place * per_record : (place + 1) * per_record].tobytes()
-                batch.append((self._key(number), content))
+                batch.append((key, content))
                 size += len(content)
                 if size >= _BATCH_BYTES:
                     yield batch
@@ -170,41 +186,40 @@ class ColdRows:
 
     async def _read(self, piece: Piece, into: IntArray) -> bool:
         """Fill ``into`` with the first rows of ``piece``, some records at the same time. False if one is lost."""
-        store, per_record = self._store, _rows_of_record(piece)
+        store, (keys, per_record) = self._store, piece.records
         assert store is not None  # narrowing: it has the rows
+        if store.is_shared and piece.users:  # else it may be forgotten
+            store.learn(dict(piece.record_sizes))
         target = into if into.dtype == piece.dtype else np.empty(into.shape, piece.dtype)
         are_found: list[bool] = []
         errors: list[Exception] = []
         limiter = anyio.CapacityLimiter(_AT_ONCE)
 
-        async def read(number: int) -> None:
+        async def read(number: int, key: bytes) -> None:
             some = target[number * per_record : (number + 1) * per_record]
             async with limiter:
                 try:
-                    key = self._key(piece.records[number])
                     are_found.append(await store.read(key, some.reshape(-1).view(np.uint8).data))
                 except Exception as error:
                     errors.append(error)
 
         async with anyio.create_task_group() as tasks:
-            for number in range(-(-len(into) // per_record)):
-                tasks.start_soon(read, number)
+            for number, key in enumerate(keys[: -(-len(into) // per_record)]):
+                tasks.start_soon(read, number, key)
         if errors:
             raise StoreFailed(f"the store of recorded rows does not answer: {errors[0]}") from errors[0]
         if target is not into:
             await _copy(target, into)
         return all(are_found)
 
-    def _forget(self, records: range) -> None:
-        if self._store is not None:
-            self._store.forget([self._key(number) for number in records])
-
-    def _key(self, number: int) -> bytes:
-        return self._prefix + number.to_bytes(8, "big")
-
-
-def _rows_of_record(piece: Piece) -> int:
-    return max(1, _RECORD_BYTES // max(1, piece.row_bytes))
+    def _forget(self, keys: Sequence[bytes]) -> None:
+        """Delete the records of ``keys``, unless another router may need them."""
+        if self._store is None:
+            return
+        if self._store.is_shared:
+            self._store.unlearn([key for key in keys if not key.startswith(self._prefix)])
+            keys = [key for key in keys if key.startswith(self._prefix)]
+        self._store.forget(keys)
 
 
 async def _copy(rows: IntArray, into: IntArray) -> None:

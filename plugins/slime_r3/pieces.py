@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from xxhash import xxh3_128_digest
 
 from slime_sglang.token_arrays import IntArray
 
-__all__ = ["Piece"]
+__all__ = ["Piece", "StoredAs"]
+
+
+class StoredAs(NamedTuple):
+    """The records of a piece, in order: their keys, and the number of rows in each but the last."""
+
+    keys: tuple[bytes, ...]
+    rows: int
 
 
 class Piece:
     """Rows ``[length, size]`` that ``users`` turns share. Their content never changes.
 
-    ``rows`` is None once they are in the store, in the records numbered ``records``. ``key``: the prompt of a head.
+    ``rows`` is None once they are in the store, in ``records``. ``key``: the prompt of a head that others may share.
     """
 
     __slots__ = ("_digest", "dtype", "key", "length", "records", "rows", "size", "users")
@@ -28,8 +35,15 @@ class Piece:
         self.dtype: np.dtype[np.integer[Any]] = rows.dtype
         self.key = key
         self.users = 1
-        self.records = range(0)
+        self.records = StoredAs((), 1)
         self._digest = b""
+
+    @classmethod
+    def stored(cls, length: int, size: int, dtype: str, records: StoredAs) -> Self:
+        """Return the piece ``[length, size]`` that is in ``records``."""
+        piece = cls(np.empty((0, size), dtype))
+        piece.length, piece.rows, piece.records = length, None, records
+        return piece
 
     @property
     def row_bytes(self) -> int:
@@ -41,7 +55,17 @@ class Piece:
         """Bytes of all rows."""
         return self.length * self.row_bytes
 
-    def leave_memory(self, records: range) -> None:
+    @property
+    def record_sizes(self) -> list[tuple[bytes, int]]:
+        """The keys of its records, each with the size of the record in bytes."""
+        keys, rows = self.records
+        starts = range(0, self.length, rows)
+        return [
+            (key, min(rows, self.length - start) * self.row_bytes)
+            for key, start in zip(keys, starts, strict=True)
+        ]
+
+    def leave_memory(self, records: StoredAs) -> None:
         """Note that the store has the rows in ``records``. O(rows)."""
         assert self.rows is not None  # narrowing: they leave once
         self._digest = _digest_of(self.rows)

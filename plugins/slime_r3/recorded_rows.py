@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from slime_r3 import reasons
 from slime_r3.cold_rows import ColdRows
+from slime_r3.entries import Entry
 from slime_r3.found_rows import FoundRows
+from slime_r3.row_size import RowSize
 from slime_r3.turn_rows import TurnRows
 from slime_sglang.token_arrays import IntArray, array_in, may_be_recomputed
 
 if TYPE_CHECKING:
-    from slime_radix_cache.contracts import ConsumedTurn
+    from slime_radix_cache.contracts import ConsumedTurn, RowNotes
 
 __all__ = ["RecordedRows", "Shape"]
 
@@ -40,11 +42,35 @@ class RecordedRows:
         self._name = name
         self._shape = shape
         self._cure = cure
-        #: The size of a row, and the number of rows, of the first answer that came while the shape was not known.
-        self._first: tuple[int, int] | None = None
-        self._is_confirmed = False
-        self._sizes_disagree = False
-        self._layers: int | None = None
+        #: By the answers that came while the shape was not known.
+        self._size = RowSize()
+        self._notes: RowNotes | None = None
+        self._noted = RowSize()
+
+    def note_in(self, notes: RowNotes) -> None:
+        """Note in ``notes`` which rows are put into the store, and what is known of their size."""
+
+        def add(response: Hashable, entry: Entry) -> None:
+            notes.add(response, self._name, *entry.note())
+
+        self._notes, self.turns.on_stored = notes, add
+
+    def restore(
+        self, response: Hashable, content: tuple[Any, ...], records: Sequence[tuple[bytes, int]]
+    ) -> None:
+        """Take what an earlier run or another router has noted. See TokenRows."""
+        if response is not None:
+            self.turns.restore(response, content, records)
+        elif self._shape() is None:
+            self._size = self._size.with_answers(RowSize(*content))
+
+    def _note_size(self) -> None:
+        """Note what is known of the size, if that is new."""
+        shape = self._shape()
+        size = RowSize(shape[0] * shape[1], 0, True, False, shape[0]) if shape is not None else self._size
+        if self._notes is not None and size != self._noted:
+            self._noted = size
+            self._notes.add(None, self._name, size, ())
 
     def known(self, turns: Sequence[ConsumedTurn]) -> int:
         """Return the number of first tokens of the context of ``turns`` whose rows are all known."""
@@ -54,6 +80,10 @@ class RecordedRows:
     def record(self, turns: Sequence[ConsumedTurn], meta: Mapping[str, Any], start: int) -> None:
         """Record the rows in ``meta``. See TokenRows."""
         self._drop_contradicted()
+        self._record(turns, meta, start)
+        self._note_size()
+
+    def _record(self, turns: Sequence[ConsumedTurn], meta: Mapping[str, Any], start: int) -> None:
         new = turns[-1]
         value, told = meta.get(self._name), meta.get(f"{self._name}_start_len")
         end = new.start + new.length - 1
@@ -72,7 +102,8 @@ class RecordedRows:
                 )
             return
         layers = meta.get(f"{self._name}_num_layers")
-        self._layers = layers if type(layers) is int and layers > 0 else self._layers
+        if type(layers) is int and layers > 0:
+            self._size = self._size._replace(layers=layers)
         self.rows_recorded += len(found[0])
         self.turns.add(turns, *found)
 
@@ -89,11 +120,12 @@ class RecordedRows:
             return FoundRows((0, *(shape if shape is not None else (0,))), parts, self.cold)
         if doubt is not None:
             return doubt
-        size = parts[0].piece.size
-        if shape is not None and size != shape[0] * shape[1]:
+        size, layers = parts[0].piece.size, self._size.layers
+        wanted = shape[0] * shape[1] if shape is not None else size
+        if any(part.piece.size != wanted for part in parts):
             return reasons.MIS_SIZED
-        if shape is None and self._layers is not None and not size % self._layers:
-            shape = self._layers, size // self._layers
+        if shape is None and layers is not None and not size % layers:
+            shape = layers, size // layers
         return FoundRows((tokens - 1, *(shape if shape is not None else (size,))), parts, self.cold)
 
     def as_dict(self) -> dict[str, Any]:
@@ -139,35 +171,28 @@ class RecordedRows:
         shape = self._shape()
         if shape is not None:
             return shape[0] * shape[1]
-        return self._first[0] if self._first is not None and self._is_confirmed else None
+        return self._size.size if self._size.is_confirmed else None
 
     def _check_size(self, size: int, count: int) -> None:
         """Raise ValueError if rows must not have ``size`` values. ``count``: the number of rows in the answer."""
         known = self._known_size()
         if self._shape() is None:
-            if self._first is None:
-                self._first = size, count
-            known, first_count = self._first
-            self._is_confirmed = self._is_confirmed or (size == known and count != first_count)
-            self._sizes_disagree = self._sizes_disagree or size != known
+            self._size = self._size.with_answer(size, count)
+            known = self._size.size
         if size != known:
             raise ValueError(f"wanted rows of {known} values, got {size}{self._cure}")
 
     def _doubt(self) -> str | None:
         """Return why no size of a row is believed; None if it is."""
-        if self._shape() is not None:
-            return None
-        if self._sizes_disagree:
-            return reasons.SIZES_DISAGREE
-        return None if self._is_confirmed else reasons.SHAPE_UNKNOWN
+        return self._size.doubt if self._shape() is None else None
 
     def _drop_contradicted(self) -> None:
         """Drop the rows that were recorded before the shape was known, if they do not have it."""
         shape = self._shape()
-        if shape is not None and self._first is not None:
-            if self._first[0] != shape[0] * shape[1]:
+        if shape is not None and self._size.size is not None:
+            if self._size.size != shape[0] * shape[1]:
                 self.turns.clear(reasons.MIS_SIZED)
-            self._first = None
+            self._size = RowSize(layers=self._size.layers)
 
     def _miss(self, turn: ConsumedTurn, reason: str) -> bool:
         """Note why there are no rows for ``turn``. Return True for the first such turn."""

@@ -18,7 +18,7 @@ from slime_r3.settings import Settings
 from slime_sglang.facts import experts_shape
 
 if TYPE_CHECKING:
-    from slime_radix_cache.contracts import ConsumedTurn
+    from slime_radix_cache.contracts import ConsumedTurn, RowNotes
 
 __all__ = ["Recorder"]
 
@@ -81,6 +81,22 @@ class Recorder:
         """See TokenRows."""
         for rows in self._rows.values():
             rows.forget(response)
+
+    def note_in(self, notes: RowNotes) -> None:
+        """See TokenRows."""
+        for rows in self._rows.values():
+            rows.note_in(notes)
+
+    def restore(
+        self, response: Hashable, name: str, content: tuple[Any, ...], records: Sequence[tuple[bytes, int]]
+    ) -> None:
+        """See TokenRows."""
+        self._rows[name].restore(response, content, records)
+
+    async def save(self) -> None:
+        """See TokenRows."""
+        for rows in self._rows.values():
+            await rows.cold.save()
 
     def as_dict(self) -> dict[str, Any]:
         """See TokenRows."""

@@ -12,11 +12,13 @@ the turns that consumed and sampled its tokens. Gaps are filled by later turns w
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slime_r3 import reasons
-from slime_r3.pieces import Piece
+from slime_r3.entries import Entry
+from slime_r3.pieces import Piece, StoredAs
+from slime_r3.stretches import Stretch, stretches_of, version_of
 from slime_sglang.token_arrays import IntArray
 
 if TYPE_CHECKING:
@@ -37,42 +39,12 @@ class Part(NamedTuple):
     rows: IntArray | None
 
 
-class _Entry(NamedTuple):
-    """Rows of one turn; None where no answer told them. ``own`` may lack rows at its end."""
-
-    head: Piece | None
-    own: tuple[Piece, ...] | None
-
-    @property
-    def own_length(self) -> int:
-        return sum(piece.length for piece in self.own or ())
-
-    @property
-    def pieces(self) -> tuple[Piece, ...]:
-        return (*((self.head,) if self.head is not None else ()), *(self.own or ()))
-
-    def has_own(self, length: int) -> bool:
-        """Return True if the head and the first ``length`` own rows are known."""
-        return self.head is not None and self.own is not None and self.own_length >= length
-
-
-class _Stretch(NamedTuple):
-    """A turn, and the places at which its rows begin and end in its context."""
-
-    turn: ConsumedTurn
-    first: int
-    end: int
-
-    @property
-    def key(self) -> Hashable:
-        return self.turn.prompt, self.first
-
-
 class TurnRows:
     """Rows by turn, at most ``max_bytes`` of them in memory (0: no limit). No I/O.
 
-    With a store, ``on_full()`` is called when memory has too many, and ``forget_records(records)`` for the records of
-    rows that nobody needs any more. Without one, the oldest rows are dropped.
+    With a store, ``on_full()`` is called when memory has too many, ``on_stored(response, entry)`` when all rows of a
+    turn are in the store, and ``forget_records(keys)`` for the records of rows that nobody needs any more. Without one,
+    the oldest rows are dropped.
     Changes have no ``await``, and an entry is replaced as a whole: any thread may call :meth:`find`.
     """
 
@@ -81,12 +53,15 @@ class TurnRows:
         self.stored_bytes = 0
         self.dropped = 0
         self.on_full: Callable[[], None] | None = None
-        self.forget_records: Callable[[range], None] = lambda records: None
+        self.on_stored: Callable[[Hashable, Entry], None] = lambda response, entry: None
+        self.forget_records: Callable[[Sequence[bytes]], None] = lambda keys: None
         self._max_bytes = max_bytes
-        self._entries: dict[Hashable, _Entry] = {}
+        self._entries: dict[Hashable, Entry] = {}
         #: Turns with rows in memory, oldest first; ``add`` puts a turn before those that it continues.
         self._ages: OrderedDict[Hashable, None] = OrderedDict()
         self._heads: dict[Hashable, list[Piece]] = {}
+        #: Pieces with records: what is restored may be a part of several turns.
+        self._stored: dict[StoredAs, Piece] = {}
         self._reasons: dict[Hashable, str] = {}
 
     def __len__(self) -> int:
@@ -95,7 +70,7 @@ class TurnRows:
     def known(self, turns: Sequence[ConsumedTurn]) -> int:
         """Return the number of first tokens of the context of ``turns`` whose rows are all known. O(turns)."""
         known = 0
-        for stretch in _stretches(turns):
+        for stretch in stretches_of(turns):
             if not self._is_complete(stretch):
                 break
             known = stretch.end
@@ -111,13 +86,13 @@ class TurnRows:
 
         Known rows stay. Gaps of earlier turns are filled only if one weight version and adapter sampled both.
         """
-        *before, new = _stretches(turns)
-        version = _version_of(new.turn)
+        *before, new = stretches_of(turns)
+        version = version_of(new.turn)
         for stretch in before:
             if not self._is_complete(stretch) and start < stretch.end:
                 if stretch.turn.adapter != new.turn.adapter:
                     self.miss(stretch.turn.response, reasons.OTHER_ADAPTER)
-                elif version is not None and _version_of(stretch.turn) == version:
+                elif version is not None and version_of(stretch.turn) == version:
                     self._fill(stretch, rows, start)
                 else:
                     self.miss(stretch.turn.response, reasons.OTHER_VERSION)
@@ -135,7 +110,7 @@ class TurnRows:
         if len({turn.adapter for turn in turns}) > 1:
             return reasons.OTHER_ADAPTER  # the last turn was sampled after another routing of the others
         parts: list[Part] = []
-        for turn, place, end in _stretches(turns):
+        for turn, place, end in stretches_of(turns):
             entry = self._entries.get(turn.response)
             if entry is None or not entry.has_own(end - turn.start):
                 return self._reasons.get(turn.response, reasons.NOT_RECORDED)
@@ -184,12 +159,12 @@ class TurnRows:
         while self.exceeds():
             self.drop(next(iter(self._ages)), reasons.DROPPED)
 
-    def overdue(self, most_bytes: int) -> list[Hashable]:
+    def overdue(self, most_bytes: int, *, all_must_go: bool = False) -> list[Hashable]:
         """Return the next turns whose rows should leave memory, oldest first, about ``most_bytes`` of them."""
         found: list[Hashable] = []
         size = 0
         for response in self._ages:
-            if size >= most_bytes or not self.exceeds(size):
+            if size >= most_bytes or not (all_must_go or self.exceeds(size)):
                 break
             found.append(response)
             size += sum(piece.nbytes for piece in self.in_memory(response))
@@ -200,11 +175,13 @@ class TurnRows:
         entry = self._entries.get(response)
         return [piece for piece in entry.pieces if piece.rows is not None] if entry is not None else []
 
-    def note_stored(self, piece: Piece, records: range) -> None:
+    def note_stored(self, piece: Piece, records: StoredAs) -> None:
         """Note that the store has ``piece`` in ``records``; forget them if nobody needs it any more."""
         if not piece.users:
-            self.forget_records(records)
+            self.forget_records(records.keys)
             return
+        if records.keys:
+            self._stored[records] = piece
         self.size_bytes -= piece.nbytes
         self.stored_bytes += piece.nbytes
         piece.leave_memory(records)
@@ -213,6 +190,9 @@ class TurnRows:
         """Note that the rows of ``response`` have left memory, but for those that came meanwhile."""
         if not self.in_memory(response):
             self._ages.pop(response, None)
+            entry = self._entries.get(response)
+            if entry is not None:
+                self.on_stored(response, entry)
 
     def drop_unstored(self, response: Hashable, reason: str) -> None:
         """Drop the rows of ``response`` if some of them are still in memory only."""
@@ -225,14 +205,39 @@ class TurnRows:
         if entry is not None and part.piece in entry.pieces:
             self.drop(part.response, reason)
 
-    def _is_complete(self, stretch: _Stretch) -> bool:
+    def restore(
+        self, response: Hashable, content: tuple[Any, ...], records: Sequence[tuple[bytes, int]]
+    ) -> None:
+        """Take the rows of ``response`` that are in the store by a note, unless as many are known. See Entry.note."""
+        new, known = Entry.of_note(content, records, self._stored_piece), self._entries.get(response)
+        if known is not None and known.length >= new.length:
+            self._release(new)
+            return
+        self._entries[response] = new
+        self._ages.pop(response, None)
+        if known is not None:
+            self._release(known)
+
+    def _stored_piece(self, length: int, size: int, dtype: str, records: StoredAs) -> Piece:
+        """Return the piece in ``records``, for one more turn."""
+        piece = self._stored.get(records)
+        if piece is not None:
+            piece.users += 1
+            return piece
+        piece = Piece.stored(length, size, dtype, records)
+        self.stored_bytes += piece.nbytes
+        if records.keys:
+            self._stored[records] = piece
+        return piece
+
+    def _is_complete(self, stretch: Stretch) -> bool:
         entry = self._entries.get(stretch.turn.response)
         return entry is not None and entry.has_own(stretch.end - stretch.turn.start)
 
-    def _fill(self, stretch: _Stretch, rows: IntArray, start: int) -> None:
+    def _fill(self, stretch: Stretch, rows: IntArray, start: int) -> None:
         """Add the rows of ``stretch`` that are not known; ``rows`` begin at ``start``."""
         turn, first, end = stretch
-        entry = self._entries.get(turn.response, _Entry(None, None))
+        entry = self._entries.get(turn.response, Entry(None, None))
         head, own, length = entry.head, entry.own, entry.own_length
         if head is None and start <= first:
             head = self._shared(stretch.key, rows[first - start : turn.start - start])
@@ -245,7 +250,7 @@ class TurnRows:
         elif length >= turn.length - 1:
             self._reasons.pop(turn.response, None)
         if head is not None or own is not None:
-            self._entries[turn.response] = _Entry(head, own)
+            self._entries[turn.response] = Entry(head, own)
             self._ages.setdefault(turn.response)
 
     def _shared(self, key: Hashable, rows: IntArray) -> Piece:
@@ -262,7 +267,10 @@ class TurnRows:
 
     def _remove(self, response: Hashable) -> None:
         self._ages.pop(response, None)
-        for piece in self._entries.pop(response).pieces:
+        self._release(self._entries.pop(response))
+
+    def _release(self, entry: Entry) -> None:
+        for piece in entry.pieces:
             piece.users -= 1
             if not piece.users:
                 self._free(piece)
@@ -272,24 +280,10 @@ class TurnRows:
             self.size_bytes -= piece.nbytes
         else:
             self.stored_bytes -= piece.nbytes
-            self.forget_records(piece.records)
+            self._stored.pop(piece.records, None)
+            self.forget_records(piece.records.keys)
         if piece.key is not None:
             alike = self._heads[piece.key]
             alike.remove(piece)
             if not alike:
                 del self._heads[piece.key]
-
-
-def _stretches(turns: Sequence[ConsumedTurn]) -> Iterator[_Stretch]:
-    """Yield the stretch of each turn. The context may keep only a part of a response."""
-    first = 0
-    for turn in turns:
-        end = turn.start + min(turn.kept, turn.length - 1)
-        yield _Stretch(turn, first, end)
-        first = end
-
-
-def _version_of(turn: ConsumedTurn) -> str | None:
-    """Return the weight version that sampled all tokens of ``turn``; None if there are several, or it is unknown."""
-    names = {version for version, _ in turn.versions}
-    return names.pop() if len(names) == 1 else None

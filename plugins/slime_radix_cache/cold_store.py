@@ -61,6 +61,10 @@ class ColdStore(Protocol):
         """Let records of other routers be fetched, given with their sizes in bytes."""
         ...
 
+    def unlearn(self, keys: Sequence[bytes]) -> None:
+        """Undo :meth:`learn`: this router needs them no more, but others may."""
+        ...
+
     async def replace_notes(self, contents: Iterable[bytes]) -> None:
         """Write ``contents`` instead of the notes of earlier runs, unless others read these. Raises StartupError."""
         ...

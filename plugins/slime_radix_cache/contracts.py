@@ -15,6 +15,7 @@ __all__ = [
     "ConsumedTurn",
     "FoundRows",
     "RecordedTokens",
+    "RowNotes",
     "SessionList",
     "SessionPage",
     "SessionSummary",
@@ -229,6 +230,19 @@ class FoundRows(Protocol):
         """Return the rows, or why they are lost. Rows in a store are read into the returned array. Raises HTTPError."""
 
 
+class RowNotes(Protocol):
+    """The store's log, in which what leads to stored rows outlives the router."""
+
+    def add(
+        self, response: Hashable, name: str, content: tuple[Any, ...], records: Sequence[tuple[bytes, int]]
+    ) -> None:
+        """Note that the rows ``name`` of ``response`` are in ``records``: keys, each with a size in bytes.
+
+        A later note replaces it. ``content``: plain values (numbers, strings, tuples, None), given back to
+        :meth:`TokenRows.restore` as they are. None as response: a fact about all rows of this name.
+        """
+
+
 class TokenRows(Protocol):
     """Store of the rows that engines tell for each token, such as routed experts; the component ``"token_rows"``.
 
@@ -260,6 +274,17 @@ class TokenRows(Protocol):
 
     def forget(self, response: Hashable) -> None:
         """Drop the rows of ``response``, which is gone for good. A demoted response keeps its rows."""
+
+    def note_in(self, notes: RowNotes) -> None:
+        """Add all that is put into the store to ``notes`` from now on."""
+
+    def restore(
+        self, response: Hashable, name: str, content: tuple[Any, ...], records: Sequence[tuple[bytes, int]]
+    ) -> None:
+        """Take what an earlier run, or another router, has noted, perhaps once more. Rows that are known stay."""
+
+    async def save(self) -> None:
+        """Put all rows into the store. To be called at the end; no method of others is called any more then."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return sizes and counters, ready for JSON."""

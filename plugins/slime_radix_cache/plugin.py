@@ -153,7 +153,7 @@ class RadixCache:
         if (store := router.components.find("cold_store")) is not None:
             reader = fingerprint(router.components.get("tokenizer"))
             async with self._cold.kept_in(store, reader, router.tasks):
-                self._turns.rows.keep_in(router.components.find("token_rows"), self._cold.demotion)
+                self._turns.rows.keep_in(router.components.find("token_rows"), self._cold)
                 yield
             return
         self._turns.rows.keep_in(router.components.find("token_rows"), None)

@@ -109,6 +109,11 @@ class ColdRecords:
         self._blocks |= new
         self.num_blocks += sum(new.values())
 
+    def unlearn(self, keys: Iterable[bytes]) -> None:
+        """Count records of other routers no more."""
+        for key in keys:
+            self._uncount(key)
+
     async def note(self, content: bytes) -> None:
         """Append a note. Raises StoreError; then the next call must be for the same ``content``."""
         if self.keeps_notes:
@@ -217,12 +222,17 @@ class ColdRecords:
     def forget(self, keys: Sequence[bytes]) -> None:
         """Drop the records of ``keys``. Unknown keys are ignored."""
         for key in keys:
-            blocks = self._blocks.pop(key, 0)
-            self.num_blocks -= blocks
+            blocks = self._uncount(key)
             if blocks and self.store is not None:
                 self.store.forget(_namespace(key), _tokens(blocks))
+
+    def _uncount(self, key: bytes) -> int:
+        """Count the record of ``key`` no more, and return the number of its blocks."""
+        blocks = self._blocks.pop(key, 0)
+        self.num_blocks -= blocks
         self._freed.set()
         self._freed = anyio.Event()
+        return blocks
 
 
 async def _all_of(call: Callable[[_T], Awaitable[None]], items: Sequence[_T]) -> None:

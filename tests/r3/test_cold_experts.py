@@ -301,19 +301,3 @@ async def test_rows_are_read_while_their_session_is_deleted(
         assert (await replay.running.client.delete("/sessions/s")).status_code == 204
         assert await found.read() == "not_in_store"
         assert (await replay.retrieve(text, "s"))["routed_experts"] is None
-
-
-async def test_after_a_restart_experts_are_not_recorded_until_the_next_turn_brings_them(
-    start: Start, model: NgramModel, checkpoint: str, tmp_path: Path
-) -> None:
-    async with replaying(start, model, checkpoint, *on_disk(tmp_path)) as replay:
-        text = PROMPT + (await replay.generate(PROMPT, "s"))["text"]
-        await demoted(replay)
-        await replay.check(text, "s")
-    async with replaying(start, model, checkpoint, *on_disk(tmp_path)) as replay:
-        answer = await replay.retrieve(text, "s")
-        assert (answer["exact"], answer["routed_experts_reason"]) == (True, "not_recorded")
-        text += NEXT
-        text += (await replay.generate(text, "s"))["text"]
-        await demoted(replay)
-        await replay.check(text, "s")

@@ -67,6 +67,9 @@ class Shelf:
     def learn(self, sizes: Mapping[bytes, int]) -> None:
         """All records can be fetched anyway."""
 
+    def unlearn(self, keys: Sequence[bytes]) -> None:
+        """No record takes room."""
+
     def again(self) -> Shelf:
         """Return what another router would find now."""
         other = Shelf(wait_s=self.wait_s, stops_on_loss=self.stops_on_loss, keeps_notes=self.keeps_notes)

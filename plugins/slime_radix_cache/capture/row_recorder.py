@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from router_core.exchange import Exchange
-from slime_radix_cache.demotion.demotion import Demotion
+from slime_radix_cache.demotion.cold_trajectories import ColdTrajectories
 from slime_radix_cache.index.consumed_turns import consumed_turns
 from slime_radix_cache.index.segments import Context, Response
 from slime_radix_cache.index.trajectories import Trajectories
@@ -33,13 +33,17 @@ class RowRecorder:
         self._trajectories = trajectories
         self.store: TokenRows | None = None
 
-    def keep_in(self, store: TokenRows | None, demotion: Demotion | None) -> None:
-        """Use ``store`` from now on. It forgets responses that are gone; those that are demoted are not."""
+    def keep_in(self, store: TokenRows | None, cold: ColdTrajectories | None) -> None:
+        """Use ``store`` from now on. It forgets responses that are gone; those that are demoted are not.
+
+        ``cold``: the demoted trajectories; its notes bring ``store`` the rows of earlier runs. None: there are none.
+        """
         self.store = store
         if store is None:
             return
-        if demotion is not None:
-            demotion.gone = store.forget
+        if cold is not None and cold.demotion is not None:
+            cold.demotion.gone = store.forget
+            cold.rows.connect(store)
         else:
             self._trajectories.response_removed = store.forget
 

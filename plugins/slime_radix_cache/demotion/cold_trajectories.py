@@ -20,6 +20,7 @@ from slime_radix_cache.demotion.notes import FORMAT, RunBegun
 from slime_radix_cache.demotion.open_sessions import OpenSessions
 from slime_radix_cache.demotion.others import OtherRouters
 from slime_radix_cache.demotion.restart import restore
+from slime_radix_cache.demotion.row_notes import RowNotes
 from slime_radix_cache.demotion.saving import SegmentSaver
 from slime_radix_cache.index.segments import Response, Segment
 from slime_radix_cache.index.text_index import text_of
@@ -57,6 +58,7 @@ class ColdTrajectories:
         self._saver: SegmentSaver
         self._open: OpenSessions
         self._others: OtherRouters
+        self.rows: RowNotes
         self._news = anyio.Event()
         self._progress = anyio.Event()
         self._loads = Loads(trajectories)
@@ -89,11 +91,13 @@ class ColdTrajectories:
         self._saver = SegmentSaver(store, demotion)
         self._open = OpenSessions(self._trajectories, demotion, self._saver.writer)
         past = await restore(store, tokenizer, self._trajectories, demotion, self._saver.writer)
+        self.rows = RowNotes(demotion, self._saver.writer, past.rows)
         self._others = OtherRouters(
             store,
             self._trajectories,
             demotion,
             RunBegun(FORMAT, tokenizer),
+            self.rows,
             partial(self._saver.failed, "follow"),
         )
         self._others.open = self._trajectories.losses.open = past.open
@@ -102,16 +106,20 @@ class ColdTrajectories:
         demotion.on_notice = lambda: self._news.set()
 
     async def _close(self, store: ColdStore) -> None:
-        """Save all that is in memory, within the store's ``wait_s``."""
+        """Save all that is in memory, rows last, within the store's ``wait_s``."""
         with anyio.move_on_after(store.wait_s, shield=True) as scope:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._saver.writer.run)
                 await self._save_all()
                 self._open.end()
                 await self._saver.writer.flush()
+                await self.rows.save()
+                await self._saver.writer.flush()
                 tasks.cancel_scope.cancel()
         if scope.cancelled_caught:
-            logger.error("not all trajectories were kept within %g s: the others are lost", store.wait_s)
+            logger.error(
+                "not all that was recorded was kept within %g s: the rest is lost", store.wait_s
+            )
 
     async def _save_all(self) -> None:
         memory = self._demotion.memory

@@ -19,6 +19,7 @@ __all__ = [
     "Ended",
     "Grew",
     "Lost",
+    "Rows",
     "RunBegun",
     "Settled",
     "Unanswered",
@@ -27,7 +28,7 @@ __all__ = [
     "unpacked",
 ]
 
-FORMAT = "slime-router demoted trajectories 2"
+FORMAT = "slime-router demoted trajectories 3"
 
 
 class WrongNote(ValueError):
@@ -104,10 +105,22 @@ class Lost(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The last note of a run: nothing was in memory only when the router ended."""
+    """Nothing of the trajectories was in memory only when the router ended. Only notes about rows may follow."""
 
 
-_FRAMES = Frames((RunBegun, Demoted, Dropped, Grew, Begun, Settled, Unanswered, Lost, Ended))
+class Rows(NamedTuple):
+    """The rows ``name`` of the response with the record ``key`` are in the store. Empty key: a fact about all rows.
+
+    ``content``: plain values for the owner of the rows, see RowNotes. ``records``: keys, each with a size in bytes.
+    """
+
+    key: bytes
+    name: str
+    content: tuple[Any, ...]
+    records: tuple[tuple[bytes, int], ...]
+
+
+_FRAMES = Frames((RunBegun, Demoted, Dropped, Grew, Begun, Settled, Unanswered, Lost, Ended, Rows))
 
 
 def packed(notes: Sequence[Any]) -> bytes:

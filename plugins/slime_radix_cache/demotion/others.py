@@ -16,6 +16,7 @@ from slime_radix_cache.demotion.notes import (
     Ended,
     Grew,
     Lost,
+    Rows,
     RunBegun,
     Settled,
     Unanswered,
@@ -23,6 +24,7 @@ from slime_radix_cache.demotion.notes import (
     unpacked,
 )
 from slime_radix_cache.demotion.past import entry_of_note, mark_lost
+from slime_radix_cache.demotion.row_notes import RowNotes
 from slime_radix_cache.index.segments import Segment
 from slime_radix_cache.index.trajectories import Trajectories
 
@@ -41,12 +43,13 @@ class OtherRouters:
 
     def __init__(
         self, store: ColdStore, trajectories: Trajectories, demotion: Demotion, begun: RunBegun,
-        failed: Callable[[Exception], None],
+        rows: RowNotes, failed: Callable[[Exception], None],
     ) -> None:  # fmt: skip
         self._store = store
         self._trajectories = trajectories
         self._demotion = demotion
         self._begun = begun
+        self._rows = rows
         self._failed = failed
         self._ignored: set[bytes] = set()
         #: Segments whose parent is not known yet.
@@ -103,6 +106,8 @@ class OtherRouters:
             case Ended():
                 for session in list(self.open):
                     self._settle(session, run)  # the notes about each may be gone by now
+            case Rows():
+                self._rows.found(note)
             case Lost():
                 mark_lost(note, losses)
             case Unanswered():
@@ -119,6 +124,8 @@ class OtherRouters:
             self._demotion.lose(serial)
         elif (segment := self._demotion.memory.segments.get(serial)) is not None:
             self._take_over(segment, serial)
+        else:
+            self._demotion.gone(serial)  # its rows may be known
 
     def _take_over(self, segment: Segment, serial: int) -> None:
         """Keep a promoted ``segment`` that the store does not have any more, if something here continues it."""

@@ -17,6 +17,7 @@ from slime_radix_cache.demotion.notes import (
     Ended,
     Grew,
     Lost,
+    Rows,
     RunBegun,
     Settled,
     Unanswered,
@@ -39,7 +40,7 @@ class Past:
 
     ``segments``: by key, in the order of their first notes. A session that was open at the end of a run is lost, and so
     is something without a session, unless the run says that it has ended. ``is_shared``: other routers may write notes
-    now, so ``open`` has such sessions, with the runs in which they are open, instead.
+    now, so ``open`` has such sessions, with the runs in which they are open, instead. ``rows``: latest run first.
     """
 
     def __init__(self, notes: Sequence[StoredNote], tokenizer: str, *, is_shared: bool = False) -> None:
@@ -48,6 +49,8 @@ class Past:
         self.lost: dict[Lost, None] = {}
         self.unanswered: set[str] = set()
         self.open: dict[str, set[bytes]] = {}
+        #: By response, name and run; without other routers, a later run knows what the earlier ones have noted.
+        self._rows: dict[tuple[bytes, str, bytes], Rows] = {}
         self._is_shared = is_shared
         self._begun = RunBegun(FORMAT, tokenizer)
         #: Keys that are never used again. With several routers, the note about a record may be read after its end.
@@ -56,6 +59,7 @@ class Past:
             self._read_run(run, each)
         #: Those whose segments the notes still have. A log that :meth:`again` does not replace may have them.
         self._still_noted = [key for key in self._dropped if self.segments.pop(key, None) is not None]
+        self.rows = [note for note in reversed(self._rows.values()) if self._are_needed(note)]
 
     def _read_run(self, run: bytes, notes: Iterable[StoredNote]) -> None:
         open_sessions: set[str] = set()
@@ -67,6 +71,9 @@ class Past:
                         is_begun = note == self._begun
                     if not is_begun:
                         raise WrongNote(f"wanted notes of {self._begun}, got {note}")
+                    if isinstance(note, Rows):
+                        self._rows[note.key, note.name, run if self._is_shared else b""] = note
+                        continue
                     has_ended = isinstance(note, Ended)
                     self._take(note, open_sessions)
             except WrongNote as wrong:
@@ -99,12 +106,23 @@ class Past:
             case Lost():
                 self.lost[note] = None
 
+    def _are_needed(self, note: Rows) -> bool:
+        """Return True if the response of ``note`` is there, or another router may note it later."""
+        may_come = self._is_shared and note.key not in self._dropped
+        return not note.key or note.key in self.segments or may_come
+
+    @property
+    def sizes(self) -> dict[bytes, int]:
+        """Sizes of the records, in bytes, by key. With other routers, those of rows are not known to be needed here."""
+        rows = [] if self._is_shared else self.rows
+        sizes = {key: size for note in rows for key, size in note.records}
+        return sizes | {key: note.size for key, note in self.segments.items()}
+
     def again(self) -> Iterator[bytes]:
         """Yield notes that say the same, also beside the notes of other logs."""
         dropped = map(Dropped, self._still_noted)
-        rest = iter(
-            [self._begun, *self.segments.values(), *dropped, *self._grown(), *self.lost, *self._unanswered()]
-        )
+        known = [*self.segments.values(), *dropped, *self._grown(), *self.rows, *self.lost, *self._unanswered()]
+        rest = iter([self._begun, *known])
         while some := list(islice(rest, _TOGETHER)):
             yield packed(some)
 

@@ -29,8 +29,9 @@ async def restore(
     past = Past(notes, tokenizer, is_shared=store.is_shared)
     # All of a run may be deleted, but for what continues it.
     named = [key for each in past.segments.values() for key in (each.key, each.parent) if key]
+    named += [note.key for note in past.rows if note.key]
     demotion.runs.begin(named, store.run)
-    gone = set(await store.adopt({key: note.size for key, note in past.segments.items()}))
+    gone = set(await store.adopt(past.sizes))
     await store.replace_notes(past.again())
     await store.shorten_notes(notes, shortened)
     await _begin(store, RunBegun(FORMAT, tokenizer))

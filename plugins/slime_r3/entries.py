@@ -1,0 +1,64 @@
+"""The rows of one turn, as they are known and as a note about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Self
+
+from slime_r3.pieces import Piece, StoredAs
+
+__all__ = ["Entry"]
+
+#: Number of records, rows in each, length, row size and type of a piece.
+_Told = tuple[int, int, int, int, str]
+#: The head and the own pieces.
+_Content = tuple[_Told | None, tuple[_Told, ...] | None]
+
+
+class Entry(NamedTuple):
+    """Rows of one turn; None where no answer told them. ``own`` may lack rows at its end."""
+
+    head: Piece | None
+    own: tuple[Piece, ...] | None
+
+    @classmethod
+    def of_note(
+        cls, content: tuple[Any, ...], records: Sequence[tuple[bytes, int]], piece_of: Callable[..., Piece]
+    ) -> Self:
+        """Return the entry that :meth:`note` describes. ``piece_of``: see Piece.stored."""
+        head, own = content
+        keys: Iterator[bytes] = (key for key, _ in records)
+
+        def piece(told: _Told) -> Piece:
+            number, rows, length, size, dtype = told
+            return piece_of(length, size, dtype, StoredAs(tuple(next(keys) for _ in range(number)), rows))
+
+        first = piece(head) if head is not None else None
+        return cls(first, tuple(map(piece, own)) if own is not None else None)
+
+    def note(self) -> tuple[_Content, list[tuple[bytes, int]]]:
+        """Return what a note says of rows that are all in the store, and their records. See RowNotes."""
+        head = _told(self.head) if self.head is not None else None
+        own = tuple(map(_told, self.own)) if self.own is not None else None
+        return (head, own), [record for piece in self.pieces for record in piece.record_sizes]
+
+    @property
+    def length(self) -> int:
+        """Number of known rows."""
+        return sum(piece.length for piece in self.pieces)
+
+    @property
+    def own_length(self) -> int:
+        return sum(piece.length for piece in self.own or ())
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        return (*((self.head,) if self.head is not None else ()), *(self.own or ()))
+
+    def has_own(self, length: int) -> bool:
+        """Return True if the head and the first ``length`` own rows are known."""
+        return self.head is not None and self.own is not None and self.own_length >= length
+
+
+def _told(piece: Piece) -> _Told:
+    return len(piece.records.keys), piece.records.rows, piece.length, piece.size, piece.dtype.str

@@ -1,0 +1,52 @@
+"""The size of a row by what answers say, while nobody says its shape."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from slime_r3 import reasons
+
+__all__ = ["RowSize"]
+
+
+class RowSize(NamedTuple):
+    """``size``: values in a row of the first answer, which had ``first_rows`` rows; None before it.
+
+    ``is_confirmed``: an answer with another number of rows agrees. ``is_contradicted``: an answer does not.
+    ``layers``: by an answer.
+    """
+
+    size: int | None = None
+    first_rows: int = 0
+    is_confirmed: bool = False
+    is_contradicted: bool = False
+    layers: int | None = None
+
+    def with_answer(self, size: int, count: int) -> RowSize:
+        """Return this with an answer of ``count`` rows of ``size`` values."""
+        if self.size is None:
+            return self._replace(size=size, first_rows=count)
+        confirms = size == self.size and count != self.first_rows
+        return self._replace(
+            is_confirmed=self.is_confirmed or confirms,
+            is_contradicted=self.is_contradicted or size != self.size,
+        )
+
+    def with_answers(self, other: RowSize) -> RowSize:
+        """Return this with the answers of ``other``, which has at least one."""
+        assert other.size is not None  # narrowing: it has an answer
+        if self.size is None:
+            return other
+        both = self.with_answer(other.size, other.first_rows)
+        return both._replace(
+            is_confirmed=both.is_confirmed or other.is_confirmed,
+            is_contradicted=both.is_contradicted or other.is_contradicted,
+            layers=self.layers or other.layers,
+        )
+
+    @property
+    def doubt(self) -> str | None:
+        """The reason why the size is not believed; None if it is."""
+        if self.is_contradicted:
+            return reasons.SIZES_DISAGREE
+        return None if self.is_confirmed else reasons.SHAPE_UNKNOWN

@@ -1,0 +1,63 @@
+"""Notes about rows in the store, which another plugin owns."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from slime_radix_cache.demotion.demotion import Demotion
+from slime_radix_cache.demotion.note_writer import NoteWriter
+from slime_radix_cache.demotion.notes import Rows
+
+if TYPE_CHECKING:
+    from slime_radix_cache.contracts import TokenRows
+
+__all__ = ["RowNotes"]
+
+
+class RowNotes:
+    """Writes the notes of the component ``"token_rows"``, and tells it those of others. ``past``: of earlier runs.
+
+    The identity of a response is its serial here, and the key of its record in a note.
+    """
+
+    def __init__(self, demotion: Demotion, writer: NoteWriter, past: Iterable[Rows]) -> None:
+        self._demotion = demotion
+        self._writer = writer
+        self._past = list(past)
+        self._owner: TokenRows | None = None
+
+    def connect(self, owner: TokenRows) -> None:
+        """Let ``owner`` know what earlier runs have noted, and note what it adds."""
+        self._owner = owner
+        for note in self._past:
+            self.found(note)
+        self._past.clear()
+        owner.note_in(self)
+
+    def add(
+        self, response: Hashable, name: str, content: tuple[Any, ...], records: Sequence[tuple[bytes, int]]
+    ) -> None:
+        """See slime_radix_cache.contracts.RowNotes."""
+        assert response is None or isinstance(response, int)  # narrowing: with a store, it is a serial
+        key = self._demotion.runs.key(response) if response is not None else b""
+        self._writer.add(Rows(key, name, content, tuple(records)))
+
+    def found(self, note: Rows) -> None:
+        """Tell the owner of the rows in ``note``, unless their response is gone for good."""
+        if self._owner is None:
+            return
+        if not note.key:
+            self._owner.restore(None, note.name, note.content, note.records)
+            return
+        demotion, runs = self._demotion, self._demotion.runs
+        runs.add(note.key)
+        serial = runs.serial(note.key)
+        # A segment of another run may be noted after its rows, one of this run is always known.
+        if serial not in demotion.dropped and (demotion.has(serial) or not runs.is_own(serial)):
+            self._owner.restore(serial, note.name, note.content, note.records)
+
+    async def save(self) -> None:
+        """Put all rows into the store. Raises the owner's error if that fails, and the store says that it must not."""
+        if self._owner is not None:
+            await self._owner.save()
