@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import numpy as np
@@ -118,3 +119,74 @@ async def test_router_stops_if_the_store_says_so() -> None:
     turns.add([turn("a")], ROWS, 0)
     with pytest.raises(RowsLost, match="--store-on-loss mark"):
         await ColdRows(turns).run(shelf)
+
+
+@asynccontextmanager
+async def noted(*names: str, short: int = 0) -> AsyncIterator[tuple[ColdRows, dict[Any, Any]]]:
+    """The notes about stored rows of turns, and a reader. ``short``: own rows that are not known at first."""
+    turns, shelf, notes = TurnRows(1), Shelf(), dict[Any, Any]()
+    turns.on_stored = lambda response, entry: notes.setdefault(response, []).append(entry.note())
+    async with moving(turns, shelf) as cold:
+        for name in names:
+            turns.add([turn(name)], ROWS[: len(ROWS) - short], 0)
+            await until(lambda: not turns.size_bytes)
+        if short:
+            turns.add([turn(names[0])], ROWS, 0)
+            await until(lambda: not turns.size_bytes)
+        yield cold, notes
+
+
+async def test_turns_share_a_prompt_by_their_notes_too() -> None:
+    async with noted("a", "b") as (cold, notes):
+        turns, forgotten = TurnRows(1), list[bytes]()
+        turns.forget_records = forgotten.extend
+        for name in ("a", "b", "a"):  # the note of another router may be read again
+            turns.restore(name, *notes[name][-1])
+            assert await read(turns, cold, name) == ROWS.tolist()
+        assert turns.stored_bytes == ROWS.nbytes + ROWS[SHARED:].nbytes
+        turns.forget("a")
+        assert len(forgotten) == 1
+        assert await read(turns, cold, "b") == ROWS.tolist()
+        turns.forget("b")
+        records = {key for name in ("a", "b") for key, _ in notes[name][-1][1]}
+        assert sorted(forgotten) == sorted(records)
+        assert turns.stored_bytes == 0
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (1,), (0, 1, 0)])
+async def test_note_with_more_rows_wins(order: tuple[int, ...]) -> None:
+    async with noted("a", short=1) as (cold, notes):
+        turns, forgotten = TurnRows(1), list[bytes]()
+        turns.forget_records = forgotten.extend
+        for number in order:
+            turns.restore("a", *notes["a"][number])
+        assert await read(turns, cold, "a") == ROWS.tolist()
+        assert (turns.stored_bytes, forgotten) == (ROWS.nbytes, [])
+
+
+async def test_rows_in_memory_stay_unless_the_store_has_more() -> None:
+    async with noted("a") as (cold, notes):
+        for missing in (0, 1):
+            turns = TurnRows(0)
+            turns.add([turn("a")], ROWS[: len(ROWS) - missing], 0)
+            size = turns.size_bytes
+            turns.restore("a", *notes["a"][0])
+            assert (turns.size_bytes, turns.stored_bytes) == ((0, ROWS.nbytes) if missing else (size, 0))
+            assert not missing or not turns.overdue(1, all_must_go=True)
+            assert await read(turns, cold, "a") == ROWS.tolist()
+
+
+async def test_shared_store_keeps_what_another_run_has_written() -> None:
+    async with noted("a") as (_, notes):
+        turns, shelf = TurnRows(1), Shelf()
+        shelf.is_shared = True
+        async with moving(turns, shelf):
+            keys = [key for key, _ in notes["a"][0][1]]
+            shelf.records = dict.fromkeys(keys, b"")
+            turns.restore("a", *notes["a"][0])
+            turns.add([turn("b")], ROWS, 0)
+            await until(lambda: not turns.size_bytes)
+            assert len(shelf.records) == 4  # a prompt of another run is not shared
+            turns.forget("a")
+            turns.forget("b")
+            assert [*shelf.records] == keys

@@ -8,12 +8,14 @@ What is told as exact must be right; everything else must be said.
 from __future__ import annotations
 
 import random
+import shutil
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import httpx
 import orjson
 import pytest
 
@@ -148,6 +150,16 @@ class Conversations:
             for text in texts:
                 self.check_record(await self.replay.retrieve(text, name))
 
+    async def found(self, client: httpx.AsyncClient) -> list[Any]:
+        """By the router of ``client``, the experts of each text, and why there are none."""
+        answers = []
+        for name, texts in self.texts.items():
+            for text in texts:
+                body = {"text": text, "session_id": name, "return_routed_experts": True}
+                answer = (await client.post("/retrieve_from_text", json=body)).json()
+                answers.append((answer["tokens"], answer["routed_experts"], answer["routed_experts_reason"]))
+        return answers
+
     def check_record(self, record: dict[str, Any]) -> None:
         reason = record["routed_experts_reason"]
         self.told[reason] += 1
@@ -218,3 +230,26 @@ async def test_exact_experts_are_right_and_the_others_are_said(
         stats = (await replay.running.client.get("/cache_stats")).json()
         assert stats["aborts"]["resumed"]
         assert bool(stats["token_rows"]["routed_experts"]["stored_bytes"]) is is_cold
+        if is_cold:
+            await check_after_a_kill(start, conversations, checkpoint, flags, tmp_path)
+
+
+async def check_after_a_kill(
+    start: Start, conversations: Conversations, checkpoint: str, flags: list[str], path: Path
+) -> None:
+    """Another router that begins with what is on the disk knows the same experts."""
+    replay = conversations.replay
+    cold, rows = (replay.running.router.components.get(name) for name in ("ownership", "token_rows"))
+    await until(lambda: not cold._trajectories.overdue(1))
+    await until(lambda: not any(one["bytes"] for one in rows.as_dict().values()))
+    await cold._saver.writer.flush()
+    shutil.copytree(path / "disk", path / "copy")
+    before = await conversations.found(replay.running.client)
+    flags = [str(path / "copy") if flag == str(path / "disk") else flag for flag in flags]
+    flags += ["--plugin", "radix_cache", "--plugin", "r3", "--hf-checkpoint", checkpoint]
+    async with start(*flags, "--worker-urls", *replay.urls) as running:
+        await until(lambda: running.router.pool.healthy == 2)
+        after = await conversations.found(running.client)
+    for (tokens, experts, reason), found in zip(before, after, strict=True):
+        assert found[:2] == (tokens, experts)
+        assert found[2] in (reason, "not_recorded" if reason is not None else None)
