@@ -65,6 +65,7 @@ PARTS = {
     "slime_openai": ("errors", "requests", "parsing", "responses", "prompts"),
     "slime_radix_cache": (
         *(
+            "row_contracts",
             "contracts",
             "cold_store",
             "tally",

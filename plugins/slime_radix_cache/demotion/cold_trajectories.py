@@ -12,9 +12,10 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from router_core.errors import HTTPError, StartupError
+from router_core.errors import StartupError
 from slime_radix_cache.cold_store import ColdStore
 from slime_radix_cache.demotion.demotion import Demotion
+from slime_radix_cache.demotion.errors import StoreFailed
 from slime_radix_cache.demotion.loads import Loads
 from slime_radix_cache.demotion.notes import FORMAT, RunBegun
 from slime_radix_cache.demotion.open_sessions import OpenSessions
@@ -36,12 +37,6 @@ _AT_ONCE = 1024
 #: Bytes that are written to the store at once.
 _BATCH_BYTES = 4 << 20
 _NOT_KEPT = "not_kept"
-
-
-class StoreFailed(HTTPError):
-    """Demoted trajectories cannot be read from their store now."""
-
-    status, type, code = 503, "service_unavailable", "STORE_FAILED"
 
 
 class ColdTrajectories:
@@ -117,9 +112,7 @@ class ColdTrajectories:
                 await self._saver.writer.flush()
                 tasks.cancel_scope.cancel()
         if scope.cancelled_caught:
-            logger.error(
-                "not all that was recorded was kept within %g s: the rest is lost", store.wait_s
-            )
+            logger.error("not all that was recorded was kept within %g s: the rest is lost", store.wait_s)
 
     async def _save_all(self) -> None:
         memory = self._demotion.memory
