@@ -71,6 +71,7 @@ class ColdRows:
         self._next = 0
         self._news = anyio.Event()
         self._progress = anyio.Event()
+        self._line = anyio.Lock()
         self._has_failed = False
 
     async def run(self, store: RecordStore) -> None:
@@ -80,7 +81,8 @@ class ColdRows:
         self._turns.on_full = lambda: self._news.set()
         while True:
             while turns := self._turns.overdue(_BATCH_BYTES):
-                await self._move(store, turns)
+                if not await self._move(store, turns):
+                    self._drop(store, turns)
                 self._progress.set()
                 self._progress = anyio.Event()
                 await anyio.lowlevel.checkpoint()
@@ -91,7 +93,14 @@ class ColdRows:
         """Move all rows to the store, after the end of :meth:`run`. Raises RowsLost if the store says so."""
         if self._store is not None:
             while turns := self._turns.overdue(_BATCH_BYTES, all_must_go=True):
-                await self._move(self._store, turns)
+                if not await self._move(self._store, turns):
+                    self._drop(self._store, turns)
+
+    async def save_of(self, turns: Sequence[Hashable]) -> None:
+        """Move the rows of ``turns`` to the store. They stay in memory if its ``wait_s`` is too short."""
+        turns = [turn for turn in turns if self._turns.in_memory(turn)]
+        if self._store is not None and turns:
+            await self._move(self._store, turns)
 
     async def room(self) -> None:
         """Wait while memory has much too many rows, at most the store's ``wait_s``."""
@@ -100,8 +109,12 @@ class ColdRows:
                 while self._turns.is_crowded:
                     await self._progress.wait()
 
-    async def _move(self, store: RecordStore, turns: list[Hashable]) -> None:
-        """Move the rows of ``turns`` to ``store``; drop them if its ``wait_s`` is too short."""
+    async def _move(self, store: RecordStore, turns: Sequence[Hashable]) -> bool:
+        """Move the rows of ``turns`` to ``store``. Returns False if its ``wait_s`` was too short."""
+        async with self._line:  # no piece is moved twice
+            return await self._move_next(store, turns)
+
+    async def _move_next(self, store: RecordStore, turns: Sequence[Hashable]) -> bool:
         found = dict.fromkeys(piece for turn in turns for piece in self._turns.in_memory(turn))
         pieces = {piece: self._new_records(piece) for piece in found}
         are_kept = False
@@ -113,11 +126,19 @@ class ColdRows:
                     self._turns.note_stored(piece, records)
                 else:
                     self._forget(records.keys)
-        for turn in turns:
-            if are_kept:
+        if are_kept:
+            for turn in turns:
                 self._turns.leave(turn)
-            else:
-                self._turns.drop_unstored(turn, reasons.NOT_KEPT)
+        return are_kept
+
+    def _drop(self, store: RecordStore, turns: Sequence[Hashable]) -> None:
+        """Drop the rows of ``turns``, which could not be kept. Raises RowsLost instead if the store says so."""
+        message = f"the rows of {len(turns)} answers could not be kept within {store.wait_s:g} s"
+        if store.stops_on_loss:
+            raise RowsLost(f"{message}; --store-on-loss mark lets the router go on without them")
+        logger.error("%s: they are dropped", message)
+        for turn in turns:
+            self._turns.drop_unstored(turn, reasons.NOT_KEPT)
 
     def _new_records(self, piece: Piece) -> StoredAs:
         rows = max(1, _RECORD_BYTES // max(1, piece.row_bytes))
@@ -163,10 +184,6 @@ class ColdRows:
                     self._has_failed = True
                 await anyio.sleep(pause)
                 pause = min(2 * pause, _MAX_PAUSE_S)
-        message = f"the rows of {len(records)} records could not be kept within {store.wait_s:g} s"
-        if store.stops_on_loss:
-            raise RowsLost(f"{message}; --store-on-loss mark lets the router go on without them")
-        logger.error("%s: they are dropped", message)
         return False
 
     async def read(self, parts: list[Part]) -> IntArray | str:
@@ -214,8 +231,7 @@ class ColdRows:
 
     def _forget(self, keys: Sequence[bytes]) -> None:
         """Delete the records of ``keys``, unless another router may need them."""
-        if self._store is None:
-            return
+        assert self._store is not None  # narrowing: it has them
         if self._store.is_shared:
             self._store.unlearn([key for key in keys if not key.startswith(self._prefix)])
             keys = [key for key in keys if key.startswith(self._prefix)]

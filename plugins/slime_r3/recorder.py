@@ -93,6 +93,11 @@ class Recorder:
         """See TokenRows."""
         self._rows[name].restore(response, content, records)
 
+    async def save_of(self, responses: Sequence[Hashable]) -> None:
+        """See TokenRows."""
+        for rows in self._rows.values():
+            await rows.cold.save_of(responses)
+
     async def save(self) -> None:
         """See TokenRows."""
         for rows in self._rows.values():

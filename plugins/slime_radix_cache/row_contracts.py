@@ -98,6 +98,9 @@ class TokenRows(Protocol):
         Rows that are known stay, unless the note has more.
         """
 
+    async def save_of(self, responses: Sequence[Hashable]) -> None:
+        """Put the rows of ``responses``, which are about to be demoted, into the store; they stay if that fails."""
+
     async def save(self) -> None:
         """Put all rows into the store. This is the last call."""
 

@@ -190,3 +190,34 @@ async def test_shared_store_keeps_what_another_run_has_written() -> None:
             turns.forget("a")
             turns.forget("b")
             assert [*shelf.records] == keys
+
+
+async def test_rows_are_moved_with_their_tokens() -> None:
+    """At the same time as rows that memory has no room for; what the store refuses stays in memory."""
+    turns, shelf = TurnRows(2 * ROWS.nbytes), Shelf(wait_s=0.05)
+    async with moving(turns, shelf) as cold, anyio.create_task_group() as tasks:
+        for name in ("a", "b", "c"):
+            turns.add([turn(name)], ROWS + np.uint8(len(turns)), 0)
+        for _ in range(2):
+            tasks.start_soon(cold.save_of, ["a", "c", "no such turn"])
+        await until(lambda: [bool(turns.in_memory(name)) for name in ("a", "b", "c")] == [False, True, False])
+        assert sum(map(len, shelf.records.values())) == turns.stored_bytes == 2 * ROWS.nbytes
+        shelf.refuses = True
+        await cold.save_of(["b"])
+        for place, name in enumerate(("a", "b", "c")):
+            assert await read(turns, cold, name) == (ROWS + np.uint8(place)).tolist()
+
+
+async def test_rows_are_saved_at_the_end_if_the_router_had_begun() -> None:
+    turns, shelf = TurnRows(0), Shelf(wait_s=0.05)
+    turns.add([turn("a")], ROWS, 0)
+    await ColdRows(turns).save()
+    await ColdRows(turns).save_of(["a"])
+    assert turns.size_bytes == ROWS.nbytes
+    async with moving(turns, shelf) as cold:
+        await cold.save()
+        assert (turns.size_bytes, turns.stored_bytes) == (0, ROWS.nbytes)
+        shelf.refuses = True
+        turns.add([turn("b")], ROWS, 0)
+        await cold.save()
+        assert await read(turns, cold, "b") == "not_kept"

@@ -86,7 +86,7 @@ class ColdTrajectories:
         self._saver = SegmentSaver(store, demotion)
         self._open = OpenSessions(self._trajectories, demotion, self._saver.writer)
         past = await restore(store, tokenizer, self._trajectories, demotion, self._saver.writer)
-        self.rows = RowNotes(demotion, self._saver.writer, past.rows)
+        self.rows = RowNotes(store, demotion, self._saver.writer, past.rows)
         self._others = OtherRouters(
             store,
             self._trajectories,
@@ -109,7 +109,6 @@ class ColdTrajectories:
                 self._open.end()
                 await self._saver.writer.flush()
                 await self.rows.save()
-                await self._saver.writer.flush()
                 tasks.cancel_scope.cancel()
         if scope.cancelled_caught:
             logger.error("not all that was recorded was kept within %g s: the rest is lost", store.wait_s)
@@ -149,6 +148,7 @@ class ColdTrajectories:
             for segment, _ in batch:
                 if demotion.may_go(segment) and not demotion.memory.is_saved(segment):
                     self._trajectories.evict(segment, _NOT_KEPT)
+        await self.rows.save_of(segment for segment, _ in batch)
         sessions = {segment.session for segment, _ in batch if isinstance(segment, Response)}
         for segment, reason in batch:
             demotion.demote(segment, reason)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from slime_radix_cache.cold_store import ColdStore
 from slime_radix_cache.demotion.demotion import Demotion
 from slime_radix_cache.demotion.note_writer import NoteWriter
 from slime_radix_cache.demotion.notes import Rows
+from slime_radix_cache.index.segments import Segment
 
 if TYPE_CHECKING:
     from slime_radix_cache.contracts import TokenRows
@@ -21,7 +23,10 @@ class RowNotes:
     The identity of a response is its serial here, and the key of its record in a note.
     """
 
-    def __init__(self, demotion: Demotion, writer: NoteWriter, past: Iterable[Rows]) -> None:
+    def __init__(
+        self, store: ColdStore, demotion: Demotion, writer: NoteWriter, past: Iterable[Rows]
+    ) -> None:
+        self._store = store
         self._demotion = demotion
         self._writer = writer
         self._past = list(past)
@@ -58,6 +63,23 @@ class RowNotes:
             self._owner.restore(serial, note.name, note.content, note.records)
 
     async def save(self) -> None:
-        """Put all rows into the store. Raises the owner's error if that fails, and the store says that it must not."""
+        """Put all rows into the store, and note that. Raises the owner's error if that must not fail."""
         if self._owner is not None:
             await self._owner.save()
+            await self._writer.flush()
+
+    async def save_of(self, segments: Iterable[Segment]) -> None:
+        """Put the rows of saved ``segments``, and of those before them, into a store that outlives the router.
+
+        They are noted when the call returns, unless the store takes too long. O(segments and those before them).
+        """
+        if self._owner is None or not self._store.keeps_notes:
+            return
+        memory, found = self._demotion.memory, dict[Segment, None]()
+        here: Segment | None
+        for here in segments:
+            while here is not None and here not in found:
+                found[here] = None
+                here = here.parent
+        await self._owner.save_of([memory.serials[one] for one in found if memory.is_saved(one)])
+        await self._writer.flush()

@@ -43,6 +43,10 @@ class Owner:
         self._run.shelf.records[RECORD[0]] = bytes(RECORD[1])
         self.notes.add(response, "experts", content, [RECORD])
 
+    async def save_of(self, responses: Sequence[Hashable]) -> None:
+        for response in responses:
+            self.add(response, ("demoted",))
+
     async def save(self) -> None:
         for response, content in self._at_the_end:
             self.add(response, content)
