@@ -151,13 +151,12 @@ class Conversations:
                 self.check_record(await self.replay.retrieve(text, name))
 
     async def found(self, client: httpx.AsyncClient) -> list[Any]:
-        """By the router of ``client``, the experts of each text, and why there are none."""
+        """By the router of ``client``, the experts of each leaf, and why there are none."""
         answers = []
-        for name, texts in self.texts.items():
-            for text in texts:
-                body = {"text": text, "session_id": name, "return_routed_experts": True}
-                answer = (await client.post("/retrieve_from_text", json=body)).json()
-                answers.append((answer["tokens"], answer["routed_experts"], answer["routed_experts_reason"]))
+        for name in self.texts:
+            path = f"/trajectories/{name}?return_routed_experts=true"
+            for leaf in (await client.get(path)).json().get("trajectories", ()):
+                answers.append((leaf["tokens"], leaf["routed_experts"], leaf["routed_experts_reason"]))
         return answers
 
     def check_record(self, record: dict[str, Any]) -> None:

@@ -139,7 +139,7 @@ async def test_rows_may_be_noted_and_forgotten_before_their_response_is_known() 
 
 
 def left_now(run: Run) -> Shelf:
-    """What a further router with the same store finds now."""
+    """Return the store as a further router finds it now."""
     other = run.shelf.again()
     other.written.sort(key=lambda note: note.run)
     other.is_shared = True
