@@ -121,7 +121,14 @@ class Past:
     def again(self) -> Iterator[bytes]:
         """Yield notes that say the same, also beside the notes of other logs."""
         dropped = map(Dropped, self._still_noted)
-        known = [*self.segments.values(), *dropped, *self._grown(), *self.rows, *self.lost, *self._unanswered()]
+        known = [
+            *self.segments.values(),
+            *dropped,
+            *self._grown(),
+            *self.rows,
+            *self.lost,
+            *self._unanswered(),
+        ]
         rest = iter([self._begun, *known])
         while some := list(islice(rest, _TOGETHER)):
             yield packed(some)
