@@ -1,7 +1,8 @@
-"""Protection of a router without keys from web pages: programs on its machine may use it, web pages may not.
+"""Protection of a router without keys from the web pages of other sites.
 
 A page of any site can send requests to 127.0.0.1 without reading the answers (an image, a form, ``fetch`` with
-``no-cors``). The page can read them if the site's own name resolves to 127.0.0.1 (DNS rebinding).
+``no-cors``). Control calls of such a page are refused; its generations are not. The page can read the answers if the
+site's own name resolves to 127.0.0.1 (DNS rebinding). So a router on loopback refuses requests with such a ``Host``.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from slime_auth.addresses import is_loopback
 
 __all__ = ["Pages", "UnsupportedMediaType"]
 
-#: Values of ``Sec-Fetch-Site`` in requests that no other site has sent; empty: no such header.
+#: Values of ``Sec-Fetch-Site`` in requests that do not come from another site; empty: there is no such header.
 _OWN_SITES = (b"", b"none", b"same-origin")
-#: Accepted values of ``Host`` that are cached, since parsing an address takes microseconds.
+#: Most accepted values of ``Host`` in the cache. Parsing an address takes microseconds.
 _SEEN = 64
 #: Content types that a page can send without a preflight (Fetch standard, "CORS-safelisted request-header").
 _ANY_PAGES = (b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data")
@@ -32,7 +33,7 @@ class UnsupportedMediaType(HTTPError):
 
 
 class Pages:
-    """Refuses requests of other sites' web pages to a router without keys.
+    """Refuses control calls of other sites' web pages to a router without keys; on loopback, any foreign ``Host``.
 
     ``needed`` returns the level that a request needs. ``host``: the address that the router listens on. ``origins``:
     the sites that ``--cors-allowed-origins`` names; ``*``: all.
@@ -62,8 +63,8 @@ class Pages:
         if self._on_loopback and host not in self._seen and not self._is_here(host):
             shown = host.decode("latin-1")
             return Forbidden(
-                f"Host: {shown} is no name of this machine. A router on loopback without keys accepts localhost and"
-                " IP addresses; set --api-key, or name the site by --cors-allowed-origins"
+                f"Host: wanted localhost or an IP address, got {shown}: a router on loopback without keys refuses other"
+                " names; set --api-key, or name the site by --cors-allowed-origins"
             )
         is_foreign = site not in _OWN_SITES if not origin else not self._is_known(origin, scope, host)
         is_odd = self._on_loopback and kind in _ANY_PAGES
@@ -76,12 +77,12 @@ class Pages:
             )
         return UnsupportedMediaType(
             f"wanted Content-Type: application/json, got {kind.decode()}, which any web page can send."
-            f" {scope['method']} {scope['raw_path'][:200].decode('latin-1')} needs it, as control calls and unknown"
-            " paths do: check the path; with curl, add -H 'Content-Type: application/json'"
+            f" {scope['method']} {scope['raw_path'][:200].decode('latin-1')} is a control call or an unknown path, and"
+            " these need application/json: check the path; with curl, add -H 'Content-Type: application/json'"
         )
 
     def _is_here(self, value: bytes) -> bool:
-        """Return True for a ``Host`` of an allowed site, or one that no other site's DNS can point to this machine."""
+        """Return True for the ``Host`` of an allowed site, and for one that another site's DNS cannot provide."""
         host = value.decode("latin-1").lower()
         host = host.partition("]")[0][1:] if host.startswith("[") else host.partition(":")[0]
         is_here = host in self._hosts or host.endswith(".localhost") or _is_address(host)

@@ -76,7 +76,7 @@ async def test_a_wrong_content_type_is_told_with_its_cure(start: Start, path: st
         refused = await running.client.post(path, headers={"content-type": "text/plain"}, content=b"{}")
         message = refused.json()["error"]["message"]
         assert message.startswith("wanted Content-Type: application/json, got text/plain")
-        assert f"POST {path} needs it" in message
+        assert f"POST {path} is a control call or an unknown path" in message
         assert "-H 'Content-Type: application/json'" in message
 
 
