@@ -82,7 +82,7 @@ class AccessLog:
             return ()
         return tuple(name.encode() for name in DEFAULT_HEADERS)
 
-    @hookimpl(trylast=True)  # innermost: it sees each attempt, and its worker
+    @hookimpl(trylast=True)  # among the innermost: it sees each attempt, and its worker
     def sender(self, inner: Sender, router: Router) -> Sender:
         return NotingSender(inner, self._current, router.pool)
 

@@ -78,7 +78,7 @@ class Tracing:
     def asgi_middleware(self, app: ASGIApp, router: Router) -> ASGIApp:
         return Traced(app, self._tracer, self._current, [pattern for pattern, _ in router.own_paths])
 
-    @hookimpl(trylast=True)  # innermost: it sees each attempt, and its worker
+    @hookimpl(trylast=True)  # among the innermost: it sees each attempt, and its worker
     def sender(self, inner: Sender) -> Sender:
         return TracingSender(inner, self._tracer, self._current, self._end)
 

@@ -108,7 +108,7 @@ class Policies:
     def select_worker(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
         return self.policy(exchange, workers)
 
-    @hookimpl(trylast=True)  # the innermost: it sees each attempt at a worker
+    @hookimpl(trylast=True)  # among the innermost: it sees each attempt at a worker
     def sender(self, inner: Sender) -> Sender:
         load = _load_of(self.policy)
         return inner if load is None else Counting(inner, lambda worker: load)
@@ -164,7 +164,7 @@ class PairPolicies:
     def select_worker(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
         return self.policies[workers[0].server.worker_type](exchange, workers)
 
-    @hookimpl(trylast=True)  # the innermost: it sees each attempt at a worker
+    @hookimpl(trylast=True)  # among the innermost: it sees each attempt at a worker
     def sender(self, inner: Sender) -> Sender:
         loads = {kind: _load_of(policy) for kind, policy in self.policies.items()}
         if any(load is not None for load in loads.values()):

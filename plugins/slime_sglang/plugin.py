@@ -68,7 +68,7 @@ class SGLang:
         self._introduction = Introduction(router, counts_ranks=self._counts_ranks)
         router.components.register("introduction", self._introduction)
 
-    @hookimpl(trylast=True)  # innermost: the rank is written just before the proxy
+    @hookimpl(trylast=True)  # among the innermost: it writes the rank for each attempt
     def sender(self, inner: Sender) -> Sender:
         some = self._counts_ranks or self._ranks > 1
         return Ranks(inner, in_header=self._ranks > 1) if some else inner
