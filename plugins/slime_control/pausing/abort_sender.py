@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 from collections import defaultdict
@@ -22,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 _DEADLINE_S = 10.0
 _SETTLED_S = 2.0
-#: Most aborts in flight at a worker. A worker that answers none must not take all connections.
+#: Most aborts in flight at a worker: one that does not answer must not take all connections.
 _AT_ONCE = 64
 _MAX_ANSWER_BYTES = 1 << 16
 
@@ -31,7 +30,7 @@ _MAX_ANSWER_BYTES = 1 << 16
 class _Abort:
     worker: Worker
     rid: str
-    over: asyncio.Event = field(default_factory=asyncio.Event)  # anyio's cannot be made outside a task
+    over: anyio.Event = field(default_factory=anyio.Event)
 
 
 class AbortSender:
@@ -42,20 +41,20 @@ class AbortSender:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._unwanted, self._to_end = anyio.create_memory_object_stream[_Abort](math.inf)
+        self._aborts_in, self._aborts_out = anyio.create_memory_object_stream[_Abort](math.inf)
         self._under_way: dict[Worker, set[_Abort]] = defaultdict(set)
-        #: By the worker's URL. A limiter is dropped with the last abort that uses it.
+        #: Limiters by the worker's URL. A limiter is dropped with the last abort that uses it.
         self._limits: WeakValueDictionary[str, anyio.CapacityLimiter] = WeakValueDictionary()
 
     def end(self, worker: Worker, rid: str) -> None:
         """Abort the requests at ``worker`` whose rid begins with ``rid``. Returns at once."""
         abort = _Abort(worker, rid)
         with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):  # the router stops
-            self._unwanted.send_nowait(abort)
+            self._aborts_in.send_nowait(abort)
             self._under_way[worker].add(abort)
 
     async def settled(self, worker: Worker) -> None:
-        """Return when ``worker`` has answered the aborts pending now, after two seconds at the latest.
+        """Return when ``worker`` has answered the aborts that are pending now, or after two seconds.
 
         A late abort would end a new request with the same rid.
         """
@@ -66,13 +65,13 @@ class AbortSender:
     async def run(self) -> None:
         """Send aborts until cancelled."""
         async with anyio.create_task_group() as tasks:
-            async for abort in self._to_end:
+            async for abort in self._aborts_out:
                 tasks.start_soon(self._send, abort)
 
     def close(self) -> None:
         """Accept no more aborts."""
-        self._unwanted.close()
-        self._to_end.close()
+        self._aborts_in.close()
+        self._aborts_out.close()
 
     async def _send(self, abort: _Abort) -> None:
         """Send an abort to its worker. A failure is only logged: nobody waits for the answer."""
