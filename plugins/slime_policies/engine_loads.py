@@ -32,20 +32,21 @@ _MAX_BYTES = 1 << 20
 
 
 class EngineLoads(TokensInFlight):
-    """Tokens that each engine reported last, and on top those of the requests that it was sent since.
+    """Tokens that each engine reported last, plus those of the requests that it was sent since.
 
-    The load of a worker whose last poll failed, or is older than three intervals, is unknown. It counts as
-    ``requests in flight, at least 1 * (tokens / requests in flight, at least 1)`` of the workers with a known load, and
-    as 1 at least. So it is never taken for idle. Without any known load, requests in flight count.
+    The load of a worker whose last poll failed, or is older than three intervals, is unknown. It is estimated as the
+    worker's requests in flight times the mean load of a request at the workers with a known load. Each factor is 1 at
+    least, so the worker is never taken for idle. If no load is known, all loads are requests in flight.
     """
 
     def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
         self._interval_s = interval_s
         self._paths: dict[str, bytes] = {}
-        #: By the ids of workers and ranks: the time of the last poll that did not fail, and its tokens.
+        #: By the ids of workers and ranks: the time when the last poll was sent, and the tokens that it reported.
+        #: A failed poll removes both.
         self._polled: dict[str, tuple[float, int]] = {}
-        #: The requests chosen since then that have not ended, and their tokens.
+        #: The requests sent since then that have not ended, and the sums of their tokens.
         self._sent: dict[str, set[CountedRequest]] = {}
         self._since: dict[str, int] = {}
 
@@ -99,7 +100,7 @@ class EngineLoads(TokensInFlight):
                 del self._sent[name]
 
     def begin(self, exchange: Exchange) -> None:
-        """Do nothing: a prompt that is prefilled counts until a poll shows it."""
+        """Do nothing: the prompt counts until a poll reports it, even if it is prefilled."""
 
     async def poll(self, router: Router, kind: str) -> None:
         """Poll the engines of type ``kind`` until cancelled."""
@@ -130,7 +131,7 @@ class EngineLoads(TokensInFlight):
                 found = [_tokens_in(loads, choice) for choice in worker.choices]
         except (HTTPError, TimeoutError, ValueError) as error:
             logger.debug("the load of %s is unknown: %s: %s", worker.url, type(error).__name__, error)
-        except Exception:  # no trouble with a worker may end the router
+        except Exception:  # a fault of a worker must not end the router
             logger.warning("the load of %s cannot be polled", worker.url, exc_info=True)
         for choice, tokens in zip(worker.choices, found, strict=False):  # ranks may have changed meanwhile
             self.set_polled(choice, tokens, sent_at)
@@ -139,7 +140,7 @@ class EngineLoads(TokensInFlight):
 async def _get(router: Router, worker: Worker, path: bytes) -> tuple[int, bytes]:
     """Return the status and the body. Raises HTTPError.
 
-    The connection is not one of traffic: what traffic hears of a worker counts as a sign of its health.
+    The poll has a connection of its own: an answer on the proxy's connections would count as a sign of health.
     """
     # The caller's deadline is exact; these limits are checked only once a second.
     limits = Limits(connect_s=2 * _TIMEOUT_S, first_byte_s=2 * _TIMEOUT_S, silence_s=2 * _TIMEOUT_S)
@@ -154,7 +155,7 @@ async def _get(router: Router, worker: Worker, path: bytes) -> tuple[int, bytes]
 
 
 def _tokens_in(loads: list[dict[str, Any]], choice: Worker) -> int | None:
-    """Return the tokens of ``choice``, a worker or a rank; None if they are not there or cannot be true."""
+    """Return the tokens of ``choice``, a worker or a rank; None if they are missing or cannot be true."""
     own = loads if choice.rank is None else [each for each in loads if each.get("dp_rank") == choice.rank]
     try:
         return tokens if own and (tokens := tokens_of(own)) >= 0 else None

@@ -7,7 +7,8 @@ from typing import Literal
 
 __all__ = ["CALLS", "Call"]
 
-#: Role in an update in pieces: ``begin`` announces weights; ``last`` and ``name`` belong to the weights before them.
+#: Role of a call in an update in pieces. ``begin`` announces weights, ``weights`` brings some. ``last`` and ``name``
+#: come after the weights that they belong to; ``name`` names their version.
 PieceKind = Literal["begin", "weights", "last", "name"]
 
 
@@ -15,10 +16,10 @@ PieceKind = Literal["begin", "weights", "last", "name"]
 class Call:
     """One endpoint. A 2xx without ``{"success": false}`` is a success; if ``confirmed``, it needs ``"success": true``.
 
-    ``is_update``: it changes weights, or is a piece of an update. ``misses``: the kind of call that a worker misses
-    when it fails this one while others take it. ``clears``: the kinds of missed calls that this one makes good.
+    ``is_update``: it changes weights, or is a piece of an update. ``misses``: the kind of call that a worker has
+    missed when it fails this one and others take it. ``clears``: the kinds of missed calls that this one makes good.
     ``piece``: its role in an update; a piece alone clears nothing.
-    ``prepares``: it fetches the files of the next update. A worker that missed the fetch loads old files then.
+    ``prepares``: it fetches the files of the next update. A worker that missed it would load old files in that update.
     """
 
     path: str
@@ -32,7 +33,7 @@ class Call:
 
     @property
     def names_version(self) -> bool:
-        """True when workers have another version after the call."""
+        """True when workers may have another version after the call."""
         return self.path.startswith("/update_")
 
     @property
@@ -49,7 +50,7 @@ def _weights(path: str, piece: PieceKind | None, *clears: str) -> Call:
     return Call(path, is_update=True, confirmed=True, misses="weights", clears=clears, piece=piece)
 
 
-#: Calls by path. ``get``: where SGLang allows GET too. ``/post_process_weights`` may also begin an update.
+#: Calls by path. ``get``: SGLang allows GET too. ``/post_process_weights`` may also begin an update.
 CALLS = {
     call.path: call
     for call in (
