@@ -14,7 +14,7 @@ __all__ = ["offer_metrics"]
 
 
 def offer_metrics(metrics: Metrics | None, kinds: Mapping[str, RecordedRows]) -> None:
-    """Offer the sizes and counters of ``kinds``, rows by their name in answers, if there are metrics."""
+    """Offer the sizes and counters of ``kinds``: recorded rows by the field of answers. None: there are no metrics."""
     if metrics is None:
         return
 
@@ -32,13 +32,13 @@ def offer_metrics(metrics: Metrics | None, kinds: Mapping[str, RecordedRows]) ->
     )  # fmt: skip
     metrics.gauge(
         "slime_expert_bytes",
-        "Memory of the recorded rows.",
+        "Bytes of the recorded rows in memory.",
         each(lambda rows: rows.turns.size_bytes),
         ["kind"],
     )
     metrics.gauge(
         "slime_expert_stored_bytes",
-        "Recorded rows that are in a store instead.",
+        "Bytes of the recorded rows that are in a store instead of memory.",
         each(lambda rows: rows.turns.stored_bytes),
         ["kind"],
     )
@@ -46,7 +46,7 @@ def offer_metrics(metrics: Metrics | None, kinds: Mapping[str, RecordedRows]) ->
         "slime_expert_turns", "Answers whose rows are recorded.", each(lambda rows: len(rows.turns)), ["kind"]
     )
     metrics.counter(
-        "slime_expert_dropped_total", "Answers whose rows were dropped for want of room.",
+        "slime_expert_dropped_total", "Answers whose rows were dropped: over the limit, or a store failed.",
         each(lambda rows: rows.turns.dropped), ["kind"],
     )  # fmt: skip
     metrics.counter(

@@ -1,4 +1,7 @@
-"""Marking of answers to untouched requests as not exact."""
+"""Marks on answers that are not recorded, such as those to untouched requests.
+
+An untouched request is passed on as it came: its prompt is not replaced by tokens.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ def mark_untouched(exchange: Exchange, trajectories: Trajectories, tally: Tally)
     if not is_known and not (is_only_proxied(worker) and request.method == "POST"):
         return
     trajectories.lose(exchange.session)
-    if is_known and request.path != "/generate":  # that of a /generate is counted already
+    # The hook ``pre_request`` has counted an untouched /generate, by its reason.
+    if is_known and request.path != "/generate":
         tally.untouched(request.path)
     if reply.header(_NOT_EXACT[0]) is None:
         reply.headers = [*reply.headers, _NOT_EXACT]

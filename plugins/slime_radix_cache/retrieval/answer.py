@@ -76,7 +76,7 @@ class Record:
 class Answer:
     """A record, and its other fields in ``about``, ready for JSON.
 
-    ``logprobs``: the answer includes them. ``rows``: those of its tokens that are wanted.
+    ``logprobs``: the answer includes them. ``rows``: the rows of its tokens that the question asks for.
     """
 
     record: Record
@@ -86,15 +86,16 @@ class Answer:
 
     @property
     def size(self) -> int:
-        """Tokens, and the values of their rows, as if four bytes were a token."""
+        """The number of its tokens and of the values in their rows: one of either takes four bytes."""
         return len(self.record.tokens) + sum(each.rows.size for each in self.rows if each.rows is not None)
 
 
 def record_of(context: Context, rest: bytes = b"", session: str | None = None) -> Record:
-    """Return the record of ``context`` and, as a prompt, the packed ids ``rest`` after it. O(tokens).
+    """Return the record of ``context`` followed by ``rest``, packed ids that count as a prompt. O(tokens).
 
-    The mask is 1 for all responses up to the last one of ``session`` (None: of any session), also those of other
-    sessions that it continued. It is 0 for another adapter than that of the last one, and for contradictory answers.
+    The mask is 1 for the responses up to the last one that ``session`` sampled (None: any session). That includes
+    responses of other sessions that it continued. The mask is 0 for responses of another LoRA adapter than that of
+    the last one, and for answers that contradict themselves.
     """
     chain = list(links(context))
     trained = _trained(chain, session)
@@ -169,7 +170,7 @@ def about_record(record: Record, reason: str | None, matched: int, candidates: C
 
 
 def has_logprobs(context: Context, session: str | None) -> bool:
-    """Return ``has_logprobs`` of the record of ``context`` for ``session``, without making it. O(sampled tokens)."""
+    """Return ``has_logprobs`` of a record of ``context`` for ``session`` that is not made. O(sampled tokens)."""
     chain = list(links(context))
     lacking = [
         (segment, length)
@@ -198,10 +199,12 @@ def inexact_reason(match: Match, text: bytes, record: Record, losses: Callable[[
 
     ``losses`` is called only if needed, since it hashes the whole text.
 
-    - ``cut_inside_token``: the text ends within a sampled token; the rest was tokenised again.
-    - ``evicted``: the text is lost; or the session lost a response, and only other sessions have this text.
+    - ``cut_inside_token``: the text ends within a sampled token, so its end was tokenised again.
+    - ``evicted``: no session has all of the text, and it is lost. Or only other sessions have it, this session lost a
+      response, and the text is lost or nobody sampled any of it.
     - ``uncovered_text``: no engine has consumed the end of the text in this context, or the text is empty.
-    - ``other_session``: only another session sampled this.
+    - ``other_session``: only other sessions have all of the text. They sampled part of it, or this session has its
+      beginning.
     - the reasons of :func:`reason_of_record`.
     """
     if not text:
@@ -220,7 +223,7 @@ def inexact_reason(match: Match, text: bytes, record: Record, losses: Callable[[
 
 
 class Lost(NamedTuple):
-    """Losses for one question. ``session``: that session lost a response; ``text``: this text is lost."""
+    """Losses for one question. ``session``: its session lost a response; ``text``: its text is lost."""
 
     session: bool
     text: bool
