@@ -15,15 +15,15 @@ from slime_resume.stop_conditions import stop_strings
 __all__ = ["SeamlessText", "StopAcross"]
 
 _BROKEN = "\ufffd"
-#: Earlier tokens decoded together with new ones, since the text of a token depends on those before it.
+#: Number of earlier tokens decoded together with new ones, since the text of a token depends on those before it.
 _WINDOW = 16
 
 
 class SeamlessText:
     """The text of a growing response, by the engine's rules.
 
-    ``ids`` are its tokens so far, ``text`` is what the engine gave for them. The engine may have withheld the end
-    of the text, if it may begin a stop string.
+    ``ids`` are its tokens so far, ``text`` is the text that the engine gave for them. It may lack the end, which the
+    engine withholds while it may begin a stop string.
     """
 
     def __init__(
@@ -50,9 +50,10 @@ class SeamlessText:
         return window[told:] if told or not (self._start or self._text) else ""
 
     def add(self, ids: Sequence[int], reason: dict[str, Any] | None) -> str:
-        """Add ``ids``, the last ones if there is a ``reason``. Return all visible text. Decodes O(new tokens).
+        """Add ``ids``, the next tokens, and return all visible text. Decodes O(new tokens).
 
-        Without a ``reason``, an incomplete character, and text that may begin a stop string, are held back.
+        ``reason``: the engine's finish reason; None: more tokens follow. While more follow, an incomplete character
+        at the end is held back, and so is text that may begin a stop string.
         """
         matched = reason.get("matched") if reason is not None and self._trims else None
         self._ids += ids[:-1] if isinstance(matched, int) else ids
@@ -97,7 +98,7 @@ class StopAcross:
         self._before = len(self._decode().rstrip(_BROKEN)) if self._ids else 0
 
     def find(self, ids: Sequence[int]) -> tuple[int, str] | None:
-        """Return how many of ``ids``, the next tokens, it takes to complete a stop string, and the string; or None."""
+        """Return ``(count, stop)``: the first ``count`` of ``ids``, the next tokens, complete ``stop``; or None."""
         if not self._ids:
             return None
         for count, token in enumerate(ids, 1):

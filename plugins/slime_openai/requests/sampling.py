@@ -23,7 +23,7 @@ from slime_openai.requests.fields import (
 __all__ = ["SAMPLING", "grammar_of", "sampling_params"]
 
 _INT64 = 2**63
-#: OpenAI's limit is 4.
+#: Most stop strings of a request. OpenAI allows 4.
 _MOST_STOPS = 256
 _ANY_OBJECT = '{"type":"object"}'
 
@@ -45,7 +45,7 @@ def _logit_bias(param: str, value: Any) -> dict[str, float]:
 
 
 def _response_format(param: str, value: Any) -> str | None:
-    """Return the JSON schema that the answer has to fit; None for any text."""
+    """Return the JSON schema that the text of the answer must fit; None if any text is allowed."""
     kind = mapping(param, value).get("type")
     one_of("text", "json_object", "json_schema")(f"{param}.type", kind)
     if kind != "json_schema":
@@ -63,7 +63,7 @@ def _stops(param: str, value: Any) -> list[str]:
     return strings(param, value)
 
 
-#: The parameters that affect what is sampled.
+#: Readers of the parameters that affect what is sampled, or how its text is made.
 SAMPLING: Mapping[str, Reader] = {
     "temperature": number(0, 2),
     "top_p": number(0, 1, above=True),
@@ -111,8 +111,10 @@ def grammar_of(values: Mapping[str, Any]) -> str | None:
 def sampling_params(values: Mapping[str, Any], *, max_tokens: int | None) -> dict[str, Any]:
     """Return ``sampling_params``, ready to send, for the parameters in ``values``.
 
-    ``max_tokens``: the limit for a request without one; None: as much as fits. The limit is always sent, also as null:
-    without the field ``/generate`` stops after 128 tokens. Raises InvalidRequest for contradictions.
+    ``max_tokens``: the limit if the request sets none; None: as many tokens as fit into the context. The limit is
+    always sent, also as null: without the field ``/generate`` stops after 128 tokens.
+
+    Raises InvalidRequest for contradictions.
     """
     limits = {values[name] for name in ("max_tokens", "max_completion_tokens") if name in values}
     if len(limits) > 1:
