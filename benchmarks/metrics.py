@@ -1,13 +1,16 @@
 """The processor time of a request that metrics, the request log and traces take.
 
-    python -m benchmarks.metrics --rounds 24 --seconds 1
+    python -m benchmarks.metrics --rounds 12 --seconds 4
 
-Routers with the default plugins get the same load in turn: the 720-byte requests of ``benchmarks.proxy``. The first one
-has no plugin ``metrics``; each other one has one thing more, and the last one nothing more. The figures are medians of
-the processor time of a request, and of its difference to that of the first router in the same round, with quartiles.
-On a busy machine the quartiles are far apart: then the medians mean nothing, even if that of ``nothing`` is 0.
-Work that a router does after a run, such as sending spans, counts too. The routers are started anew every six rounds,
-since the places of a process in memory change its times by some percent. Nobody scrapes meanwhile.
+Routers with the default plugins are all alive at once, on one core. The first one has no plugin ``metrics``; each other
+one has one thing more, and the last one nothing more. Short slices of the same load go to them in turn, forwards and
+backwards: the 720-byte requests of ``benchmarks.proxy``. Each slice has its processor time in nanoseconds, from the
+clock of the process (``CLOCK_PROCESS_CPUTIME_ID``), up to the next slice of that router: so work that a router does
+afterwards, such as sending spans, counts too. A share is that of a slice to the first router's slice of the same turn.
+
+A round starts all routers anew, since the places of a process in memory change its times by some percent. The figures
+are medians: a round's of its turns, and the table's of its rounds, with the confidence interval of the median. Other
+work on the machine makes it wide, but does not move it: ``nothing`` shows what is left. Nobody scrapes meanwhile.
 """
 
 from __future__ import annotations
@@ -16,20 +19,23 @@ import asyncio
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
-from statistics import quantiles
+from statistics import median
 
 import uvloop
 
-from benchmarks import nginx, wrk
+from benchmarks import nginx
 from benchmarks.options import Options, parse
 from benchmarks.peers import Peer, Running, router, started
 from benchmarks.processes import LOAD_CORE, child, free_port, leave_cleanly, require
 from benchmarks.report import Column, Report
 from benchmarks.samples import Samples, request_body, save_tokenizer
+from benchmarks.slices import Load, interval
 from benchmarks.stand_in import FACTS, Template
 from router_core.loader import DEFAULT_PLUGINS
 
@@ -38,11 +44,11 @@ _NONE = "--no-default-plugins"
 _CONNECTIONS = 64
 _REQUEST_BYTES = 720
 _SAMPLED_TOKENS = 82
-_ROUNDS_A_START = 6
+#: Requests of a slice: twice as many as the metrics count together.
+_SLICE = 512
+_WARM_UP = 4
 #: All name their plugins: a named plugin has another place in the order than a default one.
 _OTHERS = [part for name in DEFAULT_PLUGINS if name != "metrics" for part in ("--plugin", name)]
-#: A router with less processor time than this in a hundredth of a second has no work left.
-_IDLE_S = 0.0005
 
 
 def _routers(options: Options, collector: str) -> Sequence[Peer]:
@@ -67,69 +73,78 @@ async def main(options: Options) -> int:
         text = samples.opening(100)
         while len(request := request_body(text, _SAMPLED_TOKENS)) > _REQUEST_BYTES:
             text = text[:-1]
-        bodies = directory / "bodies.jsonl"
-        bodies.write_bytes(request)
         answer = Template(samples.answer(_SAMPLED_TOKENS).payload).render(b"0", 100)
         port = free_port()
         worker = nginx.worker_command(port, answer, {**FACTS, "/v1/traces": b""}, directory)
         url = f"http://127.0.0.1:{port}"
         peers = _routers(options, url)
         with child("worker", worker, core=LOAD_CORE, directory=directory):
-            for first in range(0, options.rounds, _ROUNDS_A_START):
+            for _ in range(options.rounds):
                 async with AsyncExitStack() as stack:
                     routers = await started(
                         stack, peers, url, directory, request, lambda reply: reply.is_success
                     )
-                    if not options.tiny:
-                        await _round(routers, bodies, options)  # to warm up
-                    for number in range(first, min(first + _ROUNDS_A_START, options.rounds)):
-                        turn = number % len(routers)
-                        _add(report, await _round(routers[turn:] + routers[:turn], bodies, options))
+                    _add(report, await _round(routers, request, options))
     report.show(
-        _TABLE, (Column("cpu_us", "us CPU", 2), Column("more_us", "more", 2), Column("share", "%", 1))
+        _TABLE, (Column("cpu_us", "us CPU", 2), Column("more_us", "more", 2), Column("share", "%", 2))
     )
     for name, rounds in report.samples[_TABLE].items():
-        shares = [figures["share"] for figures in rounds if "share" in figures]
-        if len(shares) >= _ROUNDS_A_START:
-            low, _, high = quantiles(shares, n=4)
-            print(f"{name}: half of the rounds between {low:.1f} and {high:.1f} %")
+        if name != _BARE:
+            low, high, coverage = interval([figures["share"] for figures in rounds])
+            print(f"{name}: {low:.2f} to {high:.2f} % with {coverage:.1%} confidence, {len(rounds)} rounds")
     return report.finish(options)
 
 
-async def _round(routers: Sequence[Running], bodies: Path, options: Options) -> dict[str, float]:
-    """Return the microseconds of processor time of a request, by the name of its router."""
-    found = {}
-    for one in routers:
-        cpu_s = one.cpu_s()
-        seen = await wrk.run(
-            one.url,
-            bodies,
-            connections=_CONNECTIONS,
-            seconds=options.seconds,
-            tag="x",
-            most_requests=options.most_requests,
-        )
-        before, now = 0.0, one.cpu_s()
-        while now - before > _IDLE_S:
-            await asyncio.sleep(0.01)
-            before, now = now, one.cpu_s()
-        found[one.name] = (now - cpu_s) / max(1, seen.requests) * 1e6
-    return found
+async def _round(routers: Sequence[Running], request: bytes, options: Options) -> dict[str, list[float]]:
+    """Return the microseconds of processor time of a request in each turn, by the name of its router."""
+    requests = options.pick(_SLICE, tiny=_CONNECTIONS)
+    with _loads(routers, request) as loads:
+        for load in loads.values():
+            await load.run(requests * options.pick(_WARM_UP, tiny=1))
+        marks: dict[str, list[float]] = {one.name: [] for one in routers}
+        until = time.monotonic() + options.seconds * len(routers)
+        turn = 0
+        while turn < 2 or time.monotonic() < until:
+            for one in routers[:: -1 if turn % 2 else 1]:
+                marks[one.name].append(one.cpu_s())
+                await loads[one.name].run(requests)
+            turn += 1
+        await asyncio.sleep(0.2)  # for the last work of the last slices
+        for one in routers:
+            marks[one.name].append(one.cpu_s())
+    return {
+        name: [(after - before) / requests * 1e6 for before, after in pairwise(found)]
+        for name, found in marks.items()
+    }
 
 
-def _add(report: Report, cpu_us: dict[str, float]) -> None:
+@contextmanager
+def _loads(routers: Sequence[Running], request: bytes) -> Iterator[dict[str, Load]]:
+    found = {one.name: Load(one.url, request, _CONNECTIONS) for one in routers}
+    try:
+        yield found
+    finally:
+        for load in found.values():
+            load.close()
+
+
+def _add(report: Report, cpu_us: dict[str, list[float]]) -> None:
+    """Add a round: medians of the turns, and of their differences to the first router."""
     bare_us = cpu_us[_BARE]
-    report.add(_TABLE, _BARE, cpu_us=bare_us)
+    report.add(_TABLE, _BARE, cpu_us=median(bare_us))
     for name, own_us in cpu_us.items():
         if name != _BARE:
-            more_us = own_us - bare_us
-            report.add(_TABLE, name, cpu_us=own_us, more_us=more_us, share=more_us / bare_us * 100)
+            pairs = [*zip(own_us, bare_us, strict=True)]
+            report.add(
+                _TABLE, name, cpu_us=median(own_us), more_us=median(own - bare for own, bare in pairs),
+                share=median((own / bare - 1) * 100 for own, bare in pairs),
+            )  # fmt: skip
 
 
 if __name__ == "__main__":
-    require("wrk", "setpriv", "taskset", "nginx")
+    require("setpriv", "taskset", "nginx")
     leave_cleanly()
-    given = parse(__doc__.partition("\n")[0])
+    given = parse(__doc__.partition("\n")[0], rounds=12)
     os.sched_setaffinity(0, {LOAD_CORE})
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         sys.exit(runner.run(main(given)))
