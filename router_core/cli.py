@@ -32,6 +32,7 @@ from router_core.settings import Settings, add_core_options
 from router_core.types import ASGIApp
 from slime_http.serving import bind, run
 from slime_start.banner import banner
+from slime_start.certificates import cause
 from slime_start.complaints import complaint
 from slime_start.help_page import about_point, epilog, grouped, table
 from slime_start.installed import entry_points
@@ -178,7 +179,7 @@ def _serve(arguments: Sequence[str]) -> int:
             on_start=tell, on_stop=router.stop, **tls,
         )  # fmt: skip
     except ssl.SSLError as error:
-        raise SettingsError(f"--tls-cert-path and --tls-key-path cannot be used: {error}") from None
+        raise SettingsError(f"--tls-cert-path and --tls-key-path: {cause(error)}") from None
     return 0
 
 

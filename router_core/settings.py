@@ -14,6 +14,8 @@ from router_core.flags import add_flags, flag, read_flags
 from router_core.request_ids import add_request_id_options, request_id_headers
 from router_core.workers import worker_url
 from slime_http.serving import CLIENT_TIMEOUT_S
+from slime_start.certificates import cause, worker_context
+from slime_start.values import host, origin
 
 __all__ = ["Secret", "Settings", "add_core_options"]
 
@@ -38,7 +40,7 @@ class Secret(str):
 class Settings:
     """Settings of the core. Times in seconds, sizes in bytes."""
 
-    host: str = flag("--host", default="127.0.0.1", help="address to listen on")
+    host: str = flag("--host", default="127.0.0.1", type=host, help="address to listen on")
     port: int = flag("--port", default=30000, at_least=0, at_most=65535, help="port to listen on, 0: any")
     worker_urls: tuple[str, ...] = flag(
         "--worker-urls", default=(), nargs="*", action="extend", metavar="URL",
@@ -98,7 +100,7 @@ class Settings:
         "--log-format", default="text", choices=["text", "json"], help="json: one object a line"
     )
     cors_allowed_origins: tuple[str, ...] = flag(
-        "--cors-allowed-origins", default=(), nargs="*", action="extend", metavar="ORIGIN",
+        "--cors-allowed-origins", type=origin, default=(), nargs="*", action="extend", metavar="ORIGIN",
         help="sites whose pages may call the router from a browser, or * for all",
     )  # fmt: skip
     ca_cert_paths: tuple[str, ...] = flag(
@@ -146,14 +148,10 @@ class Settings:
     def worker_tls(self) -> ssl.SSLContext:
         """Return the TLS context for https workers: trusted CAs, and the client certificate. Raises SettingsError."""
         try:
-            context = ssl.create_default_context()
-            for path in self.ca_cert_paths:
-                context.load_verify_locations(path)
-            if self.client_cert_path is not None:
-                context.load_cert_chain(self.client_cert_path, self.client_key_path)
-        except (OSError, ssl.SSLError) as error:
-            raise SettingsError(f"the certificates for workers cannot be used: {error}") from None
-        return context
+            return worker_context(self.ca_cert_paths, self.client_cert_path, self.client_key_path)
+        except OSError as error:
+            flags = "--ca-cert-paths, or --client-cert-path with --client-key-path"
+            raise SettingsError(f"{flags}: {cause(error)}") from None
 
 
 def add_core_options(parser: argparse.ArgumentParser) -> None:

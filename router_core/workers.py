@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
 
 from router_core.errors import BadRequest
+from slime_start.values import wrong_worker_url
 
 __all__ = [
     "DRAINING",
@@ -42,9 +43,7 @@ _HOST = re.compile(r"[a-z0-9_]([a-z0-9._-]{0,251}[a-z0-9])?")
 
 def worker_url(text: str) -> str:
     """Return ``text``, a worker's base URL, in its one normal form ``http[s]://host[:port]``. Raises BadRequest."""
-    wrong = BadRequest(
-        f"wanted a worker URL such as http://10.0.0.7:30001, one, without a path; got {text[:200]!r}"
-    )
+    wrong = BadRequest(wrong_worker_url(text))
     try:
         parts = urlsplit(text)
         port = parts.port

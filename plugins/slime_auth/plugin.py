@@ -52,6 +52,10 @@ class Auth:
             raise SettingsError(f"--worker-urls: {error}") from None
         router.components.register("worker_addresses", addresses)
         router.components.register("public_paths", self._public)
+        if self.settings.api_key is not None and self.settings.api_key == self.settings.admin_api_key:
+            logger.warning(
+                "--admin-api-key is the same key as --api-key: every client controls workers and engines"
+            )
         if not self.settings.locked and not is_loopback(core.host):
             logger.warning(
                 "the router listens on %s and no key is set: anybody who reaches it controls workers and engines"

@@ -12,10 +12,12 @@ from slime_engine.backends import check_backend, load_backend
 from slime_engine.options import add_engine_options, as_flag, settings_from
 from slime_http.serving import bind, run, url_of
 from slime_start.commands import CommandParser
+from slime_start.values import host
 
 __all__ = ["main"]
 
 _GRACE_S = 5.0
+_MAX_PORT = 65535
 
 
 def _parser() -> CommandParser:
@@ -24,7 +26,9 @@ def _parser() -> CommandParser:
         prog="slime-router engine",
         description="Serve a language model with SGLang's HTTP protocol: a tiny one, or one of transformers.",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument(
+        "--host", type=host, default="127.0.0.1", help="address to listen on (default 127.0.0.1)"
+    )
     parser.add_argument("--port", type=int, default=30001, help="port (default 30001; 0: any free one)")
     parser.add_argument(
         "--save-tokenizer",
@@ -38,6 +42,8 @@ def _parser() -> CommandParser:
 
 def _serve(arguments: list[str]) -> None:
     options = _parser().parse_args(arguments)
+    if not 0 <= options.port <= _MAX_PORT:
+        raise SettingsError(f"--port: wanted 0 to {_MAX_PORT}, got {options.port}")
     try:
         settings = settings_from(options, load_in_background=True)
         check_backend(settings)
@@ -49,8 +55,8 @@ def _serve(arguments: list[str]) -> None:
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         sock = bind(options.host, options.port)
-    except (OSError, OverflowError) as error:  # the latter for a port above 65535
-        reason = f"{getattr(error, 'strerror', None) or error}; give another --port or --host"
+    except OSError as error:
+        reason = f"{error.strerror or error}; give another --port or --host"
         raise StartupError(f"cannot listen on {options.host}:{options.port}: {reason}") from None
     url = url_of(sock)
 

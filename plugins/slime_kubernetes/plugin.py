@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -17,10 +18,15 @@ from slime_kubernetes.settings import Settings, add_options
 
 __all__ = ["Discovery", "add_options", "make_plugin"]
 
+logger = logging.getLogger(__name__)
+
 
 def make_plugin(options: argparse.Namespace) -> Discovery | None:
     """Return the plugin; None without ``--service-discovery``. Raises SettingsError."""
     if not options.service_discovery:
+        for flag in ("selector", "prefill_selector", "decode_selector"):
+            if getattr(options, flag):
+                logger.warning("--%s has no effect: it is for --service-discovery", flag.replace("_", "-"))
         return None
     return Discovery(Settings.from_options(options, os.environ))
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from router_core import SettingsError
 from router_core.flags import flag, read_flags
+from slime_start.values import host as address
 
 __all__ = ["DURATION_BUCKETS", "Settings"]
 
@@ -29,7 +30,11 @@ class Settings:
         help="also serve the metrics on a port of their own, without a key; 0: any free one",
     )  # fmt: skip
     host: str = flag(
-        "--prometheus-host", default="0.0.0.0", metavar="HOST", help="address of --prometheus-port"
+        "--prometheus-host",
+        default="0.0.0.0",
+        type=address,
+        metavar="HOST",
+        help="address of --prometheus-port",
     )
     buckets: tuple[float, ...] = flag(
         "--prometheus-duration-buckets", nargs="+", type=float, metavar="S",

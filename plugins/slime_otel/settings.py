@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -10,6 +11,8 @@ from router_core.errors import SettingsError
 from router_core.flags import flag, read_flags
 
 __all__ = ["Settings"]
+
+logger = logging.getLogger(__name__)
 
 _PATH = "/v1/traces"
 #: Ports of collectors, by convention: OTLP over gRPC, which the SGLang gateway speaks, and over HTTP.
@@ -30,6 +33,8 @@ class Settings:
     def from_options(cls, options: argparse.Namespace) -> Settings:
         """Check the parsed command line. Raises SettingsError."""
         settings = read_flags(cls, options)
+        if not settings.enabled and settings.endpoint != cls().endpoint:
+            logger.warning("--otlp-traces-endpoint has no effect: it is for --enable-trace")
         if settings.enabled:
             settings.url  # noqa: B018  # it checks the endpoint
         return settings

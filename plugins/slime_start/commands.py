@@ -23,6 +23,8 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message.startswith(_UNKNOWN):
             name = message.removeprefix(_UNKNOWN).split()[0].partition("=")[0]
+            if "://" in name and "--url" in self._option_string_actions:
+                raise self._failure(f"an address belongs after a flag: --url {name}")
             told = unknown_name("flag", name, self._option_string_actions, {})
             raise self._failure(
                 f"{told or f'unknown flag or value {name}'} ({self.prog} --help shows all flags)"

@@ -8,11 +8,18 @@ from collections.abc import Collection, Mapping, Sequence
 
 from slime_start.suggestions import closest
 
+#: Dashes that word processors and chat programs make of hyphens.
+_DASHES = (
+    "\N{HYPHEN}\N{NON-BREAKING HYPHEN}\N{FIGURE DASH}\N{EN DASH}\N{EM DASH}\N{HORIZONTAL BAR}\N{MINUS SIGN}"
+)
+
 __all__ = ["path_cure", "stray_word", "unknown_command", "unknown_plugin"]
 
 
 def unknown_command(name: str, commands: Collection[str], plugins: Collection[str]) -> str:
     """Return a message about ``name``, the first word of a command line."""
+    if name[:1] in _DASHES:
+        return _wrong_dash(name)
     if "://" in name:
         return f"a worker's URL belongs after a flag: --worker-urls {name}"
     if name in plugins:
@@ -20,6 +27,11 @@ def unknown_command(name: str, commands: Collection[str], plugins: Collection[st
     found = closest(name, [*commands, "--help", "--version"])
     hint = f": did you mean {found}?" if found is not None else ";"
     return f"unknown command {name!r}{hint} known: {', '.join(sorted(commands))} (none: start the router)"
+
+
+def _wrong_dash(word: str) -> str:
+    flag = f"--{word.partition('=')[0].lstrip(_DASHES + '-')}"
+    return f"a flag begins with two hyphens, and not with the dash {word[0]!r}: {flag}"
 
 
 def unknown_plugin(name: str, installed: Collection[str]) -> str:
@@ -50,6 +62,8 @@ def stray_word(
     word: str, arguments: Sequence[str], commands: Collection[str], flags: Mapping[str, argparse.Action]
 ) -> str:
     """Return a message about ``word``, which is neither a flag nor the value of one. It may be secret."""
+    if word[:1] in _DASHES:
+        return _wrong_dash(word)
     if word in commands:
         return f"a command comes first: slime-router {word} ..."
     before = arguments[: arguments.index(word)] if word in arguments else []

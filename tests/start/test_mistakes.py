@@ -22,6 +22,8 @@ FILES = {
 }
 
 LISTED = "(installed: "
+WORKER_URL = "--worker-urls: wanted a worker URL such as http://10.0.0.7:30001, without a path;"
+HOST = "--host: wanted a name or an address such as 0.0.0.0, without scheme and port;"
 
 #: ``(mistake, beginning of the line)``. A word with ``=`` before the first flag is a variable of the environment.
 MISTAKES = {
@@ -55,6 +57,19 @@ MISTAKES = {
     "--dp-aware=yes": "--dp-aware: a switch takes no value; give it alone",
     "--policy best": "--policy: no such value 'best'; known: auto, least_inflight, ",
     "--policy cache-aware": "--policy: no such value 'cache-aware': did you mean cache_aware? known: auto, ",
+    "--host=": f"{HOST} got ''",
+    "--host http://0.0.0.0": f"{HOST} got 'http://0.0.0.0'",
+    "--host 0.0.0.0:30000": f"{HOST} got '0.0.0.0:30000'",
+    "--prometheus-host http://a --prometheus-port 0": f"--prometheus{HOST[1:]} got 'http://a'",
+    "\N{EN DASH}port 7": "a flag begins with two hyphens, and not with the dash '\N{EN DASH}': --port",
+    "--dp-aware \N{EM DASH}api-key=secret": "a flag begins with two hyphens, and not with the dash '\N{EM DASH}':"
+    " --api-key",
+    "--cors-allowed-origins example.com": "--cors-allowed-origins: wanted an origin such as"
+    " https://app.example.com, without a path, or *; got 'example.com'",
+    "--cors-allowed-origins https://example.com/": "--cors-allowed-origins: wanted an origin such as",
+    "--prometheus-duration-buckets 1 0.5": "--prometheus-duration-buckets: wanted at most 100 ascending numbers of",
+    "--allow-worker 10.0.0.0/33": "--allow-worker: wanted [scheme://]host[:port], where host is a name",
+    "--request-id-headers a:b": "--request-id-headers: wanted names of headers, got 'a:b'",
     "--log-level INFO": "--log-level: no such value 'INFO': did you mean info? known: debug, info,"
     " warn, error",
     "--plugin r3 --r3-shape 3": "--r3-shape LAYERS TOP_K: wanted 2 values after it",
@@ -73,6 +88,7 @@ MISTAKES = {
     # plugins, and their order
     "--plugin radix-cache": f"no plugin 'radix-cache': did you mean radix_cache? {LISTED}",
     "--plugin slime_radix_cache": f"no plugin 'slime_radix_cache': did you mean radix_cache? {LISTED}",
+    "--plugin tiered_store": "tiered_store needs --plugin radix_cache (no plugin provides the component",
     "--plugin nonsense": f"no plugin 'nonsense' {LISTED}",
     "--plugin openai,radix_cache": "no plugin 'openai,radix_cache': give one name each, --plugin"
     " openai --plugin"
@@ -112,6 +128,14 @@ MISTAKES = {
     "--plugin state --state-dir plain.txt": "--state-dir: wanted a directory, got plain.txt: File exists",
     "--plugin engine --plugin radix_cache --trajectory-log plain.txt": "--trajectory-log: wanted a"
     " directory, got plain.txt:",
+    "--host 127.0.0.1 --port 0 --tls-cert-path plain.txt --tls-key-path plain.txt": "--tls-cert-path and"
+    " --tls-key-path: a file has no certificate, or no key, in PEM form; are they swapped?",
+    "--ca-cert-paths plain.txt": "--ca-cert-paths, or --client-cert-path with --client-key-path: a file has no"
+    " certificate in PEM form",
+    "--client-cert-path plain.txt": "--ca-cert-paths, or --client-cert-path with --client-key-path: a file has no"
+    " certificate, or no key, in PEM form",
+    "--plugin engine --engine-script no.json": "--engine-script: cannot read the script no.json: No such file",
+    "--plugin engine --engine-script junk.conf": "--engine-script: junk.conf:1: not JSON:",
     "--tls-cert-path no.pem --tls-key-path no.pem": "--tls-cert-path: no such file: no.pem",
     "--plugin radix_cache --hf-checkpoint /nowhere": "--hf-checkpoint /nowhere: no such directory;"
     " wanted a directory with"
@@ -123,15 +147,16 @@ MISTAKES = {
     "--plugin radix_cache --hf-checkpoint empty": "--hf-checkpoint empty: no tokenizer files in this directory;"
     " wanted tokenizer.json (or tokenizer.model, or vocab.json and merges.txt) and tokenizer_config.json",
     # URLs
-    "--worker-urls 10.0.0.1:1": "--worker-urls: wanted a worker URL such as http://10.0.0.7:30001,"
-    " one, without a path;"
-    " got '10.0.0.1:1'",
-    "--worker-urls http://a:1,http://b:2": "--worker-urls: wanted a worker URL such as"
-    " http://10.0.0.7:30001, one, without",
-    "--worker-urls http://a:1/generate": "--worker-urls: wanted a worker URL such as"
-    " http://10.0.0.7:30001, one, without a",
+    "--worker-urls 10.0.0.1:1": f"{WORKER_URL} got '10.0.0.1:1'; did you mean http://10.0.0.1:1?",
+    "--worker-urls http://a:1,http://b:2": f"{WORKER_URL} got 'http://a:1,http://b:2'; put spaces between"
+    " several URLs, or write [URL, URL] in a file or a variable",
+    "--worker-urls http://a:1/generate": f"{WORKER_URL} got 'http://a:1/generate'; did you mean http://a:1?",
+    "--worker-urls http://a:1,": f"{WORKER_URL} got 'http://a:1,'; did you mean http://a:1?",
+    "--worker-urls http://user:pw@a:1": f"{WORKER_URL} got 'http://user:pw@a:1'",
+    "--worker-urls http://0.0.0.0:30001": "--worker-urls: worker http://0.0.0.0:30001 is at 0.0.0.0, where a server"
+    " listens on all interfaces: name an address at which the router reaches it",
     "--worker-urls ftp://a:1": "--worker-urls: wanted a worker URL such as http://10.0.0.7:30001,"
-    " one, without a path",
+    " without a path",
     "--worker-urls http://169.254.169.254": "--worker-urls: worker http://169.254.169.254 is at"
     " 169.254.169.254, a"
     " link-local, multicast, cloud metadata or other reserved address; to allow it, add 169.254.169.254"
@@ -149,6 +174,11 @@ MISTAKES = {
     "http://10.0.0.1:30000": "a worker's URL belongs after a flag: --worker-urls http://10.0.0.1:30000",
     "radix_cache": "radix_cache is a plugin, not a command: --plugin radix_cache",
     "--port 1 demo": "a command comes first: slime-router demo ...",
+    "\N{EN DASH}\N{EN DASH}port 7": "a flag begins with two hyphens, and not with the dash '\N{EN DASH}': --port",
+    "top http://127.0.0.1:30000": "an address belongs after a flag: --url http://127.0.0.1:30000",
+    "top --url 127.0.0.1:30000": "--url: wanted an address such as http://127.0.0.1:30000, got '127.0.0.1:30000'",
+    "engine --port 99999": "--port: wanted 0 to 65535, got 99999",
+    "engine --host http://a": f"{HOST} got 'http://a'",
     "plugins --all": "plugins takes no flags, got '--all'",
     "engine --prot 3": "unknown flag --prot: did you mean --port? (slime-router engine --help shows"
     " all flags)",
@@ -178,9 +208,10 @@ MISTAKES = {
     "SLIME_ROUTER_DISABLE_HEALTH_CHECK=maybe": "Unexpected value for"
     " SLIME_ROUTER_DISABLE_HEALTH_CHECK: 'maybe'. Expecting"
     " 'true', 'false',",
-    "SLIME_ROUTER_WORKER_URLS=http://a:1,http://b:2": "--worker-urls: wanted a worker URL such as"
-    " http://10.0.0.7:30001,"
-    " one, without a path; got 'http://a:1,http://b:2' (SLIME_ROUTER_WORKER_URLS)",
+    "SLIME_ROUTER_WORKER_URLS=http://a:1,http://b:2": f"{WORKER_URL} got 'http://a:1,http://b:2'; put spaces"
+    " between several URLs, or write [URL, URL] in a file or a variable (SLIME_ROUTER_WORKER_URLS)",
+    "SLIME_ROUTER_API_KEY=": "--api-key: wanted a key of visible ASCII characters, without spaces"
+    " (SLIME_ROUTER_API_KEY)",
 }
 
 
@@ -197,7 +228,7 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_there_are_many() -> None:
-    assert len(MISTAKES) >= 90
+    assert len(MISTAKES) >= 120
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -219,6 +250,27 @@ def test_each_mistake_is_told_in_one_line_with_its_cure(
     command, _, line = told[0].partition(": ")
     assert command == ("slime-router engine" if words[:1] == ["engine"] else "slime-router")
     assert line.startswith(MISTAKES[mistake])
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ("--selector app=x", "--selector has no effect: it is for --service-discovery"),
+        ("--otlp-traces-endpoint a:1", "--otlp-traces-endpoint has no effect: it is for --enable-trace"),
+        ("--prefill http://a:1", "--prefill has no effect: it is for --pd-disaggregation"),
+        (
+            "--rate-limit-tokens-per-second 5",
+            "--rate-limit-tokens-per-second has no effect: it is for --max-",
+        ),
+        ("--log-retention-days 3", "--log-retention-days has no effect: it is for --log-dir"),
+        ("--api-key k --admin-api-key k", "--admin-api-key is the same key as --api-key: every client"),
+    ],
+)
+def test_flags_without_effect_and_equal_keys_are_told(
+    flags: str, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert main(["--host", "192.0.2.1", *flags.split()]) == 2
+    assert [each for each in caplog.messages if each.startswith(line)]
 
 
 @pytest.mark.parametrize(

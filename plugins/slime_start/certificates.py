@@ -1,0 +1,33 @@
+"""Certificates for connections to workers, and messages for certificates that cannot be used."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterable
+
+__all__ = ["cause", "worker_context"]
+
+_CAUSES = {
+    "KEY_VALUES_MISMATCH": "the key is not that of the certificate",
+    "NO_CERTIFICATE_OR_CRL_FOUND": "a file has no certificate in PEM form",
+    "NO_START_LINE": "a file has no certificate, or no key, in PEM form",
+}
+
+
+def cause(error: OSError) -> str:
+    """Return why a certificate, or its key, cannot be used; OpenSSL names the files only in words of its own."""
+    if isinstance(error, ssl.SSLError):
+        # "PEM lib" is all that it says of files in the wrong order, and of others that are no PEM.
+        known = _CAUSES.get(error.reason or "")
+        return known or f"a file has no certificate, or no key, in PEM form; are they swapped? ({error})"
+    return str(error)
+
+
+def worker_context(cas: Iterable[str], certificate: str | None, key: str | None) -> ssl.SSLContext:
+    """Return the TLS context that trusts the files ``cas`` too and shows ``certificate``. Raises OSError."""
+    context = ssl.create_default_context()
+    for path in cas:
+        context.load_verify_locations(path)
+    if certificate is not None:
+        context.load_cert_chain(certificate, key)
+    return context
