@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol
 
-__all__ = ["RequestLog", "Wait"]
+from slime_logging.waits import Wait
 
-#: Reasons why a request waits: for a slot, for the end of a pause, or between two attempts.
-Wait: TypeAlias = Literal["queue", "pause", "retry"]
+__all__ = ["RequestLog"]
 
 
 class RequestLog(Protocol):

@@ -100,14 +100,11 @@ class _Target:
         return cls(parts.scheme, host, parts.port or (443 if parts.scheme == "https" else 80), _literal(host))
 
 
-_ALL_INTERFACES = ("0.0.0.0", "::")
-
-
 def _refusal(url: str, address: str, target: _Target) -> BadRequest:
-    if address in _ALL_INTERFACES:
+    if target.address is not None and target.address.is_unspecified:
         return BadRequest(
             f"worker {url} is at {address}, where a server listens on all interfaces: name an address at which the"
-            " router reaches it"
+            f" router reaches it, or add {target.host} to --allow-worker"
         )
     return BadRequest(
         f"worker {url} is at {address}, a link-local, multicast, cloud metadata or other reserved address;"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import anyio
@@ -29,11 +29,11 @@ from slime_control.pausing.gate import Gate
 from slime_control.pausing.under_way import UnderWay, renamed_by_the_engine, rids_of
 from slime_control.settings import Settings
 from slime_control.weights.quiet_period import QuietPeriod
+from slime_logging.waits import Waits
 from slime_sglang.aborts import abort_prefix, check_rid
 from slime_sglang.generation import at_generation, generates
 
 if TYPE_CHECKING:
-    from slime_access_log.contracts import RequestLog
     from slime_metrics.contracts import Metrics
 
 __all__ = ["Control", "add_options", "make_plugin"]
@@ -70,7 +70,7 @@ class Control:
         self._fleet: Fleet | None = None
         self._abort_sender: AbortSender | None = None
         self._overview: Overview | None = None
-        self._request_log: RequestLog | None = None
+        self._waits = Waits()
 
     def _paused(self, paused: bool) -> None:
         self.events.pause(paused)
@@ -86,7 +86,7 @@ class Control:
 
     @hookimpl
     def setup(self, router: Router) -> None:
-        self._request_log = router.components.find("request_log")
+        self._waits = Waits(router.components.find)
         self.under_way = UnderWay(lambda: router.clients.exchanges)
         router.components.register("pending_aborts", self)
         router.components.register("quiet_period", self.quiet_period)
@@ -245,8 +245,7 @@ class Control:
             document = None  # the worker answers with its own error
         rids = names(document)
         check_rid(rids)
-        log = self._request_log
-        with log.waiting("pause") if log is not None else nullcontext():
+        with self._waits.during("pause"):
             goes_on = await self.gate.wait(rids, self.settings.pause_queue_timeout_s)
         if goes_on:
             return None

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,10 @@ from router_core.router import Router
 from slime_limits.queues import FirstCome, LongestFirst, Queue, Rank, rank_of
 from slime_limits.settings import Settings
 from slime_limits.slots import Place, QueueFull, RefilledSlots, Slots
+from slime_logging.waits import Waits
 from slime_sglang.generation import GENERATION_PATHS
 
 if TYPE_CHECKING:
-    from slime_access_log.contracts import RequestLog
     from slime_control.contracts import ControlEvents
     from slime_metrics.contracts import Metrics
 
@@ -78,7 +78,7 @@ class Limits:
         self._waiting: dict[Exchange, anyio.Event] = {}
         self._decisions = {"allowed": 0, "rejected": 0}
         self._refill: asyncio.TimerHandle | None = None
-        self._request_log: RequestLog | None = None
+        self._waits = Waits()
         self._told_at: dict[str, float] = {}
 
     @hookimpl
@@ -100,7 +100,7 @@ class Limits:
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
         self._router = router
-        self._request_log = router.components.find("request_log")
+        self._waits = Waits(router.components.find)
         events: ControlEvents | None = router.components.find("control_events")
         if events is not None:
             events.subscribe(self._abort)
@@ -146,12 +146,11 @@ class Limits:
         self._tell(
             "waiting", f"requests wait: all {self.slots.limit} slots are in use (--max-concurrent-requests)"
         )
-        log = self._request_log
         self._waiting[exchange] = called
         if isinstance(self.slots, RefilledSlots) and self._refill is None:
             self._refill_in_time(self.slots)
         try:
-            with anyio.move_on_after(timeout_s), log.waiting("queue") if log is not None else nullcontext():
+            with anyio.move_on_after(timeout_s), self._waits.during("queue"):
                 await called.wait()
         finally:
             del self._waiting[exchange]

@@ -29,6 +29,7 @@ from slime_metrics.registry import Metrics
 from slime_metrics.requests import Measured
 from slime_metrics.settings import Settings
 from slime_metrics.traffic import GenerationTraffic
+from slime_metrics.wait_times import WaitTimes
 
 __all__ = ["MetricsPlugin", "add_options", "make_plugin"]
 
@@ -55,12 +56,14 @@ class MetricsPlugin:
         self.metrics = Metrics()
         self._counts = Counts(settings.buckets, monotonic)
         self._lag = Histogram(LAG_BUCKETS)
+        self._waits = WaitTimes(settings.buckets)
         self._exposition = Exposition(self.metrics)
 
     @hookimpl(tryfirst=True)  # other plugins add their metrics in their setup
     def setup(self, router: Router) -> None:
         router.components.register("metrics", self.metrics)
         router.components.register("traffic", GenerationTraffic(self._counts))
+        router.components.register("wait_times", self._waits)
         self._fleet = Fleet(router)
         self._fleet.offer(self.metrics)
         self.metrics.gauge(
@@ -106,6 +109,7 @@ class MetricsPlugin:
     def _families(self) -> Iterable[Metric]:
         self._counts.tidy()
         yield from request_families(self._counts)
+        yield self._waits.family()
         yield histogram_family(
             "slime_event_loop_lag_seconds", "Delay of what is due on the event loop.", [], {(): self._lag}
         )

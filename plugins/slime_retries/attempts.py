@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Awaitable, Callable, Collection
-from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import anyio
 from tenacity import AsyncRetrying, RetryCallState, stop_after_attempt, wait_exponential
@@ -17,11 +15,9 @@ from router_core.errors import Aborted, HTTPError, NoWorker, WorkerBroke, Worker
 from router_core.pool import WorkerPool
 from router_core.reply import Reply
 from router_core.request import Request
+from slime_logging.waits import Waits
 from slime_retries.settings import Settings
 from slime_sglang.generation import GENERATION_PATHS
-
-if TYPE_CHECKING:
-    from slime_access_log.contracts import RequestLog
 
 __all__ = ["TEMPORARY", "Ask", "Attempts", "Tally", "changes_nothing"]
 
@@ -64,11 +60,11 @@ class Attempts:
         request: Request,
         outcome: Reply | HTTPError,
         tally: Tally,
-        log: RequestLog | None,
+        waits: Waits,
     ) -> None:
         self._settings = settings
         self._tally = tally
-        self._log = log
+        self._waits = waits
         self._pool = pool
         self._ask = ask
         self._exchange = exchange
@@ -153,7 +149,7 @@ class Attempts:
         return min(wait_s, settings.max_backoff_ms / 1000)
 
     async def _sleep(self, seconds: float) -> None:
-        with self._log.waiting("retry") if self._log is not None else nullcontext():
+        with self._waits.during("retry"):
             await anyio.sleep(seconds)
 
     def _let_go(self, state: RetryCallState) -> None:

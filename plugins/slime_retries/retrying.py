@@ -11,13 +11,13 @@ from router_core.reply import Reply
 from router_core.request import Request
 from router_core.router import Router
 from router_core.sender import Sender
+from slime_logging.waits import Waits
 from slime_retries.attempts import TEMPORARY, Attempts, Tally, changes_nothing
 from slime_retries.beginning import begun
 from slime_retries.breakers import Breakers
 from slime_retries.settings import Settings
 
 if TYPE_CHECKING:
-    from slime_access_log.contracts import RequestLog
     from slime_control.contracts import PendingAborts
 
 __all__ = ["Retrying"]
@@ -37,7 +37,7 @@ class Retrying:
         self._breakers = breakers
         self._pool = router.pool
         self._pending_aborts: PendingAborts | None = router.components.find("pending_aborts")
-        self._log: RequestLog | None = router.components.find("request_log")
+        self._waits = Waits(router.components.find)
         self._inner = inner
 
     def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> None:
@@ -61,7 +61,7 @@ class Retrying:
             if reply.status not in TEMPORARY:
                 return reply
         attempts = Attempts(
-            self._settings, self._pool, self._ask, exchange, request, outcome, self._tally, self._log
+            self._settings, self._pool, self._ask, exchange, request, outcome, self._tally, self._waits
         )
         return await attempts.run()
 

@@ -35,6 +35,7 @@ FLAGS = (
     "--cb-timeout-duration-secs", "0.2",
 )  # fmt: skip
 SLOW_S = 0.1
+REASONS = ("queue", "pause", "retry")
 
 
 class Worker:
@@ -102,7 +103,7 @@ class Operator:
     def wait(self, name: str) -> str:
         """The reason why the request waited longest."""
         line = self.lines[name]
-        waits = {reason: line.get(f"{reason}_s", 0.0) for reason in ("queue", "pause", "retry")}
+        waits = {reason: line.get(f"{reason}_s", 0.0) for reason in REASONS}
         reason = max(waits, key=waits.__getitem__)
         assert 0 < waits[reason] <= line["duration_s"]
         return reason
@@ -161,6 +162,9 @@ async def test_log_and_metrics_answer_the_questions_of_an_operator(
 
     assert [operator.wait(name) for name in ("paused", "queued", "held")] == ["pause", "queue", "retry"]
     assert during["slime_generation_paused", ""] == 1
+    waits = {reason: after["slime_request_wait_seconds_sum", f"reason={reason}"] for reason in REASONS}
+    told = {reason: sum(line.get(f"{reason}_s", 0.0) for line in lines) for reason in REASONS}
+    assert waits == pytest.approx(told, abs=0.02)
     assert operator.lines["held"]["held"] == [f"{url} circuit breaker" for url in (quick_url, slow_url)]
     assert after["smg_worker_cb_transitions_total", "from=closed to=open"] == 2
     assert not {"queue_s", "pause_s", "retry_s", "held"} & operator.lines["even-0"].keys()
