@@ -67,6 +67,14 @@ def headings(text: str) -> list[str]:
     return re.findall(r"^#+ +(.+?) *$", text, re.MULTILINE)
 
 
+def test_registrations_by_curl_have_the_type_that_they_need() -> None:
+    """Without a key, a body with the type that curl gives it is refused: any web page can send it."""
+    lines = [line for path in PAGES for line in path.read_text().splitlines()]
+    bodies = [line for line in lines if re.search(r"curl .*/workers .*-d ", line)]
+    assert len(bodies) >= 3
+    assert [line for line in bodies if "Content-Type: application/json" not in line] == []
+
+
 # hooks
 
 
