@@ -15,10 +15,10 @@ from router_core.request_ids import DEFAULT_HEADERS, RequestIds
 from router_core.router import Router
 from router_core.sender import Sender
 from router_core.types import ASGIApp
-from slime_access_log.contracts import Wait
 from slime_access_log.middleware import Current, Logged, NotingSender
 from slime_access_log.record import Record
 from slime_logging import hidden_key
+from slime_logging.waits import Wait
 from slime_sglang.bodies import EVENTS, media_type
 from slime_sglang.generation import at_generation
 from slime_sglang.usage import UsageTap

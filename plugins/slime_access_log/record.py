@@ -12,7 +12,6 @@ from typing import Any
 from router_core import Worker
 from router_core.request_ids import request_id_of
 from router_core.types import Scope
-from slime_access_log.contracts import Wait
 from slime_http.error_codes import code_in
 
 __all__ = ["Record"]

@@ -33,18 +33,19 @@ class Kind(NamedTuple):
 class Series:
     """The requests of one kind, counted at their end.
 
-    ``whole``: durations from the head of the request to the end of the answer. ``to_first_byte``: to the first byte of
-    a stream. ``incomplete``: answers that broke off.
+    ``whole``: durations from the head of the request to the end of the answer; ``new``: its list.
+    ``to_first_byte``: to the first byte of a stream. ``incomplete``: answers that broke off.
 
     Of requests that waited longer than ``QUICK_S`` for the worker that answered: ``waiting``, the time until it got the
     request; ``asking``, from then to the end; and ``both``, all of it. The others, which ``whole`` has beside those of
     ``both``, count as not waiting.
     """
 
-    __slots__ = ("asking", "both", "incomplete", "to_first_byte", "waiting", "whole")
+    __slots__ = ("asking", "both", "incomplete", "new", "to_first_byte", "waiting", "whole")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.whole = Histogram(bounds)
+        self.new = self.whole.new
         self.to_first_byte = Histogram(bounds)
         self.waiting = Histogram(bounds)
         self.asking = Histogram(bounds)

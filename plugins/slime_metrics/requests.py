@@ -91,7 +91,10 @@ class Measured:
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Call the application, and note the time."""
         if scope["type"] == "http":
-            answer = getattr(send, "__self__", None)
+            try:
+                answer = send.__self__  # type: ignore[attr-defined]  # a method of the server's request, mostly
+            except AttributeError:
+                answer = None
             if type(answer) is not ServerRequest or answer.scope is not scope:
                 return self._watched({**scope, "state": dict(scope.get("state") or {})}, receive, send)
             answer.on_end = self._on_end
@@ -106,18 +109,17 @@ class Measured:
             self._end(answer)
 
     def _end(self, answer: Answer | ServerRequest) -> None:
-        scope, status, began = answer.scope, answer.status, answer.began
+        scope, began, status = answer.scope, answer.began, answer.status
         state = scope["state"]
         try:
-            waited_s, worker = state[SENT_AT] - began, state[WORKER].url
-        except KeyError:  # no worker has answered
-            waited_s, worker = 0.0, state[WORKER].url if WORKER in state else ""
-        try:
-            series = self._series[scope["method"], scope["path"], status, worker]
-        except KeyError:
+            series = self._series[scope["method"], scope["path"], status, state[WORKER].url]
+            waited_s = state[SENT_AT] - began
+        except KeyError:  # no worker has answered, or it is the first such request
+            worker = state[WORKER].url if WORKER in state else ""
             series = self._counts.of(scope["method"], scope["path"], status, worker)
+            waited_s = state.get(SENT_AT, began) - began
         whole_s = self.time() - began
-        new = series.whole.new
+        new = series.new
         new.append(whole_s)
         if len(new) >= BATCH:
             series.whole.settle()
