@@ -13,6 +13,7 @@ from router_core import Worker
 from router_core.request_ids import request_id_of
 from router_core.types import Scope
 from slime_http.error_codes import code_in
+from slime_logging.waits import Wait
 
 __all__ = ["Record"]
 
