@@ -5,7 +5,7 @@ from __future__ import annotations
 from slime_journal.record_log import RecordLog
 from slime_openai.prompts.history import History, Turn
 from slime_openai.prompts.log_records import Gone, Record, Said, size_of
-from slime_openai.requests.messages import Message, ToolCall
+from slime_openai.prompts.turn_records import said_of, turn_of
 from slime_openai.responses.evidence import LostSessions
 
 __all__ = ["LoggedHistory"]
@@ -40,7 +40,8 @@ class LoggedHistory(History):
         records: list[Record] = []
         for one in reversed(new):
             self._serials[one] = self._log.number()
-            records.append(self._told(one))
+            parent = self._serials[one.parent] if one.parent is not None else 0
+            records.append(said_of(one, self._serials[one], parent))
         super().add(turn)
         self._log.append(records + self._gone)
         self._gone = []
@@ -55,51 +56,11 @@ class LoggedHistory(History):
         if self._replayed is None:
             super()._make_room()
 
-    def _told(self, turn: Turn) -> Said:
-        reply = turn.reply
-        return Said(
-            self._serials[turn],
-            self._serials[turn.parent] if turn.parent is not None else 0,
-            turn.key,
-            turn.count,
-            turn.session,
-            turn.asked,
-            turn.sampled,
-            reply.content,
-            reply.reasoning,
-            tuple((call.name, call.arguments, call.id) for call in reply.tool_calls),
-            turn.text.encode(),  # packing the text itself would make CPython keep a UTF-8 copy with it
-            turn.ending,
-            turn.hidden,
-            turn.closed,
-            turn.place,
-            turn.answers,
-        )
-
     def _again(self, record: Record) -> None:
         replayed = self._replayed
         assert replayed is not None  # narrowing: the log is being read
         if isinstance(record, Said):
-            turn = Turn(
-                replayed[record.parent] if record.parent else None,
-                record.key,
-                record.messages,
-                record.session,
-                record.asked,
-                record.sampled,
-                Message(
-                    "assistant",
-                    record.content,
-                    tuple(ToolCall(*call) for call in record.calls),
-                    reasoning=record.reasoning,
-                ),
-                record.text.decode(),
-                record.ending,
-                record.hidden,
-                record.closed,
-                record.place,
-                record.answers,
-            )
+            turn = turn_of(record, replayed[record.parent] if record.parent else None)
             replayed[record.serial] = turn
             self._serials[turn] = record.serial
             super().add(turn)
