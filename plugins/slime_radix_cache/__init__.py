@@ -34,6 +34,7 @@ provides = (
     "decode",
     "verdicts",
     "ownership",
+    "side_records",
     "lost_sessions",
     "trajectories",
     "session_turns",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from slime_radix_cache.row_contracts import ConsumedTurn, FoundRows, RowNotes, TokenRows
@@ -22,6 +22,7 @@ __all__ = [
     "SessionPage",
     "SessionSummary",
     "SessionTurns",
+    "SideRecords",
     "TextEncoder",
     "TokenCounts",
     "TokenRows",
@@ -202,3 +203,49 @@ class SessionTurns(Protocol):
     def forget(self, session: str) -> None:
         """Evict the responses of ``session``."""
         ...
+
+
+class SideRecords(Protocol):
+    """Records of chats in the store of demoted trajectories; the component ``"side_records"``.
+
+    A record is the answer to a request of ``session``, None for a request without one. Two digests lead to it:
+    ``name``, and ``place``, that of the session and its question. ``parent``: the key of the record that it continues.
+    """
+
+    @property
+    def is_on(self) -> bool:
+        """True if there is a store that outlives the router."""
+
+    def __contains__(self, key: bytes, /) -> bool: ...
+
+    def add(
+        self, session: str | None, name: bytes, place: bytes, parent: bytes, content: Callable[[], bytes]
+    ) -> bytes:
+        """Return the key of a new record. It is saved when an answer of its session is demoted, and at the end.
+
+        ``content()`` is called then, and always returns the same. ``parent``: empty for none.
+        """
+
+    def save_soon(self, key: bytes) -> None:
+        """Save the record of ``key`` now: its turn is not in memory any more."""
+
+    async def look(self) -> None:
+        """Read what other routers have noted. Raises HTTPError."""
+
+    def find(self, names: Iterable[bytes]) -> list[bytes]:
+        """Return the keys of records under ``names`` and places, oldest first.
+
+        Without a record when another one of its session at its place may be lost: that one may be meant.
+        """
+
+    async def fetch(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
+        """Return the saved records of ``keys``, None for a lost one. Raises HTTPError."""
+
+    def is_own(self, key: bytes) -> bool:
+        """Return True if this run of the router recorded ``key``."""
+
+    async def ask_again(self, place: bytes) -> None:
+        """Note that ``place`` may get several records, before the second one is asked for."""
+
+    def has_lost(self, session: str | None) -> bool:
+        """Return True if something of ``session`` is lost; None: of requests without a session."""

@@ -115,17 +115,17 @@ class RadixCache:
         router.components.register("lost_sessions", self._trajectories.losses)
         self._cold = ColdTrajectories(self._trajectories)
         router.components.register("ownership", self._cold)
+        router.components.register("side_records", self._cold.side)
         given_prompts, self._streams = GivenPrompts(encoder, spelling), OpenStreams()
         offer_metrics(router.components.find("metrics"), self._tally, self._trajectories)
         self._turns = Turns(
             self._trajectories, encoder, spelling, given_prompts, self._tally, self._streams, self._cold,
             verbose=settings.verbose,
         )  # fmt: skip
-        template = ChatTemplate(tokenizer, router.threads)
         self.retrieval = Retrieval(
-            self._trajectories, encoder, template, self._tally, self._streams, spelling.text_of, given_prompts,
-            router.session_sources, cold=self._cold, rows=self._turns.rows, long_work=router.long_work,
-            threads=router.threads,
+            self._trajectories, encoder, ChatTemplate(tokenizer, router.threads), self._tally, self._streams,
+            spelling.text_of, given_prompts, router.session_sources, cold=self._cold, rows=self._turns.rows,
+            long_work=router.long_work, threads=router.threads,
         )  # fmt: skip
         router.components.register("trajectories", self.retrieval)
         session_turns = SessionTurns(self._trajectories, spelling.text_of, self._turns.rows, self._cold)

@@ -23,6 +23,7 @@ from slime_radix_cache.demotion.others import OtherRouters
 from slime_radix_cache.demotion.restart import restore
 from slime_radix_cache.demotion.row_notes import RowNotes
 from slime_radix_cache.demotion.saving import SegmentSaver
+from slime_radix_cache.demotion.side_records import SideRecords
 from slime_radix_cache.index.segments import Response, Segment
 from slime_radix_cache.index.text_index import text_of
 from slime_radix_cache.index.trajectories import Trajectories
@@ -50,6 +51,7 @@ class ColdTrajectories:
         self._trajectories = trajectories
         self._store: ColdStore | None = None
         self._demotion = Demotion(trajectories)
+        self.side = SideRecords(self._demotion, trajectories.losses)
         self._saver: SegmentSaver
         self._open: OpenSessions
         self._others: OtherRouters
@@ -72,6 +74,7 @@ class ColdTrajectories:
         tasks.start_soon(self._saver.writer.run)
         tasks.start_soon(self.run)
         tasks.start_soon(self._others.run)
+        tasks.start_soon(self.side.run)
         try:
             yield
         finally:
@@ -85,16 +88,13 @@ class ColdTrajectories:
         demotion.is_shared = lambda: store.is_shared
         self._saver = SegmentSaver(store, demotion)
         self._open = OpenSessions(self._trajectories, demotion, self._saver.writer)
-        past = await restore(store, tokenizer, self._trajectories, demotion, self._saver.writer)
+        self.side.begin(store, self._saver, self._look, self._failed)
+        past = await restore(store, tokenizer, self._trajectories, demotion, self._saver.writer, self.side)
         self.rows = RowNotes(store, demotion, self._saver.writer, past.rows)
         self._others = OtherRouters(
-            store,
-            self._trajectories,
-            demotion,
-            RunBegun(FORMAT, tokenizer),
-            self.rows,
+            store, self._trajectories, demotion, RunBegun(FORMAT, tokenizer), self.rows, self.side,
             partial(self._saver.failed, "follow"),
-        )
+        )  # fmt: skip
         self._others.open = self._trajectories.losses.open = past.open
         self._restored = len(demotion.directory)
         self._trajectories.demotion = demotion
@@ -106,6 +106,7 @@ class ColdTrajectories:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._saver.writer.run)
                 await self._save_all()
+                await self.side.save_all()
                 self._open.end()
                 await self._saver.writer.flush()
                 await self.rows.save()
@@ -144,12 +145,15 @@ class ColdTrajectories:
 
     async def _demote(self, batch: list[tuple[Segment, str]]) -> None:
         demotion = self._demotion
-        if not await self._saver.save([segment for segment, _ in batch]):
+        sessions = {segment.session for segment, _ in batch if isinstance(segment, Response)}
+        is_saved = await self._saver.save([segment for segment, _ in batch])
+        if not is_saved:
             for segment, _ in batch:
                 if demotion.may_go(segment) and not demotion.memory.is_saved(segment):
                     self._trajectories.evict(segment, _NOT_KEPT)
         await self.rows.save_of(segment for segment, _ in batch)
-        sessions = {segment.session for segment, _ in batch if isinstance(segment, Response)}
+        if is_saved:
+            await self.side.save(sessions)  # last, so that no turn of a settled session is left out
         for segment, reason in batch:
             demotion.demote(segment, reason)
         self._open.settle(sessions)
@@ -247,6 +251,7 @@ class ColdTrajectories:
         """See :meth:`Trajectories.forget`. What is only loaded, for a search that has not begun, is evicted too."""
         self._loads.let_go()
         self._trajectories.forget(session)
+        self.side.forget(session)
 
     def _of(self, session: str | None) -> Iterable[int]:
         return self._demotion.of_session(session) if session is not None else ()
@@ -282,6 +287,7 @@ class ColdTrajectories:
         return {
             "demoted": {
                 "segments": len(demotion.directory),
+                "chat_turns": len(self.side),
                 "restored": self._restored,
                 "demotions": dict(demotion.demoted),
                 "promotions": demotion.promoted,

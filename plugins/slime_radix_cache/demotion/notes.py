@@ -13,6 +13,7 @@ from slime_radix_cache.index.segments import Versions
 
 __all__ = [
     "FORMAT",
+    "AskedAgain",
     "Begun",
     "Demoted",
     "Dropped",
@@ -22,6 +23,7 @@ __all__ = [
     "Rows",
     "RunBegun",
     "Settled",
+    "SideRecord",
     "Unanswered",
     "WrongNote",
     "packed",
@@ -104,6 +106,22 @@ class Lost(NamedTuple):
     second: int
 
 
+class SideRecord(NamedTuple):
+    """A record of another plugin is in the store; ``size``: in bytes. See SideRecords in the contracts."""
+
+    key: bytes
+    size: int
+    session: str | None
+    name: bytes
+    place: bytes
+
+
+class AskedAgain(NamedTuple):
+    """``place`` may get several side records, some of which are in memory only."""
+
+    place: bytes
+
+
 class Ended(NamedTuple):
     """Nothing of the trajectories was in memory only when the router ended. Only notes about rows may follow."""
 
@@ -120,7 +138,9 @@ class Rows(NamedTuple):
     records: tuple[tuple[bytes, int], ...]
 
 
-_FRAMES = Frames((RunBegun, Demoted, Dropped, Grew, Begun, Settled, Unanswered, Lost, Ended, Rows))
+_FRAMES = Frames(
+    (RunBegun, Demoted, Dropped, Grew, Begun, Settled, Unanswered, Lost, SideRecord, AskedAgain, Ended, Rows)
+)
 
 
 def packed(notes: Sequence[Any]) -> bytes:

@@ -10,6 +10,7 @@ import anyio
 from slime_radix_cache.cold_store import ColdStore
 from slime_radix_cache.demotion.demotion import Demotion
 from slime_radix_cache.demotion.notes import (
+    AskedAgain,
     Begun,
     Demoted,
     Dropped,
@@ -19,12 +20,14 @@ from slime_radix_cache.demotion.notes import (
     Rows,
     RunBegun,
     Settled,
+    SideRecord,
     Unanswered,
     WrongNote,
     unpacked,
 )
 from slime_radix_cache.demotion.past import entry_of_note, mark_lost
 from slime_radix_cache.demotion.row_notes import RowNotes
+from slime_radix_cache.demotion.side_records import SideRecords
 from slime_radix_cache.index.segments import Segment
 from slime_radix_cache.index.trajectories import Trajectories
 
@@ -43,13 +46,14 @@ class OtherRouters:
 
     def __init__(
         self, store: ColdStore, trajectories: Trajectories, demotion: Demotion, begun: RunBegun,
-        rows: RowNotes, failed: Callable[[Exception], None],
+        rows: RowNotes, side: SideRecords, failed: Callable[[Exception], None],
     ) -> None:  # fmt: skip
         self._store = store
         self._trajectories = trajectories
         self._demotion = demotion
         self._begun = begun
         self._rows = rows
+        self._side = side
         self._failed = failed
         self._ignored: set[bytes] = set()
         #: Segments whose parent is not known yet.
@@ -112,6 +116,8 @@ class OtherRouters:
                 mark_lost(note, losses)
             case Unanswered():
                 losses.sessions.add(note.session)
+            case SideRecord() | AskedAgain():
+                self._side.learn(note)
 
     def _drop(self, key: bytes) -> None:
         note = self._waiting.pop(key, None)
@@ -120,6 +126,7 @@ class OtherRouters:
         self._demotion.runs.add(key)
         serial = self._demotion.runs.serial(key)
         self._demotion.dropped.add(serial)
+        self._side.learn_dropped(key)
         if serial in self._demotion.directory:
             self._demotion.lose(serial)
         elif (segment := self._demotion.memory.segments.get(serial)) is not None:

@@ -11,6 +11,7 @@ from slime_radix_cache.cold_store import StoredNote
 from slime_radix_cache.demotion.directory import Entry, IdPlace, State, TextPlace
 from slime_radix_cache.demotion.notes import (
     FORMAT,
+    AskedAgain,
     Begun,
     Demoted,
     Dropped,
@@ -20,6 +21,7 @@ from slime_radix_cache.demotion.notes import (
     Rows,
     RunBegun,
     Settled,
+    SideRecord,
     Unanswered,
     WrongNote,
     packed,
@@ -48,6 +50,8 @@ class Past:
         self.grown: dict[tuple[str, bytes], bytes] = {}
         self.lost: dict[Lost, None] = {}
         self.unanswered: set[str] = set()
+        self.side_records: dict[bytes, SideRecord] = {}
+        self.asked_again: set[bytes] = set()
         self.open: dict[str, set[bytes]] = {}
         #: By response, name and run; without other routers, a later run knows what the earlier ones have noted.
         self._rows: dict[tuple[bytes, str, bytes], Rows] = {}
@@ -57,9 +61,13 @@ class Past:
         self._dropped: set[bytes] = set()
         for run, each in groupby(notes, lambda note: note.run):
             self._read_run(run, each)
-        #: Those whose segments the notes still have. A log that :meth:`again` does not replace may have them.
-        self._still_noted = [key for key in self._dropped if self.segments.pop(key, None) is not None]
+        #: Those that the notes still have. A log that :meth:`again` does not replace may have them.
+        self._still_noted = [
+            key for key in self._dropped for kept in (self.segments, self.side_records) if kept.pop(key, None)
+        ]
         self.rows = [note for note in reversed(self._rows.values()) if self._are_needed(note)]
+        if not is_shared:  # else records may follow
+            self.asked_again &= {note.place for note in self.side_records.values()}
 
     def _read_run(self, run: bytes, notes: Iterable[StoredNote]) -> None:
         open_sessions: set[str] = set()
@@ -105,6 +113,10 @@ class Past:
                 self.unanswered.add(note.session)
             case Lost():
                 self.lost[note] = None
+            case SideRecord():
+                self.side_records[note.key] = note
+            case AskedAgain():
+                self.asked_again.add(note.place)
 
     def _are_needed(self, note: Rows) -> bool:
         """Return True if the response of ``note`` is there, or another router may note it later."""
@@ -116,13 +128,16 @@ class Past:
         """Sizes of the records, in bytes, by key. With other routers, those of rows are not known to be needed here."""
         rows = [] if self._is_shared else self.rows
         sizes = {key: size for note in rows for key, size in note.records}
-        return sizes | {key: note.size for key, note in self.segments.items()}
+        known = (self.segments, self.side_records)
+        return sizes | {key: note.size for notes in known for key, note in notes.items()}
 
     def again(self) -> Iterator[bytes]:
         """Yield notes that say the same, also beside the notes of other logs."""
         dropped = map(Dropped, self._still_noted)
         known = [
             *self.segments.values(),
+            *self.side_records.values(),
+            *map(AskedAgain, self.asked_again),
             *dropped,
             *self._grown(),
             *self.rows,

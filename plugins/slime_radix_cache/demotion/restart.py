@@ -11,6 +11,7 @@ from slime_radix_cache.demotion.note_writer import NoteWriter
 from slime_radix_cache.demotion.notes import FORMAT, Dropped, Grew, Lost, RunBegun, packed
 from slime_radix_cache.demotion.past import Past, entry_of_note, mark_lost, note_of
 from slime_radix_cache.demotion.shortening import shortened
+from slime_radix_cache.demotion.side_records import SideRecords
 from slime_radix_cache.index.trajectories import Trajectories
 
 __all__ = ["restore"]
@@ -19,9 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 async def restore(
-    store: ColdStore, tokenizer: str, trajectories: Trajectories, demotion: Demotion, writer: NoteWriter
-) -> Past:
-    """Add what earlier runs demoted to ``demotion``, and let ``writer`` note each change from now on.
+    store: ColdStore, tokenizer: str, trajectories: Trajectories, demotion: Demotion, writer: NoteWriter,
+    side: SideRecords,
+) -> Past:  # fmt: skip
+    """Add what earlier runs demoted to ``demotion`` and ``side``, and let ``writer`` note each change from now on.
 
     Segments whose records are gone are lost, with all that continues them. Raises StartupError.
     """
@@ -30,7 +32,7 @@ async def restore(
     # All of a run may be deleted, but for what continues it.
     named = [key for each in past.segments.values() for key in (each.key, each.parent) if key]
     named += [note.key for note in past.rows if note.key]
-    demotion.runs.begin(named, store.run)
+    demotion.runs.begin([*named, *past.side_records], store.run)
     gone = set(await store.adopt(past.sizes))
     await store.replace_notes(past.again())
     await store.shorten_notes(notes, shortened)
@@ -45,6 +47,7 @@ async def restore(
         if seen is not None:
             trajectories.see_version(seen)
     _restore_grown(past, demotion)
+    side.restore(past, gone)
     for entry in entries:
         has_parent = not entry.parent or entry.parent in demotion.directory
         if entry.serial in demotion.directory and (not has_parent or demotion.runs.key(entry.serial) in gone):

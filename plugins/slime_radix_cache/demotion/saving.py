@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import anyio
 
@@ -64,6 +65,21 @@ class SegmentSaver:
         self.failures["lost"] += 1
         if self.failures["lost"] == 1:
             logger.error("%s: their sessions are not complete (further ones are only counted)", message)
+        return False
+
+    async def save_records(
+        self, pairs: Sequence[tuple[bytes, bytes]], noted: Callable[[bytes, int], Any]
+    ) -> bool:
+        """Put records, pairs of key and content, into the store; repeat it after failures.
+
+        ``noted(key, size)`` is called for each one then, and returns a note for the log. Returns False if the store's
+        ``wait_s`` was too short.
+        """
+        with anyio.move_on_after(self._store.wait_s):
+            await self._keep(pairs)
+            self.writer.add(*(noted(key, len(content)) for key, content in pairs))
+            await self.writer.flush()
+            return True
         return False
 
     async def _keep(self, pairs: Sequence[tuple[bytes, bytes]]) -> None:

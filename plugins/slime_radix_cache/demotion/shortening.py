@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slime_radix_cache.demotion.notes import (
+    AskedAgain,
     Begun,
     Demoted,
     Dropped,
@@ -14,6 +15,7 @@ from slime_radix_cache.demotion.notes import (
     Lost,
     RunBegun,
     Settled,
+    SideRecord,
     Unanswered,
     packed,
     unpacked,
@@ -23,7 +25,9 @@ __all__ = ["shortened"]
 
 
 #: The kinds of which Ended must be the last. Others may follow it.
-_OF_A_RUN = (RunBegun, Begun, Demoted, Dropped, Grew, Lost, Settled, Unanswered, Ended)
+_OF_A_RUN = (
+    RunBegun, Begun, Demoted, Dropped, Grew, Lost, Settled, Unanswered, SideRecord, AskedAgain, Ended,
+)  # fmt: skip
 
 
 def shortened(contents: Sequence[bytes]) -> list[bytes] | None:
@@ -50,7 +54,7 @@ class _Needed:
         match note:
             case Begun() | Settled():
                 return False  # all sessions of a run that has ended are settled
-            case Demoted(key=key) | Dropped(key=key):
+            case Demoted(key=key) | SideRecord(key=key) | Dropped(key=key):
                 subject: tuple[Any, ...] = (Demoted, key)
             case Grew(session=session, part=part):
                 subject = (Grew, session, part)

@@ -1,0 +1,280 @@
+"""Records of another plugin in the store of demoted trajectories: chats keep their turns there."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
+from typing import NamedTuple
+
+import anyio
+
+from slime_radix_cache.cold_store import ColdStore
+from slime_radix_cache.demotion.demotion import Demotion
+from slime_radix_cache.demotion.notes import AskedAgain, Dropped, SideRecord
+from slime_radix_cache.demotion.past import Past
+from slime_radix_cache.demotion.saving import SegmentSaver
+from slime_radix_cache.index.losses import Losses
+
+__all__ = ["SideRecords"]
+
+_KEY_BYTES = 16
+#: Records that are written together.
+_AT_ONCE = 64
+#: Longest time that a request waits for a note, in seconds.
+_WAIT_S = 5.0
+
+
+class _Unsaved(NamedTuple):
+    """A record that is not in the store yet, and the key of the record that it needs (empty: none)."""
+
+    session: str | None
+    parent: bytes
+    content: Callable[[], bytes]
+
+
+class SideRecords:
+    """The component ``"side_records"``; see SideRecords in the contracts. ``losses``: what is not fully known."""
+
+    def __init__(self, demotion: Demotion, losses: Losses) -> None:
+        self._demotion = demotion
+        self._losses = losses
+        self._store: ColdStore | None = None
+        self._saver: SegmentSaver
+        self._look: Callable[[], Awaitable[None]]
+        self._failed: Callable[[str, Exception], Exception]
+        #: All records, also those that are not saved: their size is 0.
+        self._notes: dict[bytes, SideRecord] = {}
+        #: Joined keys by name and by place; a set for each would take a third of the memory.
+        self._keys: dict[bytes, bytes] = {}
+        self._of: dict[str | None, dict[bytes, None]] = {}
+        self._unsaved: dict[str | None, dict[bytes, _Unsaved]] = {}
+        self._asked_again: set[bytes] = set()
+        self._being_noted: set[bytes] = set()
+        #: Keys of records to be saved soon.
+        self._waiting: list[bytes] = []
+        self._news = anyio.Event()
+        self._turn = anyio.Lock()
+
+    def begin(
+        self, store: ColdStore, saver: SegmentSaver, look: Callable[[], Awaitable[None]],
+        failed: Callable[[str, Exception], Exception],
+    ) -> None:  # fmt: skip
+        """Begin to keep records in ``store``.
+
+        ``look()`` reads the notes of other routers; ``failed(kind, error)`` makes the error for requests.
+        """
+        self._store, self._saver, self._look, self._failed = store, saver, look, failed
+
+    def restore(self, past: Past, gone: Container[bytes]) -> None:
+        """Add the records of ``past``. ``gone``: keys of those that the store does not have any more."""
+        self._asked_again |= past.asked_again
+        for note in past.side_records.values():
+            self._add(note)
+            if note.key in gone:
+                self.lose_record(note.key)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._notes
+
+    def __len__(self) -> int:
+        return len(self._notes)
+
+    @property
+    def is_on(self) -> bool:
+        """See the contract."""
+        return self._store is not None and self._store.keeps_notes
+
+    # Writing.
+
+    def add(
+        self, session: str | None, name: bytes, place: bytes, parent: bytes, content: Callable[[], bytes]
+    ) -> bytes:
+        """See the contract."""
+        key = self._demotion.runs.key(self._demotion.runs.next_serial())
+        self._add(SideRecord(key, 0, session, name, place))
+        self._unsaved.setdefault(session, {})[key] = _Unsaved(session, parent, content)
+        return key
+
+    def save_soon(self, key: bytes) -> None:
+        """See the contract."""
+        if self._unsaved_record(key) is not None:
+            self._waiting.append(key)
+            self._news.set()
+
+    async def run(self) -> None:
+        """Save the records that are to be saved soon, until cancelled."""
+        while True:
+            self._news = anyio.Event()
+            while self._waiting and await self._save(self._waiting[:_AT_ONCE]):
+                del self._waiting[:_AT_ONCE]
+            await self._news.wait()
+
+    def forget(self, session: str) -> None:
+        """Drop the records of ``session``."""
+        for key in list(self._of.get(session, ())):
+            self._drop(key)
+
+    async def save(self, sessions: Iterable[str | None]) -> None:
+        """Put the records of ``sessions``, and those that they need, into the store and its log.
+
+        They stay unsaved if its ``wait_s`` is too short.
+        """
+        wanted = [key for session in sessions for key in self._unsaved.get(session, ())]
+        for start in range(0, len(wanted), _AT_ONCE):
+            if not await self._save(wanted[start : start + _AT_ONCE]):
+                return
+
+    async def save_all(self) -> None:
+        """Put all records into the store and its log. The sessions of those that stay unsaved are lost."""
+        await self.save(list(self._unsaved))
+        for session in self._unsaved:
+            self.lose(session)
+
+    def _with_parents(self, keys: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
+        """Return ``keys`` and those of the unsaved records that they need, each with its content."""
+        found: dict[bytes, bytes] = {}
+        for key in keys:
+            while key not in found and (unsaved := self._unsaved_record(key)) is not None:
+                found[key] = unsaved.content()
+                key = unsaved.parent
+        return list(found.items())
+
+    def _unsaved_record(self, key: bytes) -> _Unsaved | None:
+        note = self._notes.get(key)
+        return self._unsaved.get(note.session, {}).get(key) if note is not None else None
+
+    async def _save(self, keys: Sequence[bytes]) -> bool:
+        async with self._turn:  # if one of two writes failed, the record of the other would go, too
+            return await self._saver.save_records(self._with_parents(keys), self._saved)
+
+    def _saved(self, key: bytes, size: int) -> SideRecord | Dropped:
+        """Note that the store has the record of ``key``; returns a note for its log."""
+        note = self._notes.get(key)
+        if note is None:
+            return Dropped(key)  # its session was forgotten meanwhile
+        self._pop_unsaved(note)
+        note = self._notes[key] = note._replace(size=size)
+        return note
+
+    def _pop_unsaved(self, note: SideRecord) -> bool:
+        unsaved = self._unsaved.get(note.session, {})
+        was_unsaved = unsaved.pop(note.key, None) is not None
+        if was_unsaved and not unsaved:
+            del self._unsaved[note.session]
+        return was_unsaved
+
+    def _add(self, note: SideRecord) -> None:
+        if note.key not in self._notes:  # another router's note may come again
+            for name in (note.name, note.place):
+                self._keys[name] = self._keys.get(name, b"") + note.key
+            self._of.setdefault(note.session, {})[note.key] = None
+        self._notes[note.key] = note
+
+    def _remove(self, key: bytes) -> bool:
+        """Remove the record of ``key``, if there is one. Returns True if it is saved."""
+        note = self._notes.pop(key, None)
+        if note is None:
+            return False
+        for name in (note.name, note.place):
+            rest = b"".join(one for one in self._under(name) if one != key)
+            if rest:
+                self._keys[name] = rest
+            else:
+                del self._keys[name]
+        own = self._of[note.session]
+        del own[key]
+        if not own:
+            del self._of[note.session]
+        return not self._pop_unsaved(note)
+
+    def _under(self, name: bytes) -> list[bytes]:
+        keys = self._keys.get(name, b"")
+        return [keys[start : start + _KEY_BYTES] for start in range(0, len(keys), _KEY_BYTES)]
+
+    def _drop(self, key: bytes) -> None:
+        """Remove the record of ``key``, also from the store."""
+        runs = self._demotion.runs
+        if self._remove(key):
+            self._saver.writer.add(Dropped(key))
+            runs.add(key)
+            if not runs.is_own(runs.serial(key)):
+                self._demotion.dropped.add(runs.serial(key))
+
+    # Reading.
+
+    def find(self, names: Iterable[bytes]) -> list[bytes]:
+        """See the contract."""
+        keys = {key for name in names for key in self._under(name)}
+        return sorted(key for key in keys if self._is_proved(self._notes[key]))
+
+    def _is_proved(self, note: SideRecord) -> bool:
+        """Return False if another record at the same place may be lost: a client may mean that one."""
+        if not self.has_lost(note.session):
+            return True
+        has_unknown_asks = note.session is None and self._store is not None and self._store.is_shared
+        return not has_unknown_asks and note.place not in self._asked_again
+
+    async def fetch(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
+        """See the contract."""
+        unsaved = {key: one.content() for key in keys if (one := self._unsaved_record(key)) is not None}
+        saved = [key for key in keys if key not in unsaved]
+        assert self._store is not None  # narrowing: there are keys
+        try:
+            found = dict(zip(saved, await self._store.fetch(saved) if saved else (), strict=True))
+        except Exception as error:
+            raise self._failed("fetch", error) from error
+        for key, content in found.items():
+            if content is None and key in self._notes:
+                self.lose_record(key)
+        return [unsaved[key] if key in unsaved else found[key] for key in keys]
+
+    def lose_record(self, key: bytes) -> None:
+        """Note that the record of ``key`` is not in the store any more."""
+        self.lose(self._notes[key].session)
+        self._drop(key)
+
+    def lose(self, session: str | None) -> None:
+        """Mark ``session``, which lost a record."""
+        if session is None:
+            self._losses.texts.add(b"")
+        else:
+            self._losses.sessions.add(session)
+
+    def has_lost(self, session: str | None) -> bool:
+        """See the contract."""
+        return b"" in self._losses.texts if session is None else session in self._losses
+
+    def is_own(self, key: bytes) -> bool:
+        """See the contract."""
+        return self._demotion.runs.is_own(self._demotion.runs.serial(key))
+
+    async def ask_again(self, place: bytes) -> None:
+        """See the contract."""
+        if place not in self._asked_again:
+            self._asked_again.add(place)
+            self._being_noted.add(place)
+            self._saver.writer.add(AskedAgain(place))
+        if place in self._being_noted:
+            with anyio.move_on_after(_WAIT_S):  # later notes come after this one in any case
+                await self._saver.writer.flush()
+            self._being_noted.discard(place)
+
+    # Other routers.
+
+    async def look(self) -> None:
+        """See the contract."""
+        await self._look()
+
+    def learn(self, note: SideRecord | AskedAgain) -> None:
+        """Take a ``note`` of another router."""
+        if isinstance(note, AskedAgain):
+            self._asked_again.add(note.place)
+            return
+        runs = self._demotion.runs
+        runs.add(note.key)
+        if runs.serial(note.key) not in self._demotion.dropped and self._store is not None:
+            self._store.learn({note.key: note.size})
+            self._add(note)
+
+    def learn_dropped(self, key: bytes) -> None:
+        """Forget the record of ``key``, which another router has dropped."""
+        self._remove(key)
