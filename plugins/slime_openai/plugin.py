@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import orjson
@@ -14,7 +15,6 @@ from router_core.errors import HTTPError
 from router_core.exchange import Exchange
 from router_core.reply import Reply
 from router_core.router import Router
-from router_core.types import Tokenizer
 from slime_journal.record_log import RecordLog
 from slime_openai.chat import Chat
 from slime_openai.completions import Completions
@@ -22,11 +22,11 @@ from slime_openai.errors import error_body, error_object
 from slime_openai.generating import JSON
 from slime_openai.models import Models
 from slime_openai.parsing.formats import Formats
-from slime_openai.prompts.history import History
 from slime_openai.prompts.log_records import CHATS, reader
 from slime_openai.prompts.logged_history import LoggedHistory
 from slime_openai.prompts.parents import Parents
 from slime_openai.prompts.rendering import Renderer
+from slime_openai.prompts.stored_history import StoredHistory
 from slime_openai.prompts.turn_tokens import Prompts
 from slime_openai.prompts.turns import Turns
 from slime_openai.requests.unknown_parameters import UnknownParameters
@@ -35,7 +35,7 @@ from slime_openai.responses.outputs import words_of
 from slime_openai.settings import Settings
 
 if TYPE_CHECKING:
-    from slime_radix_cache.contracts import TokenRows
+    from slime_radix_cache.contracts import SideRecords, TokenRows
 
 __all__ = ["OpenAI"]
 
@@ -52,7 +52,6 @@ class OpenAI:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._logged: LoggedHistory | None = None
 
     @hookimpl
     def setup(self, router: Router) -> None:
@@ -65,7 +64,8 @@ class OpenAI:
         verdicts = router.components.get("verdicts")
         ownership: Ownership = router.components.get("ownership")
         renderer = Renderer(tokenizer, settings.chat_template, router.threads)
-        history = self._begin_history(router, tokenizer, renderer)
+        self._reader = partial(reader, tokenizer, renderer.source, renderer.traits)
+        self._history = history = self._begin_history(router)
         self._models = Models(router)
         unknown = UnknownParameters(settings.unknown_parameters)
         self._chat = Chat(
@@ -85,31 +85,32 @@ class OpenAI:
         )
         self._completions = Completions(router, tokenizer, self._models, verdicts, unknown)
 
-    def _begin_history(self, router: Router, tokenizer: Tokenizer, renderer: Renderer) -> History:
+    def _begin_history(self, router: Router) -> LoggedHistory | StoredHistory:
         """Return the history, with a log if ``radix_cache`` keeps one. Raises StartupError."""
         limit = self._settings.history_max_bytes
         lost: LostSessions = router.components.get("lost_sessions")
         if "log_directory" not in router.components:
-            return History(limit, lost)
-        reader_name = reader(tokenizer, renderer.source, renderer.traits)
-        log = RecordLog(router.components.get("log_directory"), CHATS, reader_name)
-        self._logged = LoggedHistory(limit, lost, log)
-        return self._logged
+            return StoredHistory(limit, lost)
+        log = RecordLog(router.components.get("log_directory"), CHATS, self._reader())
+        return LoggedHistory(limit, lost, log)
 
     @hookimpl
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
-        """Rewrite the log's files when their turns are evicted, and close the log at the end."""
-        logged = self._logged
-        if logged is None:
+        """Keep turns in the store if there is one. Else rewrite the log's files, and close the log at the end."""
+        history = self._history
+        if isinstance(history, StoredHistory):
+            records: SideRecords = router.components.get("side_records")
+            if records.is_on:
+                history.keep_in(records, self._reader())
             yield
             return
-        logger.info("the log had %d turns of conversations", len(logged))
-        router.tasks.start_soon(logged.tidy)
+        logger.info("the log had %d turns of conversations", len(history))
+        router.tasks.start_soon(history.tidy)
         try:
             yield
         finally:
-            logged.close()
+            history.close()
 
     @hookimpl
     async def pre_request(self, exchange: Exchange) -> Reply | None:

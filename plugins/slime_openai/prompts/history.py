@@ -12,6 +12,7 @@ from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from slime_openai.prompts.identity import Key
+from slime_openai.prompts.question import Question
 from slime_openai.prompts.speakers import Speakers
 from slime_openai.requests.messages import Message
 from slime_openai.responses.evidence import LostSessions
@@ -36,7 +37,8 @@ class Turn:
     conversation before the reply. ``answers``: a digest of the other assistants' messages behind ``parent``. ``text``:
     the decoded asked and sampled ids, with special tokens. ``ending``: the stop token or stop string, which a reply
     usually does not show; ``hidden``: how many sampled ids spell it; ``closed``: the ending is a special token, and
-    none of the request's ``stop_token_ids``. ``size_bytes``: memory of the turn, roughly.
+    none of the request's ``stop_token_ids``. ``size_bytes``: memory of the turn, roughly. ``record``: the key of its
+    record in a store, or empty.
     """
 
     __slots__ = (
@@ -49,6 +51,7 @@ class Turn:
         "key",
         "parent",
         "place",
+        "record",
         "reply",
         "sampled",
         "session",
@@ -85,6 +88,7 @@ class Turn:
         self.closed = closed
         self.place = place
         self.answers = answers
+        self.record = b""
         words = [text, reply.content, reply.reasoning, *(call.arguments for call in reply.tool_calls)]
         self.size_bytes = _TURN_BYTES + len(asked) + len(sampled) + sum(map(_size_of, words))
 
@@ -163,6 +167,14 @@ class History:
     def __len__(self) -> int:
         return len(self._used)
 
+    async def load(self, question: Question) -> bool:
+        """Put into memory what ``question`` may continue. Returns False if it cannot be read now."""
+        return True
+
+    def _is_anyones(self, turn: Turn) -> bool:
+        """Return True if requests without a session may continue ``turn``."""
+        return True
+
     def find(
         self, places: Sequence[Key], asked: Key, session: str | None, answers: Answers
     ) -> Iterator[Alike]:
@@ -176,7 +188,7 @@ class History:
         that Ownership allows. A session with lost turns continues only its own: the client may mean a lost turn.
         """
         if session is None:
-            return self._longest(places, answers, lambda turn: True)
+            return self._longest(places, answers, self._is_anyones)
         own = self._longest(places, answers, lambda turn: turn.session == session)
         if session in self._lost:
             return own
@@ -236,11 +248,15 @@ class History:
             del self._turns[turn.key]
         if turn.session is not None:
             self._speakers.remove(turn.session, turn.place, turn.parent)
+        self._note_eviction(turn)
+
+    def _note_eviction(self, turn: Turn) -> None:
+        if turn.session is not None:
             self._lost.add(turn.session)
 
 
 class Asking:
-    """One request in flight."""
+    """One request in flight. ``on_end`` is called when it ends."""
 
     def __init__(
         self,
@@ -255,6 +271,7 @@ class Asking:
         self._speakers = speakers
         self._session = session
         self._place = place
+        self.on_end: Callable[[], None] | None = None
         if session is not None:
             self._end.append(speakers.deciding(session, place))
 
@@ -274,6 +291,9 @@ class Asking:
     def end(self) -> None:
         """End the request. The session has asked at its place, with or without a recorded turn. Idempotent."""
         self._decided()
+        on_end, self.on_end = self.on_end, None
+        if on_end is not None:
+            on_end()
         context, self._context = self._context, None
         if context is not None:
             self._lose(self._speakers.leave(*context))

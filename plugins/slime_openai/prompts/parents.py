@@ -39,6 +39,8 @@ class Parents:
     async def of(self, question: Question, chat: Conversation) -> Parent | None:
         """Return the parent for ``question``, or None. ``chat``: the input of the template. Raises InvalidRequest."""
         sent: str | None = None
+        if not await self._history.load(question):
+            return None  # a longer beginning may be in the store
         found = self._history.find(question.keys[1:], question.place, question.session, question.answers)
         for each in found:
             alike = await self._allowed(each, question.session)

@@ -15,7 +15,10 @@ __all__ = ["Question"]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A conversation that waits for its next message. ``keys``: before the first message, and behind each message."""
+    """A conversation that waits for its next message. ``keys``: before the first message, and behind each message.
+
+    ``samples``: the number of answers that it gets.
+    """
 
     messages: tuple[Message, ...]
     keys: list[Key]
@@ -23,6 +26,7 @@ class Question:
     continues: bool
     traits: TemplateTraits
     stop_token_ids: Sequence[int] = ()
+    samples: int = 1
 
     @classmethod
     def of(cls, request: ChatRequest, session: str | None, traits: TemplateTraits) -> Question:
@@ -30,7 +34,7 @@ class Question:
         start = beginning(request.tools.shown, request.template_kwargs)
         known = [start, *keys(start, request.messages, traits)]
         stops = request.sampling.get("stop_token_ids", ())
-        return cls(request.messages, known, session, request.continue_final_message, traits, stops)
+        return cls(request.messages, known, session, request.continue_final_message, traits, stops, request.n)
 
     @property
     def asked(self) -> int:

@@ -1,0 +1,186 @@
+"""Conversations that outlive the process in the store of demoted trajectories."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import partial
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple
+
+from router_core.errors import HTTPError
+from slime_journal.record_frames import Frames, Torn
+from slime_openai.prompts.history import Asking, History, Turn
+from slime_openai.prompts.identity import Key
+from slime_openai.prompts.log_records import CHATS, Said
+from slime_openai.prompts.question import Question
+from slime_openai.prompts.turn_records import said_of, turn_of
+from slime_openai.responses.evidence import LostSessions
+
+if TYPE_CHECKING:
+    from slime_radix_cache.contracts import SideRecords
+
+__all__ = ["StoredHistory"]
+
+_DIGEST_BYTES = 16
+
+
+class Behind(NamedTuple):
+    """The key of the record of the turn's parent, empty for none."""
+
+    parent: bytes
+
+
+_FRAMES = Frames((Behind, Said))
+
+
+class StoredHistory(History):
+    """A history with the turns that ``records`` has; without a store of trajectories, a plain history.
+
+    A turn is stored when an answer of its session is demoted. It comes back into memory for a question that may
+    continue it. ``reader``: a digest of all that decides which conversations are the same.
+    """
+
+    def __init__(self, max_bytes: int, lost: LostSessions) -> None:
+        super().__init__(max_bytes, lost)
+        self._records: SideRecords | None = None
+        self._reader = b""
+        self._names = 0
+        #: Turns in memory by the keys of their records.
+        self._by_record: dict[bytes, Turn] = {}
+        #: Numbers of requests in flight by their places.
+        self._asked: Counter[bytes] = Counter()
+        self._is_loading = False
+
+    def keep_in(self, records: SideRecords, reader: str) -> None:
+        """Begin to keep turns in ``records``."""
+        self._records, self._reader = records, f"{CHATS.format} {reader}".encode()
+        self._names = _mask(self._reader, b"answer")
+
+    def add(self, turn: Turn) -> None:
+        """See History."""
+        if self._records is not None:
+            for one in reversed(list(turn.chain())):
+                if one.record not in self._records:  # a new turn, or its session was forgotten
+                    self._record(one, self._records)
+                self._by_record[one.record] = one
+        super().add(turn)
+
+    def _record(self, turn: Turn, records: SideRecords) -> None:
+        self._by_record.pop(turn.record, None)
+        parent = turn.parent.record if turn.parent is not None else b""
+        name, place = _masked(turn.key, self._names), _masked(turn.place, self._places(turn.session))
+        turn.record = records.add(turn.session, name, place, parent, partial(_written, turn, parent))
+
+    def _places(self, session: str | None) -> int:
+        """Return the mask of the places of ``session``."""
+        asked_by = (b"nobody",) if session is None else (b"session", session.encode("utf-8", "surrogatepass"))
+        return _mask(self._reader, *asked_by)
+
+    # Loading.
+
+    async def load(self, question: Question) -> bool:
+        """See History."""
+        records = self._records
+        if records is None:
+            return True
+        asked_by = self._places(question.session)
+        place = _masked(question.place, asked_by)
+        behind = list(zip(question.keys[1:], question.messages, strict=True))
+        answers = [key for key, message in behind if message.role == "assistant"]
+        names = [_masked(key, self._names) for key in answers]
+        places = [_masked(key, asked_by) for key, _ in behind]
+        try:
+            if answers and not self._knows(answers[-1], question.session):
+                await records.look()
+            if question.samples > 1 or self._asked[place] > 1 or records.find([place]):
+                await records.ask_again(place)
+            keys = [key for key in records.find([*names, *places]) if key not in self._by_record]
+            if keys:
+                self._restore(records, keys, await records.fetch(keys))
+        except HTTPError:
+            return False
+        return True
+
+    def _knows(self, key: Key, session: str | None) -> bool:
+        """Return True if a turn of ``session`` with ``key`` is in memory; None: any turn."""
+        return any(session is None or turn.session == session for turn in self._turns.get(key, ()))
+
+    def _restore(self, records: SideRecords, keys: Sequence[bytes], contents: Iterable[bytes | None]) -> None:
+        found = {key: read for key, content in zip(keys, contents, strict=True) if (read := _read(content))}
+        self._is_loading = True
+        try:
+            for key, (behind, said) in sorted(found.items(), key=lambda one: one[1][1].messages):
+                parent = self._by_record.get(behind.parent)
+                if key in self._by_record or key not in records or (behind.parent and parent is None):
+                    continue  # loaded or forgotten meanwhile, or not to be continued without its parent
+                turn = turn_of(said, parent)
+                turn.record = key
+                self.add(turn)
+                self._turns[turn.key].sort(key=lambda turn: turn.record)
+        finally:
+            self._is_loading = False
+
+    # Hooks of History.
+
+    def asking(self, session: str | None, place: Key) -> Asking:
+        """See History."""
+        asking = super().asking(session, place)
+        if self._records is not None:
+            name = _masked(place, self._places(session))
+            self._asked[name] += 1
+            asking.on_end = partial(self._end, name)
+        return asking
+
+    def _end(self, name: bytes) -> None:
+        self._asked[name] -= 1
+        if not self._asked[name]:
+            del self._asked[name]
+
+    def _make_room(self) -> None:
+        """See History. What is loaded stays until the next answer."""
+        if not self._is_loading:
+            super()._make_room()
+
+    def _is_anyones(self, turn: Turn) -> bool:
+        """See History. After a loss of turns without a session, such a one may be meant by a client without one."""
+        records = self._records
+        return (
+            records is None
+            or turn.session is None
+            or not records.has_lost(None)
+            or records.is_own(turn.record)
+        )
+
+    def _note_eviction(self, turn: Turn) -> None:
+        """See History. A stored turn is not lost."""
+        if self._records is None:
+            super()._note_eviction(turn)
+            return
+        self._by_record.pop(turn.record, None)
+        self._records.save_soon(turn.record)
+
+
+def _written(turn: Turn, parent: bytes) -> bytes:
+    return b"".join(_FRAMES.write([Behind(parent), said_of(turn, 0, 0)]))
+
+
+def _read(content: bytes | None) -> tuple[Behind, Said] | None:
+    """Return what ``content`` has; None if it is missing or damaged."""
+    try:
+        ((_, _, (behind, said)),) = _FRAMES.read(memoryview(content or b""))
+    except (Torn, ValueError):
+        return None
+    return behind, said
+
+
+def _mask(*parts: bytes) -> int:
+    digest = blake2b(digest_size=_DIGEST_BYTES)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return int.from_bytes(digest.digest())
+
+
+def _masked(key: Key, mask: int) -> bytes:
+    """Return a digest of ``key`` and of what ``mask`` stands for. Both are digests, so there is no need to hash."""
+    return (int.from_bytes(key) ^ mask).to_bytes(_DIGEST_BYTES)
