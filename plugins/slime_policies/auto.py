@@ -11,7 +11,6 @@ from router_core import Exchange, Worker
 from slime_policies.cache_aware import CacheAware, Home
 from slime_policies.kv_events import Blocks
 from slime_policies.prompt_key import find_prompt
-from slime_policies.recent_sessions import RecentSessions
 from slime_policies.settings import Settings
 from slime_policies.worker_state import REQUEST, WorkerState
 
@@ -38,8 +37,6 @@ class _Session:
 class Auto:
     """A session keeps its worker; other requests, and the first one of a session, go where ``cache_aware`` says.
 
-    For the first request of a session, each session that a worker got lately counts as a request in flight, too.
-
     A session moves when another worker costs clearly less, by the costs of ``cache_aware``: there it lacks the whole
     conversation, but for prefixes that others have sent. ``session_affinity`` ``strict``: no session moves.
 
@@ -52,7 +49,6 @@ class Auto:
         self._clock = clock
         self._cache_aware = CacheAware(settings, clock)
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
-        self._recent = RecentSessions()
         self._has_choice = False
 
     def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
@@ -63,8 +59,8 @@ class Auto:
             return self._cache_aware(exchange, workers) if self._has_choice else workers[0]
         known = self._sessions.get(session)
         if known is None or known.worker not in workers:
-            known = _Session(worker := self._place(exchange, workers), self._cache_aware.state(worker), 0)
-            known.size = len(exchange.request.body)
+            worker = self._cache_aware(exchange, workers) if self._has_choice else workers[0]
+            known = _Session(worker, self._cache_aware.state(worker), len(exchange.request.body))
             self._sessions[session] = known
             if len(self._sessions) > _MAX_SESSIONS:
                 self._sessions.popitem(last=False)
@@ -74,16 +70,6 @@ class Auto:
             known.size = max(known.size, len(exchange.request.body))
         self._sessions.move_to_end(session)
         return known.worker
-
-    def _place(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
-        """Return the worker of a new session."""
-        if not self._has_choice:
-            return workers[0]
-        now = self._clock()
-        recent = [REQUEST * count for count in self._recent.counts(workers, now)]
-        worker = self._cache_aware.choose(exchange, workers, further=recent)
-        self._recent.add(worker, workers, now)
-        return worker
 
     def _go_on(self, exchange: Exchange, workers: Sequence[Worker], known: _Session) -> None:
         """Let a session keep its worker, or move it."""

@@ -15,8 +15,9 @@ from slime_policies.long_requests import LongRequests
 from slime_policies.matches import Match, cheapest, cost_of, exact_sizes, match_of, without
 from slime_policies.pending import Pending
 from slime_policies.prefixes import Prefixes, Prompt, Use
+from slime_policies.recent_sessions import RecentSessions
 from slime_policies.settings import Settings, unbalanced
-from slime_policies.worker_state import WorkerState
+from slime_policies.worker_state import REQUEST, WorkerState
 
 __all__ = ["CacheAware", "Home"]
 
@@ -26,6 +27,8 @@ _MISSING = 3.0
 #: From about this many requests with the same prefix on, a further copy of its keys and values pays for itself, so a
 #: missing prefix costs less. Groups of samples of one prompt are rarely larger.
 _GROUP = 16.0
+#: The cost of a session that a worker got lately, for a new one: clients are often busy between two turns.
+_SESSION = REQUEST / 2
 #: Bits of workers in use. A worker that comes back gets a new bit; with so many, all is forgotten.
 _MAX_BITS = 4096
 #: A worker has clearly less of a prompt than was believed, if more tokens and a larger part of these are missing;
@@ -68,6 +71,8 @@ class CacheAware:
     counts for less: ``3 / (1 + (requests / 16) ** 2)``, so it is copied to more workers as their loads ask for it. What
     all workers have, or none, makes no difference. ``benchmarks/scheduling`` has chosen these numbers.
 
+    For the first request of a session, each session that a worker got lately counts as half a request in flight.
+
     Engines evict. Each worker has a horizon: what was last used before it, the worker is not believed to have.
 
     With ``--kv-events``, and for a prompt of ids, the blocks of a worker that are true count in place of the belief;
@@ -91,6 +96,7 @@ class CacheAware:
         self.blocks = Blocks(settings.kv_events_max_blocks) if settings.kv_events else None
         self._pending = Pending()
         self._long = LongRequests()
+        self._recent = RecentSessions()
         #: The workers of the last choice, their states and their bits: mostly the next choice has the same workers.
         self._last: tuple[Sequence[Worker], list[WorkerState], int] = _NO_WORKERS
 
@@ -102,12 +108,8 @@ class CacheAware:
         exchange: Exchange,
         workers: Sequence[Worker],
         home: Home | None = None,
-        further: Sequence[float] = (),
     ) -> Worker:
-        """Return the worker with the least cost. ``home``: what is known of one of them, besides the prefixes.
-
-        ``further``: a further cost of each worker, in tokens.
-        """
+        """Return the worker with the least cost. ``home``: what is known of one of them, besides the prefixes."""
         prompt = Prompt.of(exchange.request.body)
         if not prompt.parts:
             return least_in_flight(workers)
@@ -127,13 +129,18 @@ class CacheAware:
                 cost, use = _MISSING * home.lacking, None
                 size = prompt.size - int(home.lacking * prompt.per_token)
             matches = [*without(bit, matches), Match(bit, cost - home.margin, size, use)]
+        # A decode worker is chosen for each request, not once for the session.
+        is_new = home is None and exchange.session is not None and workers[0].server.worker_type != "decode"
+        recent = [_SESSION * count for count in self._recent.counts(workers, now)] if is_new else ()
         if self._has_thresholds and unbalanced([worker.in_flight for worker in workers], self._settings):
             chosen = workers.index(least_in_flight(workers))
         else:
-            chosen = cheapest(workers, states, matches, now, further)
+            chosen = cheapest(workers, states, matches, now, recent)
         state = states[chosen]
         self._choices += 1
         state.chosen = self._choices
+        if is_new:
+            self._recent.add(workers[chosen], workers, now)
         _, _, matched, before = match_of(state.bit, matches)
         state.add(workers[chosen], (prompt.size - matched) / prompt.per_token, now)
         if workers[chosen].server.worker_type != "prefill":  # that one does not decode

@@ -9,7 +9,7 @@ from router_core import Worker
 
 __all__ = ["RecentSessions"]
 
-#: After this time a session counts 1/e. With 30 s, and with three times the weight, the simulation was no better.
+#: After this time a session counts 1/e. With 30 s the simulation was no better.
 _DECAY_S = 10.0
 
 

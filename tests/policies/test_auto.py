@@ -114,7 +114,7 @@ def test_sessions_of_workers_that_left_are_not_counted_for_ever() -> None:
     for number in range(200):
         workers = [Worker(f"http://10.0.{number}.{place}:30000") for place in range(2)]
         policy(turn(f"session {number}", words(number, 100)), workers)
-    assert len(policy._recent._counts) <= 5
+    assert len(policy._cache_aware._recent._counts) <= 5
 
 
 def test_strict_session_affinity_leaves_sessions_to_the_pool() -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from policies.asking import Clock, asking, generate, ready, words
-from router_core import Exchange
+from router_core import Exchange, Worker
+from router_core.workers import WorkerType
 from routers import Start, answering
 from slime_http.serving import serving
 from slime_policies import CacheAware, Settings
@@ -40,6 +41,29 @@ def test_new_prompts_go_to_the_fewest_in_flight_whatever_these_know() -> None:
     policy = CacheAware(Settings())
     policy(generate(words(1, 40_000)), [two])
     assert [policy(generate(words(seed)), [one, two]) for seed in range(2, 12)] == [two] * 10
+
+
+@pytest.mark.parametrize(
+    ("kind", "session", "avoided"),
+    [
+        ("regular", "next", True),
+        ("prefill", "next", True),
+        ("decode", "next", False),
+        ("regular", None, False),
+    ],
+)
+def test_first_request_of_a_session_avoids_the_worker_that_got_other_sessions_lately(
+    kind: WorkerType, session: str | None, avoided: bool
+) -> None:
+    """Their clients are busy between two turns. A decode worker is chosen for each request of a session."""
+    workers = one, two = [Worker(f"http://127.0.0.1:{port}", kind) for port in (1, 2)]
+    policy = CacheAware(Settings(), clock := Clock())
+    for seed in range(3):
+        policy(asking(generate(words(seed)).request.body, session=f"session {seed}"), [two])
+    clock.now += 1
+    one.in_flight = 1
+    next_request = asking(generate(words(3)).request.body, session=session)
+    assert policy(next_request, workers) is (one if avoided else two)
 
 
 def test_prompts_spread_over_equal_workers() -> None:
