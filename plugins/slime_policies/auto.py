@@ -21,24 +21,33 @@ logger = logging.getLogger(__name__)
 _MAX_SESSIONS = 1 << 18
 #: A session moves only if that saves more than so many tokens of cost, so that it does not move to and fro.
 _MARGIN = 4 * REQUEST
+#: A session is expected to have as many further requests as it had, but no more than this. With 8, moves for small
+#: differences lengthened the times to the first token; with 1, a worker that joined late got too few sessions.
+_MOST_TURNS = 3
 
 
 class _Session:
-    """A session's worker. ``size``: bytes of its last body there, which the worker of that ``state`` has cached."""
+    """A session's worker. ``size``: bytes of its last body there, which the worker of that ``state`` has cached.
 
-    __slots__ = ("size", "state", "worker")
+    ``turns``: its requests so far.
+    """
+
+    __slots__ = ("size", "state", "turns", "worker")
 
     def __init__(self, worker: Worker, state: WorkerState, size: int) -> None:
         self.worker = worker
         self.state = state
         self.size = size
+        self.turns = 0
 
 
 class Auto:
     """A session keeps its worker; other requests, and the first one of a session, go where ``cache_aware`` says.
 
     A session moves when another worker costs clearly less, by the costs of ``cache_aware``: there it lacks the whole
-    conversation, but for prefixes that others have sent. ``session_affinity`` ``strict``: no session moves.
+    conversation, but for prefixes that others have sent. The longer the session, the more requests are expected yet,
+    three at most, and what has to be prefilled once is shared among these. ``session_affinity`` ``strict``: no session
+    moves.
 
     While only one worker was ever offered, nothing is looked at.
     """
@@ -68,6 +77,7 @@ class Auto:
             self._go_on(exchange, workers, known)
         else:
             known.size = max(known.size, len(exchange.request.body))
+        known.turns += 1
         self._sessions.move_to_end(session)
         return known.worker
 
@@ -88,7 +98,8 @@ class Auto:
         if load <= _MARGIN or load - REQUEST * min([each.in_flight for each in workers]) <= _MARGIN:
             state.add(home, lacking, now)
             return
-        chosen = self._cache_aware.choose(exchange, workers, Home(home, lacking, _MARGIN))
+        turns = min(known.turns, _MOST_TURNS)
+        chosen = self._cache_aware.choose(exchange, workers, Home(home, lacking, _MARGIN, turns))
         if chosen is not home:
             self.moves += 1
             logger.debug("session %r moves from %s to %s", exchange.session, home.name, chosen.name)

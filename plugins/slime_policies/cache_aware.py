@@ -54,12 +54,14 @@ class _Belief:
 class Home(NamedTuple):
     """The worker that has a conversation. ``lacking``: tokens of the prompt that it has to prefill.
 
-    Another worker is chosen only if its cost is lower by more than ``margin`` tokens.
+    Another worker is chosen only if its cost is lower by more than ``margin`` tokens. ``turns``: expected requests of
+    the conversation. What a worker lacks is prefilled once for all of them, so it costs each a part.
     """
 
     worker: Worker
     lacking: float
     margin: float
+    turns: int
 
 
 class CacheAware:
@@ -128,7 +130,10 @@ class CacheAware:
             if bit not in exact:
                 cost, use = _MISSING * home.lacking, None
                 size = prompt.size - int(home.lacking * prompt.per_token)
-            matches = [*without(bit, matches), Match(bit, cost - home.margin, size, use)]
+            own = Match(bit, cost - home.margin * home.turns, size, use)
+            matches = [
+                match._replace(cost=match.cost / home.turns) for match in (*without(bit, matches), own)
+            ]
         # A decode worker is chosen for each request, not once for the session.
         is_new = home is None and exchange.session is not None and workers[0].server.worker_type != "decode"
         recent = [_SESSION * count for count in self._recent.counts(workers, now)] if is_new else ()

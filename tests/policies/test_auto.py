@@ -31,18 +31,20 @@ def test_session_stays_while_its_worker_is_a_little_busier() -> None:
     assert policy.moves == 0
 
 
-def test_session_moves_when_waiting_costs_more_than_a_second_prefill() -> None:
-    """2,000 bytes are 500 tokens, each counts as 3, and the margin is 960: more than ten requests of 240."""
+@pytest.mark.parametrize(("turns", "ahead"), [(1, 11), (2, 8), (3, 7), (20, 7)])
+def test_session_moves_when_waiting_costs_more_than_a_second_prefill(turns: int, ahead: int) -> None:
+    """The margin is 960, a request 240. 2,000 bytes are 500 tokens, each counts as 3 divided by 1, 2 or 3 turns."""
     workers = home, other = ready(0, 1)
     clock = Clock()
-    policy = Auto(Settings(), clock)
-    assert policy(turn("a", words(1)), workers) is home
-    clock.now += 1
-    home.in_flight, other.in_flight = 20, 10
-    assert policy(turn("a", words(1)), workers) is home
-    other.in_flight = 9
-    assert policy(turn("a", words(1)), workers) is other
-    assert policy.moves == 1
+    for more, wanted in ((ahead - 1, home), (ahead, other)):
+        policy = Auto(Settings(), clock)
+        home.in_flight, other.in_flight = 0, 1
+        for _ in range(turns):
+            assert policy(turn("a", words(1)), workers) is home
+        clock.now += 1
+        home.in_flight, other.in_flight = 9 + more, 9
+        assert policy(turn("a", words(1)), workers) is wanted
+        assert policy.moves == (wanted is other)
 
 
 def test_long_conversation_stays_where_a_short_one_moves() -> None:
