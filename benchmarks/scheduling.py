@@ -23,6 +23,8 @@ from slime_policies.tokens_in_flight import TokensInFlight
 _AUTO, _CACHE_AWARE, _GATEWAY = "auto", "cache_aware", "gateway's cache_aware"
 #: In the name of a row: no request says how long its answer will be.
 _NO_LENGTHS = ", no lengths"
+#: Engines that join later get none of the conversations that have begun, if sessions are strict: it is 2 at best.
+_UNBALANCED = {workload.name for workload in WORKLOADS if workload.joined_s and workload.has_sessions}
 _SVG = Path(__file__).resolve().parent.parent / "docs" / "images" / "scheduling.svg"
 
 
@@ -59,7 +61,10 @@ class _Gates:
             for figure in ("ttft_ms", "makespan_s"):
                 self._at_most(workload, figure, "round_robin", 1.03)
                 self._at_most(workload, figure, "round_robin", 1.03, _AUTO)
-            self._tell(f"{workload}: busiest / mean", self._of(workload, _CACHE_AWARE, "imbalance"), 1.5)
+            for policy in (_CACHE_AWARE, _AUTO):
+                if policy == _AUTO or workload not in _UNBALANCED:
+                    imbalance = self._of(workload, policy, "imbalance")
+                    self._tell(f"{workload}: busiest / mean of {policy}", imbalance, 1.5)
             if workload == "multi-turn, 128":
                 self._at_most(workload, "ttft_ms", _GATEWAY, 0.8)
             elif workload.startswith("agents, ") and workload.endswith("128"):
