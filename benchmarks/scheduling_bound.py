@@ -1,7 +1,8 @@
 """Bounds for the time to the first token of conversations, in the simulation of ``benchmarks.scheduling``.
 
 *earliest* is no policy of the router: it knows the cache, the queue and the step of each engine, and takes the earliest
-first token. With more engines, each conversation keeps its engine; with 800, no other conversation is there.
+first token. *shortest first*: the engines prefill the prompt with the fewest missing tokens first. With sessions, each
+conversation keeps its engine; with 800, no other conversation is there.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from benchmarks.simulated.simulation import simulate_fleet
 from benchmarks.simulated.workloads import WORKLOADS
 from slime_policies import CacheAware, RoundRobin, Settings
 
-_COSTS = Costs()
+_COSTS, _SHORTEST_FIRST = Costs(), Costs(shortest_first=True)
 _WITHOUT, _WITH = WORKLOADS[0], WORKLOADS[1]  # the same conversations, without sessions and with them
+_TINY = ("sessions, 16 engines",)
 
 
 def _kept(engines: int) -> MakeFleet:
@@ -34,10 +36,17 @@ def main() -> int:
         "gateway's cache_aware": lambda clock, at: Servers(GatewayCacheAware(), 8, _COSTS, at),
         "cache_aware": lambda clock, at: Servers(CacheAware(Settings(), clock), 8, _COSTS, at),
         "earliest": lambda clock, at: Earliest(RoundRobin(), 8, _COSTS, at),
+        "cache_aware, shortest first": lambda clock, at: Servers(
+            CacheAware(Settings(), clock), 8, _SHORTEST_FIRST, at
+        ),
+        "earliest, shortest first": lambda clock, at: Earliest(RoundRobin(), 8, _SHORTEST_FIRST, at),
+        "earliest, shortest first, 16 engines": lambda clock, at: Earliest(
+            RoundRobin(), 16, _SHORTEST_FIRST, at
+        ),
         "sessions, 16 engines": _kept(16),
         "sessions, 800 engines": _kept(800),
     }
-    for name, make in options.pick(rows, tiny={"sessions, 16 engines": rows["sessions, 16 engines"]}).items():
+    for name, make in options.pick(rows, tiny={name: rows[name] for name in _TINY}).items():
         workload = _WITH if name.startswith("sessions") else _WITHOUT
         for seed in range(options.rounds):
             random.seed(seed)

@@ -20,7 +20,8 @@ class Costs:
 
     ``prefill_per_s``: tokens of prompts. ``chunk``: of these, so many at most in one step. ``step_s``: a step that
     samples one token for each running request; ``per_running_s``: longer for each of them. ``running``: requests that
-    run at once. ``cache``: tokens of the KV cache.
+    run at once. ``cache``: tokens of the KV cache. ``shortest_first``: prompts with the fewest tokens to prefill go
+    first; else the queue is first come, first served.
     """
 
     prefill_per_s: float = 16_000.0
@@ -29,6 +30,7 @@ class Costs:
     per_running_s: float = 0.000_1
     running: int = 64
     cache: int = 160_000
+    shortest_first: bool = False
 
 
 @dataclass(slots=True)
@@ -139,21 +141,24 @@ class _Rank:
     def first_token_s(self, prompt: Text) -> float:
         """Return the time of the steps from the next one to the first token of ``prompt``."""
         costs = self._costs
-        tokens = sum(
-            self._missing(waiting.prompt) if waiting.left is None else waiting.left
-            for waiting in self.waiting
-        )
-        tokens += self._missing(prompt)
+        missing = self._missing(prompt)
+        ahead = [self._left(waiting) for waiting in self.waiting]
+        tokens = missing + sum(left for left in ahead if not costs.shortest_first or left <= missing)
         steps = ceil(tokens / costs.chunk)
         return tokens / costs.prefill_per_s + steps * (costs.step_s + costs.per_running_s * len(self.running))
 
     def _missing(self, prompt: Text) -> int:
         return prompt.tokens - min(self._match(prompt), prompt.tokens - 1)
 
+    def _left(self, generation: Generation) -> int:
+        return self._missing(generation.prompt) if generation.left is None else generation.left
+
     def _prefill(self) -> tuple[list[Generation], int]:
         """Return the requests whose prompts are now prefilled, and the tokens that the step prefills."""
         begun: list[Generation] = []
         budget = self._costs.chunk
+        if self._costs.shortest_first:
+            self.waiting = deque(sorted(self.waiting, key=self._left))
         while budget and self.waiting and len(self.running) + len(begun) < self._costs.running:
             generation = self.waiting[0]
             prompt = generation.prompt
