@@ -33,12 +33,14 @@ _BLOCK_MEMORY = "cache_aware, blocks of KV events"
 _ID_BYTES, _BLOCKS = 6, (1, 16, 64)
 
 
-def _asking(size: int, seed: int, shared: float) -> Exchange:
+def _asking(size: int, seed: int, shared: float, *, has_session: bool = False) -> Exchange:
     """Return a generation whose prompt shares its first part, of the size ``shared``, with all others of its size."""
     common = random.Random(size).choices(string.ascii_letters, k=int(size * shared))
     own = random.Random(seed).choices(string.ascii_letters, k=size - len(common))
     body = b'{"sampling_params": {"temperature": 1.0}, "text": "%s"}' % "".join(common + own).encode()
-    return Exchange(Request("POST", b"/generate", [], body), session=f"session {seed}")
+    return Exchange(
+        Request("POST", b"/generate", [], body), session=f"session {seed}" if has_session else None
+    )
 
 
 def _best_us(options: Options, run: Callable[[int], None]) -> float:
@@ -147,17 +149,25 @@ def main() -> int:
     prompts = options.pick(50, tiny=3)
     counts = options.pick(_WORKERS, tiny=_WORKERS[:1])
     sizes = options.pick(_SIZES, tiny=_SIZES[:1])
-    names = ("least_inflight", "cache_aware", "consistent_hashing", "prefix_hash")
-    for name in filter(options.wants, names):
+    rows = {
+        "least_inflight": False,
+        "cache_aware": False,
+        "cache_aware, a new session": True,
+        "consistent_hashing": True,
+        "prefix_hash": False,
+    }
+    for row in filter(options.wants, rows):
+        name = row.partition(",")[0]
         for count in counts:
             workers = tuple(Worker(f"http://127.0.0.1:{port}") for port in range(1, count + 1))
             for size in sizes:
                 own, common = (
-                    [_asking(size, seed, shared) for seed in range(prompts)] for shared in (0, 0.5)
+                    [_asking(size, seed, shared, has_session=rows[row]) for seed in range(prompts)]
+                    for shared in (0, 0.5)
                 )
                 report.add(
                     _CHOICES,
-                    f"{name}, {count} workers, {size:,} bytes",
+                    f"{row}, {count} workers, {size:,} bytes",
                     own=_cost_us(options, name, workers, own),
                     common=_cost_us(options, name, workers, common),
                 )

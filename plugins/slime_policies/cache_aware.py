@@ -136,7 +136,7 @@ class CacheAware:
             ]
         # A decode worker is chosen for each request, not once for the session.
         is_new = home is None and exchange.session is not None and workers[0].server.worker_type != "decode"
-        recent = [_SESSION * count for count in self._recent.counts(workers, now)] if is_new else ()
+        recent = self._recent.counts(workers, now, _SESSION) if is_new else ()
         if self._has_thresholds and unbalanced([worker.in_flight for worker in workers], self._settings):
             chosen = workers.index(least_in_flight(workers))
         else:
@@ -197,7 +197,8 @@ class CacheAware:
         ends: list[tuple[int, float, int, Use | None]] = []
         #: The bytes and the cost of each prefix, for workers whose bytes are known.
         marks: list[tuple[int, float]] = []
-        size = evicted = 0
+        size = evicted = visits = 0
+        price = weight  # of a byte of the part
         use: Use | None = None
         find = self._prefixes.get  # looked up once: a prompt has up to 388 prefixes
         for digest, more in prompt.parts:
@@ -210,15 +211,18 @@ class CacheAware:
             if known_bits:
                 marks.append((size, cost))
             if having:
-                holders = known.workers & ~evicted
+                holders = known.workers & ~evicted if evicted else known.workers
                 if known_bits:
                     holders = holders & ~known_bits | self._pending.at(digest) & known_bits
-                if lacking := having & ~holders:
-                    ends.append((lacking, cost, size, before))
-                    having ^= lacking
+                if (still := having & holders) != having:
+                    ends.append((having ^ still, cost, size, before))
+                    having = still
             size += more
-            groups = known.visits / _GROUP
-            cost += more * weight / (1.0 + groups * groups)
+            if known.visits != visits:  # mostly equal to those of the part before
+                visits = known.visits
+                groups = visits / _GROUP
+                price = weight / (1.0 + groups * groups)
+            cost += more * price
         ends.append((having, cost, size, use))
         whole = cost + (prompt.size - size) * weight
         marks.append((size, cost))

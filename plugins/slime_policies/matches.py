@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from math import inf
+from operator import add
 from typing import NamedTuple
 
 from router_core import Worker
@@ -58,15 +59,19 @@ def cheapest(
                 bit = bits & -bits
                 bits ^= bit
                 costs[bit] = cost
-    best, least, oldest = 0, inf, 0
-    for place, (worker, state) in enumerate(zip(workers, states, strict=True)):
-        load = state.load(worker, now) if state.waiting else REQUEST * (worker.in_flight + state.more)
-        cost = load + (costs.get(state.bit, usual) if costs else usual)
-        if further:
-            cost += further[place]
-        if cost < least or (cost == least and state.chosen < oldest):
-            best, least, oldest = place, cost, state.chosen
-    return best
+    totals = [
+        state.load(worker, now) if state.waiting else REQUEST * (worker.in_flight + state.more)
+        for worker, state in zip(workers, states, strict=True)
+    ]
+    if costs:
+        totals = [total + costs.get(state.bit, usual) for total, state in zip(totals, states, strict=True)]
+    if further:
+        totals = [*map(add, totals, further)]
+    least = min(totals)
+    if totals.count(least) == 1:
+        return totals.index(least)
+    turns = [state.chosen if total == least else inf for total, state in zip(totals, states, strict=True)]
+    return turns.index(min(turns))
 
 
 def exact_sizes(

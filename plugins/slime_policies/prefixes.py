@@ -8,9 +8,11 @@ holds for each digest the workers as bits of one number, so a lookup does not ta
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from slime_policies.horizons import Horizons
 from slime_policies.prompt_key import find_prompt
@@ -33,6 +35,8 @@ def _cuts() -> Iterator[int]:
 
 
 _CUTS = tuple(_cuts())
+#: What follows each prefix up to the next longer one, and its bytes.
+_SPANS = tuple((slice(begin, end), end - begin) for begin, end in pairwise((0, *_CUTS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +58,16 @@ class Prompt:
         if start is None:  # the first field may be the request's own id
             start = body.find(b",", 0, _COMMA_WITHIN) + 1
         size = min(len(body) - start, _MAX_BYTES)
+        prompt = body[start : start + size]
         parts = []
-        digest = begin = 0
-        for cut in _CUTS:
-            if cut > size:
-                break
-            digest = hash((digest, body[start + begin : start + cut]))  # SipHash, keyed anew in each process
-            parts.append((digest, cut - begin))
-            begin = cut
+        digest = 0
+        count = bisect_right(_CUTS, size)
+        for span, more in _SPANS[:count]:
+            digest = hash((digest, prompt[span]))  # SipHash, keyed anew in each process
+            parts.append((digest, more))
+        begin = _CUTS[count - 1] if count else 0
         if begin < size < 2 * _CUTS[3]:  # of a short prompt the end counts too
-            parts.append((hash((digest, body[start + begin :])), size - begin))
+            parts.append((hash((digest, prompt[begin:])), size - begin))
         return cls(tuple(parts), size, per_token)
 
 
@@ -95,16 +99,14 @@ class Prefixes:
     260 bytes of memory.
     """
 
-    __slots__ = ("_known", "_limit", "size")
+    __slots__ = ("_known", "_limit", "get", "size")
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._known: OrderedDict[int, Known] = OrderedDict()
         self.size = 0
-
-    def get(self, digest: int) -> Known | None:
-        """Return what is known of a prefix."""
-        return self._known.get(digest)
+        #: Returns what is known of a prefix, by its digest. Not a method: a prompt has up to 388 prefixes.
+        self.get: Callable[[int], Known | None] = self._known.get
 
     def add(self, prompt: Prompt, worker: int, use: Use, horizons: Horizons) -> None:
         """Record that a worker, given as a bit, gets ``prompt``. Workers that have evicted a prefix lose it."""
@@ -122,7 +124,7 @@ class Prefixes:
                 if entry.use is not before:
                     before = entry.use
                     evicted = horizons.evicted_by(before.number)
-                entry.workers = entry.workers & ~evicted | worker
+                entry.workers = (entry.workers & ~evicted if evicted else entry.workers) | worker
                 entry.use = use
                 entry.visits += 1
         while self.size > self._limit:

@@ -11,26 +11,28 @@ __all__ = ["RecentSessions"]
 
 #: After this time a session counts 1/e. With 30 s the simulation was no better.
 _DECAY_S = 10.0
+#: After this time no count of before matters.
+_LONG_S = 20 * _DECAY_S
 
 
 class RecentSessions:
     """The sessions that each worker got, each counted as ``exp(-age / 10 s)``."""
 
     def __init__(self) -> None:
-        #: By the id of a worker: its count, and the time at which it had that.
-        self._counts: dict[str, tuple[float, float]] = {}
+        #: By the id of a worker: its count as it was at ``_since``, so that later sessions count more than 1.
+        self._counts: dict[str, float] = {}
+        self._since = 0.0
 
-    def counts(self, workers: Sequence[Worker], now: float) -> list[float]:
-        """Return the count of each of ``workers``."""
-        known = self._counts
-        return [
-            count * exp((at - now) / _DECAY_S)
-            for count, at in [known.get(worker.id, (0.0, now)) for worker in workers]
-        ]
+    def counts(self, workers: Sequence[Worker], now: float, weight: float = 1.0) -> list[float]:
+        """Return the count of each of ``workers``, times ``weight``."""
+        count, part = self._counts.get, weight * exp((self._since - now) / _DECAY_S)
+        return [count(worker.id, 0.0) * part for worker in workers]
 
     def add(self, worker: Worker, workers: Sequence[Worker], now: float) -> None:
         """Count one more session of ``worker``, which is one of ``workers``."""
-        if len(self._counts) > 2 * len(workers):  # some have left
-            present = {each.id for each in workers}
-            self._counts = {name: count for name, count in self._counts.items() if name in present}
-        self._counts[worker.id] = self.counts([worker], now)[0] + 1.0, now
+        # Also keeps the numbers small, and drops workers that have left.
+        if now - self._since > _LONG_S or len(self._counts) > 2 * len(workers):
+            counts = zip(workers, self.counts(workers, now), strict=True)
+            self._counts = {each.id: count for each, count in counts if count}
+            self._since = now
+        self._counts[worker.id] = self._counts.get(worker.id, 0.0) + exp((now - self._since) / _DECAY_S)
