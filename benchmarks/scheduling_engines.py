@@ -2,6 +2,9 @@
 
 Four embedded engines with simulated KV caches and prefill times, each policy in a router of its own, and the gateway
 itself. The hit rates have to agree within 0.1, and the order of the policies by hit rate too.
+
+The last tables have one engine with four data-parallel ranks, and ``cache_aware`` with ``--dp-aware`` (*on*) and
+without. The TTFT p95 has to be shorter where it is so in the simulation, and longer where it is longer there.
 """
 
 from __future__ import annotations
@@ -17,18 +20,20 @@ from statistics import median, quantiles
 
 import anyio
 import httpx
-import orjson
 
 from benchmarks.engine import serving_engine
+from benchmarks.id_clients import IDS, IdClients
 from benchmarks.options import Options, parse
 from benchmarks.peers import Peer, gateway, router
 from benchmarks.processes import PROXY_CORE, child, free_port, leave_cleanly, require
 from benchmarks.report import Column, Report
 from benchmarks.simulated.engine import Costs
+from benchmarks.simulated.fleets import Ranks
 from benchmarks.simulated.gateway import GatewayCacheAware
-from benchmarks.simulated.outcomes import Makers, add_outcome
+from benchmarks.simulated.outcomes import Makers, add_outcome, figures
 from benchmarks.simulated.prompts import BLOCK, Text
-from benchmarks.simulated.workloads import Turn, Workload, conversation, length
+from benchmarks.simulated.simulation import simulate
+from benchmarks.simulated.workloads import Turn, Workload, conversation, length, three_turns
 from slime_policies import CacheAware, RoundRobin, Settings
 from slime_policies.plugin import POLICIES
 
@@ -40,10 +45,17 @@ _FLAGS = (
     *("--kv-cache-tokens", str(_COSTS.cache), "--page-size", str(BLOCK)),
     *("--prefill-tokens-per-second", str(_COSTS.prefill_per_s), "--tokens-per-second", str(_TOKENS_PER_S)),
 )
+_RANKS = 4
+#: Rows of the tables of ranks, and the flags of their routers.
+_RANK_FLAGS: tuple[tuple[str, tuple[str, ...]], ...] = (("off", ()), ("on", ("--dp-aware",)))
 _START_DEADLINE_S = 30.0
-#: Ids of the engine's vocabulary that are ordinary tokens.
-_IDS = range(300, 1200)
 _NEAR = 0.1
+_KINDS = "engines", "simulation"
+_COLUMNS = (
+    Column("hit", "hit rate", 2),
+    Column("ttft_ms", "TTFT p95 ms"),
+    Column("makespan_s", "makespan s", 1),
+)
 
 _SIMULATED: Makers = {
     "round_robin": lambda clock: RoundRobin(),
@@ -72,64 +84,11 @@ _WORKLOADS = (
     Workload("multi-turn, 32", 32, 1, _multi_turn),
     Workload("GRPO 24 x 8, 64", 64, 1, _grpo),
 )
+_RANK_WORKLOADS = (
+    Workload("three turns, 16", 16, 1, lambda rng: three_turns(rng, 24, 24)),
+    *_WORKLOADS,
+)
 _TINY = Workload("GRPO 2 x 8, 16", 16, 1, lambda rng: _grpo(rng, 2))
-
-
-class _Clients:
-    """The clients of one workload, who send token ids to ``url``."""
-
-    def __init__(self, url: str, workload: Workload, seed: int) -> None:
-        self._workload = workload
-        self._conversations = iter(workload.make(random.Random(seed)))
-        self._client = httpx.AsyncClient(base_url=url, trust_env=False, timeout=300)
-        self._parts: dict[int, list[int]] = {}
-        self.ttft_s: list[float] = []
-        self.cached = self.tokens = 0
-
-    async def run(self) -> float:
-        """Send everything. Returns the time that it took, in seconds."""
-        begun = anyio.current_time()
-        async with self._client, anyio.create_task_group() as tasks:
-            for _ in range(self._workload.concurrent):
-                tasks.start_soon(self._hold_conversations)
-        return anyio.current_time() - begun
-
-    async def _hold_conversations(self) -> None:
-        for turns in self._conversations:
-            ids: list[int] = []
-            for turn in turns:
-                await anyio.sleep(turn.think_s)
-                ids = self._ids(turn.prompt.parts) if turn.prompt else [*ids, *_random_ids(turn.added)]
-                ids = [*ids, *await self._generate(ids, turn.new_tokens)]
-
-    def _ids(self, parts: Sequence[tuple[int, int]]) -> list[int]:
-        return [one for number, tokens in parts for one in self._part(number, tokens)]
-
-    def _part(self, number: int, tokens: int) -> list[int]:
-        if number not in self._parts:
-            self._parts[number] = _random_ids(tokens)
-        return self._parts[number]
-
-    async def _generate(self, ids: list[int], new_tokens: int) -> list[int]:
-        params = {"max_new_tokens": new_tokens, "ignore_eos": True}
-        body = orjson.dumps({"input_ids": ids, "sampling_params": params, "stream": True})
-        sent, first, last = anyio.current_time(), 0.0, b""
-        headers = {"content-type": "application/json"}
-        async with self._client.stream("POST", "/generate", content=body, headers=headers) as answer:
-            async for line in answer.aiter_lines():
-                if line.startswith("data: {"):
-                    first = first or anyio.current_time()
-                    last = line.encode()
-        told = orjson.loads(last.removeprefix(b"data: "))
-        self.ttft_s.append(first - sent)
-        self.cached += told["meta_info"]["cached_tokens"]
-        self.tokens += len(ids)
-        output: list[int] = told["output_ids"]
-        return output
-
-
-def _random_ids(count: int) -> list[int]:
-    return random.choices(_IDS, k=count)
 
 
 def _peers(options: Options) -> Iterator[tuple[str, Peer]]:
@@ -142,6 +101,7 @@ def _peers(options: Options) -> Iterator[tuple[str, Peer]]:
 
 async def _measure(
     report: Report,
+    table: str,
     workload: Workload,
     name: str,
     peer: Peer,
@@ -165,10 +125,10 @@ async def _measure(
                     if proxy.process.poll() is not None:
                         raise RuntimeError(f"{name} does not start: {proxy.last_words()}")
                     await anyio.sleep(0.2)
-            clients = _Clients(url, workload, seed)
+            clients = IdClients(url, workload, seed)
             took = await clients.run()
     report.add(
-        f"{workload.name}: engines",
+        table,
         name,
         hit=clients.cached / clients.tokens,
         ttft_ms=quantiles(clients.ttft_s, n=20)[-1] * 1000,
@@ -177,55 +137,84 @@ async def _measure(
 
 
 async def _is_ready(client: httpx.AsyncClient, url: str) -> bool:
-    body = {"input_ids": [*_IDS[:4]], "sampling_params": {"max_new_tokens": 1}}
+    body = {"input_ids": [*IDS[:4]], "sampling_params": {"max_new_tokens": 1}}
     try:
         return (await client.post(f"{url}/generate", json=body)).is_success
     except httpx.TransportError:
         return False
 
 
-def _compare(report: Report, workload: Workload) -> None:
+def _compare(report: Report, title: str) -> None:
     """Note a problem where the simulation and the engines disagree."""
-    real, simulated = (report.samples[f"{workload.name}: {kind}"] for kind in ("engines", "simulation"))
+    real, simulated = (report.samples[f"{title}: {kind}"] for kind in _KINDS)
     hits = {
         name: tuple(median(sample["hit"] for sample in of[name]) for of in (real, simulated)) for name in real
     }
     for name, (found, expected) in hits.items():
         if abs(found - expected) > _NEAR:
-            report.problem(f"{workload.name}: {name}: hit rate {found:.2f}, simulated {expected:.2f}")
+            report.problem(f"{title}: {name}: hit rate {found:.2f}, simulated {expected:.2f}")
     for one, two in combinations(hits, 2):
         (found_one, expected_one), (found_two, expected_two) = hits[one], hits[two]
         if abs(expected_one - expected_two) > _NEAR and (found_one < found_two) != (
             expected_one < expected_two
         ):
-            report.problem(f"{workload.name}: the hit rates of {one} and {two} are in another order")
+            report.problem(f"{title}: the hit rates of {one} and {two} are in another order")
+
+
+async def _measure_servers(options: Options, report: Report, engines: Sequence[str], directory: Path) -> None:
+    for workload in options.pick(_WORKLOADS, tiny=(_TINY,)):
+        title = workload.name
+        if not options.wants(title):
+            continue
+        for seed in range(options.rounds):
+            for name, peer in _peers(options):
+                table = f"{title}: simulation"
+                add_outcome(report, table, _SIMULATED, name, workload, seed, engines=_ENGINES, costs=_COSTS)
+                await _measure(report, f"{title}: engines", workload, name, peer, engines, seed, directory)
+        _show(options, report, title)
+
+
+async def _measure_ranks(options: Options, report: Report, engine: str, directory: Path) -> None:
+    for workload in options.pick(_RANK_WORKLOADS, tiny=(_TINY,)):
+        title = f"{workload.name}; {_RANKS} ranks"
+        if not options.wants(title):
+            continue
+        for seed in range(options.rounds):
+            for name, flags in options.pick(_RANK_FLAGS, tiny=_RANK_FLAGS[-1:]):
+                random.seed(seed)
+                ranks = Ranks(_RANKS, aware="--dp-aware" in flags)
+                make = _SIMULATED["cache_aware"]
+                outcome = simulate(make, workload, engines=1, costs=_COSTS, ranks=ranks, seed=seed)
+                report.add(f"{title}: simulation", name, **figures(outcome))
+                peer = router(name, "--policy", "cache_aware", *flags)
+                await _measure(report, f"{title}: engines", workload, name, peer, [engine], seed, directory)
+        _show(options, report, title)
+        if not options.tiny:
+            found, expected = (_ratio(report, f"{title}: {kind}") for kind in _KINDS)
+            if (found < 1) != (expected < 1):
+                report.problem(f"{title}: TTFT p95 on / off is {found:.2f}, simulated {expected:.2f}")
+
+
+def _ratio(report: Report, table: str) -> float:
+    """Return the TTFT p95 with ``--dp-aware``, divided by that without."""
+    off, on = (median(each["ttft_ms"] for each in report.samples[table][name]) for name, _ in _RANK_FLAGS)
+    return on / off
+
+
+def _show(options: Options, report: Report, title: str) -> None:
+    for kind in reversed(_KINDS):
+        report.show(f"{title}: {kind}", _COLUMNS)
+    if not options.tiny:
+        _compare(report, title)
 
 
 async def _run(options: Options, report: Report, directory: Path) -> None:
-    columns = (
-        Column("hit", "hit rate", 2),
-        Column("ttft_ms", "TTFT p95 ms"),
-        Column("makespan_s", "makespan s", 1),
-    )
+    count = options.pick(_ENGINES, tiny=1)
     async with AsyncExitStack() as stack:
-        engines = [
-            await stack.enter_async_context(serving_engine(directory, *_FLAGS))
-            for _ in range(options.pick(_ENGINES, tiny=1))
-        ]
-        for workload in options.pick(_WORKLOADS, tiny=(_TINY,)):
-            if not options.wants(workload.name):
-                continue
-            for seed in range(options.rounds):
-                for name, peer in _peers(options):
-                    table = f"{workload.name}: simulation"
-                    add_outcome(
-                        report, table, _SIMULATED, name, workload, seed, engines=_ENGINES, costs=_COSTS
-                    )
-                    await _measure(report, workload, name, peer, engines, seed, directory)
-            for kind in ("simulation", "engines"):
-                report.show(f"{workload.name}: {kind}", columns)
-            if not options.tiny:
-                _compare(report, workload)
+        engines = [await stack.enter_async_context(serving_engine(directory, *_FLAGS)) for _ in range(count)]
+        await _measure_servers(options, report, engines, directory)
+    async with serving_engine(directory, *_FLAGS, "--dp-size", f"{_RANKS}") as engine:
+        await _measure_ranks(options, report, engine, directory)
 
 
 def main() -> int:

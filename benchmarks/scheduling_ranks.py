@@ -14,9 +14,8 @@ from benchmarks.options import Options, parse
 from benchmarks.report import Column, Report
 from benchmarks.simulated.fleets import Ranks
 from benchmarks.simulated.outcomes import COLUMNS, Makers, figures
-from benchmarks.simulated.prompts import Text
 from benchmarks.simulated.simulation import simulate
-from benchmarks.simulated.workloads import TINY, WORKLOADS, Turn, Workload, length
+from benchmarks.simulated.workloads import TINY, WORKLOADS, Workload, three_turns
 from slime_policies import CacheAware, LeastInflight, Settings
 
 _POLICIES: Makers = {
@@ -32,20 +31,6 @@ _RATIOS = (
 _CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128)
 #: Of WORKLOADS.
 _CHOSEN = ("multi-turn, 128", "agents, 8,400-token system prompt, 128", "GRPO 64", "GRPO 32", "unrelated")
-
-
-def _three_turns(rng: random.Random, prompts: int) -> list[list[Turn]]:
-    """Return conversations of three turns: long prompts, each the beginning of eight of them, in any order."""
-    made = [
-        [
-            Turn(shared.then(length(rng, 300)), 0, length(rng, 150)),
-            *(Turn(None, length(rng, 300), length(rng, 150)) for _ in range(2)),
-        ]
-        for shared in [Text().then(4000) for _ in range(prompts)]
-        for _ in range(8)
-    ]
-    rng.shuffle(made)
-    return made
 
 
 def _measure(options: Options, report: Report, workload: Workload, servers: int, ranks: int) -> None:
@@ -74,7 +59,7 @@ def main() -> int:
     prompts = options.pick(32, tiny=1)
     for concurrent in options.pick(_CONCURRENCIES, tiny=(4,)):
         workload = Workload(
-            f"three turns, {concurrent} at once", concurrent, 1, lambda rng: _three_turns(rng, prompts)
+            f"three turns, {concurrent} at once", concurrent, 1, lambda rng: three_turns(rng, prompts)
         )
         _measure(options, report, workload, 1, 8)
     chosen = tuple(workload for workload in WORKLOADS if workload.name.startswith(_CHOSEN))

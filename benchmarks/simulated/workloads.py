@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.simulated.prompts import Text
 
-__all__ = ["PAUSED", "TINY", "WORKLOADS", "Turn", "Workload", "conversation", "length"]
+__all__ = ["PAUSED", "TINY", "WORKLOADS", "Turn", "Workload", "conversation", "length", "three_turns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,20 @@ def conversation(rng: random.Random, prompt: Text, answer: int, added: int) -> C
         for _ in range(rng.randint(3, 7))
     ]
     return [Turn(prompt, 0, length(rng, answer)), *later]
+
+
+def three_turns(rng: random.Random, prompts: int, answer: int = 150) -> list[Conversation]:
+    """Return conversations of three turns: long prompts, each the beginning of eight of them, in any order."""
+    made = [
+        [
+            Turn(shared.then(length(rng, 300)), 0, length(rng, answer)),
+            *(Turn(None, length(rng, 300), length(rng, answer)) for _ in range(2)),
+        ]
+        for shared in [Text().then(4000) for _ in range(prompts)]
+        for _ in range(8)
+    ]
+    rng.shuffle(made)
+    return made
 
 
 def _multi_turn(rng: random.Random) -> list[Conversation]:
