@@ -171,17 +171,17 @@ def about_record(record: Record, reason: str | None, matched: int, candidates: C
 
 def has_logprobs(context: Context, session: str | None) -> bool:
     """Return ``has_logprobs`` of a record of ``context`` for ``session`` that is not made. O(sampled tokens)."""
-    chain = list(links(context))
-    lacking = [
-        (segment, length)
-        for segment, length in chain
-        if isinstance(segment, Response) and not segment.has_logprobs
-    ]
-    if not lacking:
+    here = context[0] if context is not None else None
+    while here is not None and (not isinstance(here, Response) or here.has_logprobs):
+        here = here.parent
+    if here is None:
         return True
+    chain = list(links(context))
     trained = _trained(chain, session)
     return not any(
-        np.isnan(segment.logprob_array(length)).any() for segment, length in lacking if segment in trained
+        np.isnan(response.logprob_array(length)).any()
+        for response, length in chain
+        if isinstance(response, Response) and not response.has_logprobs and response in trained
     )
 
 

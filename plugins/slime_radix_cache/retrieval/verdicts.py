@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 from router_core.exchange import Exchange
@@ -53,6 +53,9 @@ class _Reasons(Sequence[str | None]):
 
     def __len__(self) -> int:
         return len(self._turns)
+
+    def __iter__(self) -> Iterator[str | None]:
+        return map(_reason, self._turns)  # that of Sequence counts up to an IndexError
 
     @overload
     def __getitem__(self, index: int) -> str | None: ...
