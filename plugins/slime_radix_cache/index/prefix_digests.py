@@ -20,6 +20,9 @@ _FACTOR = 0x9E3779B97F4A7C15  # odd, so that no power of it is 0, and each can b
 _BLOCK = 1 << 15
 _POWERS = np.cumprod(np.full(_BLOCK, _FACTOR, np.uint64), dtype=np.uint64)
 _INVERSES = np.cumprod(np.full(_BLOCK, pow(_FACTOR, -1, _BITS), np.uint64), dtype=np.uint64)
+#: The same powers as signed numbers, highest first; and the sums of the first powers.
+_SIGNED_POWERS = _POWERS.view(np.int64)[::-1].copy()
+_SUMS = _POWERS.cumsum(dtype=np.uint64)
 #: Shifts a digest to its first 20 bits.
 _SHIFT = 44
 #: The bits of a last value that are counted.
@@ -74,9 +77,13 @@ class PrefixDigests:
 
 def extended(digest: int, values: bytes, kind: npt.DTypeLike) -> int:
     """Return the digest of a sequence with this ``digest``, followed by ``values`` (packed). O(values)."""
-    for _, terms in _blocks(values, np.dtype(kind)):
-        size = len(terms)
-        digest = (digest * int(_POWERS[size - 1]) + int(np.dot(terms, _POWERS[size - 1 :: -1]))) % _BITS
+    packed = np.frombuffer(values, kind)
+    for start in range(0, len(packed), _BLOCK):
+        block = packed[start : start + _BLOCK]
+        size = len(block)
+        # As signed numbers modulo 2**64: numpy multiplies int32 with int64 without a copy in uint64.
+        ahead = int(block.dot(_SIGNED_POWERS[-size:])) + int(_SUMS[size - 1])
+        digest = (digest * int(_POWERS[size - 1]) + ahead) % _BITS
     return digest
 
 
