@@ -63,7 +63,7 @@ class Turn:
 
     def sequences(self, number: int) -> list[Turn]:
         """Return this turn, and copies of it for ``number - 1`` more sequences of the same prompt."""
-        return [self, *(replace(self) for _ in range(number - 1))]
+        return [self, *[replace(self) for _ in range(number - 1)]]
 
     @property
     def tokens(self) -> int:

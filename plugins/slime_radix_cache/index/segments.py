@@ -174,7 +174,7 @@ class Response(Segment):
         self.continuation_lost = False
         self.is_decoded = False
         self.before = 0
-        self.has_logprobs = not np.isnan(self.logprob_array(len(self))).any()
+        self.has_logprobs = not np.count_nonzero(np.isnan(self.logprob_array(len(self))))
 
     @property
     def versions(self) -> Versions:
