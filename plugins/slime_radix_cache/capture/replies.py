@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -29,8 +28,7 @@ class Unusable(Exception):
         self.kind = kind
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """One sampled sequence. ``ids`` and ``logprobs`` are packed (see segments); ``ids`` is not empty.
 
     Left out: logprobs of other ids, and versions that do not fit; :func:`slime_sglang.contradiction` names them.
@@ -42,7 +40,7 @@ class Output:
     logprobs: bytes | None
     versions: Versions
     finish_reason: str
-    columns: Columns | None = field(default=None, compare=False)
+    columns: Columns | None
 
 
 def read_output(output: Any) -> Output:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from slime_radix_cache.demotion.asked import AskedRequests
 from slime_radix_cache.demotion.directory import Directory, Entry
@@ -207,7 +206,7 @@ class Demotion:
         state = entry.state
         if isinstance(record, Asked):
             return self._trajectories.restore_prompt(context, record.ids, text, state.doubt, state.giver)
-        sampled = replace(sampled_from(record, text), doubt=state.doubt, is_decoded=state.is_decoded)
+        sampled = sampled_from(record, text)._replace(doubt=state.doubt, is_decoded=state.is_decoded)
         response = self._trajectories.restore_response(context, text[: record.start], sampled, entry.session)
         response.continuation_lost = state.continuation_lost
         return response

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from slime_radix_cache.index.ages import Ages
 from slime_radix_cache.index.segments import Context, Giver, Prompt, Response, Segment, Versions
@@ -23,8 +22,7 @@ _RESPONSE_BYTES = 391
 _SESSION_BYTES = 92
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """An engine's answer, ready to be recorded.
 
     ``ids`` and ``logprobs`` are packed (see Response). ``text`` is what the client got; the first ``visible``

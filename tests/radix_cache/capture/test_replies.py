@@ -11,6 +11,7 @@ from radix_cache.toy import pack
 from slime_radix_cache.capture.replies import Output, Unusable, read_output
 from slime_radix_cache.index.segments import pack_logprobs
 from slime_sglang.bodies import parsed
+from slime_sglang.evidence import Columns
 
 
 def answer(**changes: Any) -> dict[str, Any]:
@@ -35,6 +36,7 @@ def test_an_ordinary_answer() -> None:
         logprobs=pack_logprobs([-0.5, -0.25]),
         versions=(("7", 2),),
         finish_reason='{"type":"stop","matched":9}',
+        columns=Columns([-0.5, -0.25], [1, 2]),
     )
     assert read_output(answer()) == expected
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from radix_cache.direct import generate, read
@@ -84,8 +82,7 @@ def chain(context: Context) -> list[tuple[object, ...]]:
 
 
 def test_everything_of_a_context_comes_back(cold: Cold, kept: Trajectories) -> None:
-    answer = replace(
-        sampled(1, 2, EOS, logprobs=[-1 / 3, -2.5, 0.0]),
+    answer = sampled(1, 2, EOS, logprobs=[-1 / 3, -2.5, 0.0])._replace(
         versions=(("7", 2), (None, 1)),
         doubt="unknown_field:x",
         adapter="A",
@@ -187,7 +184,7 @@ def test_unanswered_request_keeps_the_context_that_it_continued(cold: Cold, kept
 def test_longer_record_of_a_response_is_still_known(cold: Cold, kept: Trajectories) -> None:
     match = kept.find_to_continue(b"a", "s")
     kept.pin(match.context)
-    part = kept.record(match.context, pack(1), b"a", replace(sampled(2), finish_reason="null"), "s")
+    part = kept.record(match.context, pack(1), b"a", sampled(2)._replace(finish_reason="null"), "s")
     kept.unpin(match.context)
     generate(kept, "ab<", sampled(6), "s")
     kept.record(None, pack(1), b"a", sampled(2, 1), "s", instead_of=part)
