@@ -120,7 +120,7 @@ class Encoder:
             _check_part(whole)
             ids = await self._parts.ids([whole], client)
         elif len(text) < SHORT_PART and self._compared is not None:  # to look it up would take as long
-            ids = self._parts.made_now(next(self._cut(text, begins=begins)))
+            ids = self._parts.made_now(Part(text, follows=not begins and self._needs_guard(text)))
         elif len(text) > self._long_part:
             ids = await self._encode_long(text, begins=begins, client=client)
         else:
@@ -177,9 +177,14 @@ class Encoder:
     def _cut(self, text: str, *, begins: bool) -> Iterator[Part]:
         seams, breaks = self.abilities.seams, self.abilities.breaks
         parts = cut(text, seams, breaks, self._long_part, follows=bool(self._guards))
-        if self._guards and not begins and (seams is None or seams.match(text) is None):
+        if not begins and self._needs_guard(text):
             yield next(parts)._replace(follows=True)
         yield from parts
+
+    def _needs_guard(self, text: str) -> bool:
+        """Return True if ``text`` would get other ids alone than after other tokens."""
+        seams = self.abilities.seams
+        return bool(self._guards) and (seams is None or seams.match(text) is None)
 
     def _encoded(self, parts: Sequence[Part]) -> list[Sequence[int]]:
         framed = parts[0].framed  # a framed part is always the only one
