@@ -37,6 +37,7 @@ class Trajectories(SegmentStore):
         self._limits = limits
         self._finder = Finder(self._index, self._starts, self._sessions, self.losses, cut, around)
         self._versions = WeightVersions()
+        self._last_seen: str | None = None
 
     # Search: nothing is changed. See Finder.
 
@@ -191,6 +192,9 @@ class Trajectories(SegmentStore):
         self._keep_to_limits()
 
     def _see(self, version: str) -> None:
+        if version == self._last_seen:
+            return  # the usual case, without copies of all versions
+        self._last_seen = version
         before = self._versions.ordered
         self._versions.see(version)
         after = self._versions.ordered
