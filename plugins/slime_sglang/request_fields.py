@@ -102,4 +102,4 @@ def unknown_field(body: Mapping[str, Any]) -> str | None:
     for one in parameters if isinstance(parameters, list) else (parameters,):
         if isinstance(one, dict) and not one.keys() <= _SAMPLING:
             unknown += [name for name in one.keys() - _SAMPLING if one[name] is not None]
-    return min(unknown, default=None)
+    return min(unknown) if unknown else None

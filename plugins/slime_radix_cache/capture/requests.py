@@ -30,6 +30,8 @@ __all__ = [
 MALFORMED = "malformed"
 #: Characters of an unknown field's name that are kept.
 _SHOWN = 64
+#: Types of a list of ids. As a tuple, since ``isinstance`` takes twice as long with a union.
+_LISTS = (list, array)
 #: Fields that put more than the prompt into an engine's context: such a request is passed on untouched.
 _MORE_THAN_PROMPT = ("input_embeds", "image_data", "video_data", "audio_data", "session_params")
 
@@ -90,7 +92,7 @@ def check_size(body: Any, most: int) -> None:
 
 def longest_ids(body: Any) -> int:
     """Return the number of ids in the longest prompt of ``body`` that is given as ids."""
-    return max((len(one) for one in _prompts(body) if isinstance(one, list | array)), default=0)
+    return max([len(one) for one in _prompts(body) if isinstance(one, _LISTS)], default=0)
 
 
 def _prompts(body: Any) -> Sequence[Any]:
@@ -123,7 +125,7 @@ def read_ask(body: Any) -> Ask | str:
     parameters = body.get("sampling_params")
     if isinstance(parameters, list) and len(parameters) != len(prompts):
         return MALFORMED
-    batch = isinstance(text, list) or (ids is not None and isinstance(ids[0], list | array))
+    batch = isinstance(text, list) or (ids is not None and isinstance(ids[0], _LISTS))
     adapters = _adapters(body.get("lora_path"), len(prompts))
     if adapters is None:
         return MALFORMED
@@ -153,15 +155,17 @@ def _copies(parameters: Any) -> int | None:
 
 
 def _texts(text: Any) -> tuple[str, ...] | None:
+    if isinstance(text, str):
+        return (text,) if text else None
     texts = text if isinstance(text, list) else [text]
     return tuple(texts) if all(isinstance(one, str) and one for one in texts) else None
 
 
 def _packed(ids: Any) -> tuple[bytes, ...] | None:
-    if not isinstance(ids, list | array) or not ids:
+    if not isinstance(ids, _LISTS) or not ids:
         return None
     try:
-        lists = ids if isinstance(ids[0], list | array) else [ids]
+        lists = ids if isinstance(ids[0], _LISTS) else [ids]
         packed = tuple((one if isinstance(one, array) else array("i", one)).tobytes() for one in lists)
     except (TypeError, OverflowError):
         return None
@@ -221,4 +225,4 @@ def handles_aborts(exchange: Exchange, ask: Ask) -> bool:
         return False
     if not isinstance(body, dict):
         return False
-    return body.get("input_ids") is not None or (ask.has_ids and isinstance(body.get("prompt"), list | array))
+    return body.get("input_ids") is not None or (ask.has_ids and isinstance(body.get("prompt"), _LISTS))
