@@ -29,7 +29,9 @@ _ANY_PAGES = (b"text/plain", b"application/x-www-form-urlencoded", b"multipart/f
 class UnsupportedMediaType(HTTPError):
     """The path takes no body of this ``Content-Type``."""
 
-    status, type, code = 415, "invalid_request_error", "UNSUPPORTED_MEDIA_TYPE"
+    status = 415
+    type = "invalid_request_error"
+    code = "UNSUPPORTED_MEDIA_TYPE"
 
 
 class Pages:
