@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import tomllib
@@ -26,6 +27,21 @@ def test_a_hot_module_is_compiled_in_a_compiled_wheel_only(path: str) -> None:
     assert module.__file__.endswith(".so" if EXPECTED else ".py")
     beside = Path(module.__file__).parent / Path(path).name
     assert beside.is_file(), "its source is there for tracebacks"
+
+
+@pytest.mark.parametrize("path", HOOK["custom"]["modules"])
+def test_a_hot_module_has_no_class_attributes_that_mypyc_refuses(path: str) -> None:
+    classes = [
+        node for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, ast.ClassDef)
+    ]
+    set_in_classes = [
+        target
+        for one in classes
+        for node in one.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+    ]
+    assert all(isinstance(target, ast.Name) for target in set_in_classes), "one attribute in each assignment"
 
 
 def test_the_router_knows_that_it_is_compiled() -> None:
