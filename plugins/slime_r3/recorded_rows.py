@@ -120,9 +120,8 @@ class RecordedRows:
             return FoundRows((0, *(shape if shape is not None else (0,))), parts, self.cold)
         if doubt is not None:
             return doubt
-        size, layers = parts[0].piece.size, self._size.layers
-        wanted = shape[0] * shape[1] if shape is not None else size
-        if any(part.piece.size != wanted for part in parts):
+        size, layers = self._known_size(), self._size.layers
+        if size is None or any(part.piece.size != size for part in parts):
             return reasons.MIS_SIZED
         if shape is None and layers is not None and not size % layers:
             shape = layers, size // layers

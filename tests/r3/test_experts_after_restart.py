@@ -263,6 +263,22 @@ async def test_rows_of_another_shape_are_refused(
             assert (leaf["routed_experts_reason"], leaf["exact"]) == (reason, True)
 
 
+async def test_rows_without_a_confirmed_size_are_not_believed_because_of_another_shape(
+    start: Start, model: NgramModel, checkpoint: str, tmp_path: Path
+) -> None:
+    """The middle run confirms rows of eight values, the first one had six, which may be truncated."""
+    flags = (*ROOM, *store_in(tmp_path / "store"))
+    path = "/trajectories/s?return_routed_experts=true"
+    reasons = []
+    for shape, told in (((), "s"), (("--r3-shape", "4", "2"), "u"), ((), None)):
+        async with telling(start, checkpoint, model, *shape, *flags) as (client, _):
+            if told is not None:
+                await turn(client, 10, {"routed_experts": base64_of(range(9 * (8 if shape else 6)))}, told)
+            (leaf,) = (await client.running.client.get(path)).json()["trajectories"]
+            reasons.append(leaf["routed_experts_reason"])
+    assert reasons == ["shape_unknown", "mis_sized", "mis_sized"]
+
+
 @pytest.mark.skipif(
     "SLIME_ROUTER_KILL_TEST" not in os.environ, reason="it starts three processes: set SLIME_ROUTER_KILL_TEST"
 )
