@@ -43,6 +43,7 @@ class Past:
     ``segments``: by key, in the order of their first notes. A session that was open at the end of a run is lost, and so
     is something without a session, unless the run says that it has ended. ``is_shared``: other routers may write notes
     now, so ``open`` has such sessions, with the runs in which they are open, instead. ``rows``: latest run first.
+    ``dropped``: keys that are never used again. With other routers, the note about a record may come after its end.
     """
 
     def __init__(self, notes: Sequence[StoredNote], tokenizer: str, *, is_shared: bool = False) -> None:
@@ -57,13 +58,12 @@ class Past:
         self._rows: dict[tuple[bytes, str, bytes], Rows] = {}
         self._is_shared = is_shared
         self._begun = RunBegun(FORMAT, tokenizer)
-        #: Keys that are never used again. With several routers, the note about a record may be read after its end.
-        self._dropped: set[bytes] = set()
+        self.dropped: set[bytes] = set()
         for run, each in groupby(notes, lambda note: note.run):
             self._read_run(run, each)
         #: Those that the notes still have. A log that :meth:`again` does not replace may have them.
         self._still_noted = [
-            key for key in self._dropped for kept in (self.segments, self.side_records) if kept.pop(key, None)
+            key for key in self.dropped for kept in (self.segments, self.side_records) if kept.pop(key, None)
         ]
         self.rows = [note for note in reversed(self._rows.values()) if self._are_needed(note)]
         if not is_shared:  # else records may follow
@@ -102,7 +102,7 @@ class Past:
             case Demoted():
                 self.segments[note.key] = note
             case Dropped():
-                self._dropped.add(note.key)
+                self.dropped.add(note.key)
             case Grew():
                 self.grown[note.session, note.part] = note.whole
             case Begun():
@@ -120,7 +120,7 @@ class Past:
 
     def _are_needed(self, note: Rows) -> bool:
         """Return True if the response of ``note`` is there, or another router may note it later."""
-        may_come = self._is_shared and note.key not in self._dropped
+        may_come = self._is_shared and note.key not in self.dropped
         return not note.key or note.key in self.segments or may_come
 
     @property

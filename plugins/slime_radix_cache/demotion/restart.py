@@ -32,7 +32,10 @@ async def restore(
     # All of a run may be deleted, but for what continues it.
     named = [key for each in past.segments.values() for key in (each.key, each.parent) if key]
     named += [note.key for note in past.rows if note.key]
-    demotion.runs.begin([*named, *past.side_records], store.run)
+    # A router that runs may join its notes, and then those about dropped records are read again.
+    dropped = past.dropped if store.is_shared else ()
+    demotion.runs.begin([*named, *past.side_records, *dropped], store.run)
+    demotion.dropped.update(map(demotion.runs.serial, dropped))
     gone = set(await store.adopt(past.sizes))
     await store.replace_notes(past.again())
     await store.shorten_notes(notes, shortened)

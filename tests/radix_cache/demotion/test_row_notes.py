@@ -146,6 +146,26 @@ def left_now(run: Run) -> Shelf:
     return other
 
 
+@pytest.mark.parametrize("deleted_by", [0, 1])
+async def test_dropped_response_stays_dropped_when_earlier_notes_are_read_again(deleted_by: int) -> None:
+    """As after a router that runs has joined its notes. The response was dropped before the third router started."""
+    store = Shelf(keeps_notes=True)
+    async with run_on(store, SMALL) as first, run_on(store.beside(), SMALL) as second:
+        await first.turn("a", 2)
+        await first.settled()
+        Owner(first).add(serial_of(first, "s"), (1,))
+        await first.settled()
+        deleting = (first, second)[deleted_by]
+        await deleting.cold.load_session("s")
+        deleting.cold.forget("s")
+        await deleting.settled()
+        async with run_on(left_now(first), SMALL) as third:
+            owner = Owner(third)
+            third.shelf.seen = 0
+            await third.cold.load_session("t")
+            assert (third.cold._demotion.of_session("s"), owner.restored) == ([], [])
+
+
 async def test_router_without_rows_ignores_the_notes() -> None:
     store = Shelf(keeps_notes=True)
     async with run_on(store, SMALL) as first, run_on(store.beside(), SMALL) as second:
