@@ -132,7 +132,8 @@ class ColdRecords:
     async def adopt(self, sizes: Mapping[bytes, int]) -> list[bytes]:
         """Keep records of earlier runs, with their sizes in bytes, and drop all others that only this router has.
 
-        Returns the keys of those that are gone.
+        With a shared home nothing is dropped: blocks of other records may be learnt of later, and go when room is
+        needed. Returns the keys of those that are gone.
         """
         store, known, gone = self._opened(), set[bytes](), list[bytes]()
         left = set[bytes]().union(*(engine.recovered for engine, _ in self.tiers))
@@ -149,8 +150,9 @@ class ColdRecords:
             self.num_blocks += blocks
             if number % _AT_ONCE == 0:
                 await anyio.lowlevel.checkpoint()
-        for engine, _ in self.tiers:
-            engine.recycle(engine.claim([key for key in engine.recovered if key not in known]))
+        if not self.is_shared:
+            for engine, _ in self.tiers:
+                engine.recycle(engine.claim([key for key in engine.recovered if key not in known]))
         return gone
 
     # Records.

@@ -263,6 +263,17 @@ async def test_rows_of_another_shape_are_refused(
             assert (leaf["routed_experts_reason"], leaf["exact"]) == (reason, True)
 
 
+async def test_experts_stay_on_the_disk_when_a_larger_remote_store_is_added(
+    start: Start, model: NgramModel, checkpoint: str, tmp_path: Path
+) -> None:
+    disk = store_in(tmp_path / "disk")
+    async with replaying(start, model, checkpoint, *ROOM, *disk) as replay:
+        texts = await roll(replay)
+    remote = store_in(tmp_path / "remote", "file")[-2:]
+    async with replaying(start, model, checkpoint, *ROOM, *disk, *remote) as replay:
+        await read(replay, texts)
+
+
 async def test_rows_without_a_confirmed_size_are_not_believed_because_of_another_shape(
     start: Start, model: NgramModel, checkpoint: str, tmp_path: Path
 ) -> None:
