@@ -39,6 +39,7 @@ WORDS = {
     "--control-plane-api-keys": ["id:a name:admin:key:with:colons", "two:name:user:key"],
     "--jwt-role-mapping": ["Theirs=admin", "Other=user"],
     "--prometheus-duration-buckets": ["0.1", "0.5"],
+    "--cors-allowed-origins": ["https://a.example", "https://b.example"],
 }
 
 
