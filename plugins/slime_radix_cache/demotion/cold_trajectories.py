@@ -156,7 +156,7 @@ class ColdTrajectories:
             await self.side.save(sessions)  # last, so that no turn of a settled session is left out
         for segment, reason in batch:
             demotion.demote(segment, reason)
-        self._open.settle(sessions)
+        self._open.settle(sessions - self.side.unsaved_sessions)
         self._advance()
 
     def _advance(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence, Set
 from typing import NamedTuple
 
 import anyio
@@ -77,6 +77,11 @@ class SideRecords:
 
     def __len__(self) -> int:
         return len(self._notes)
+
+    @property
+    def unsaved_sessions(self) -> Set[str | None]:
+        """The sessions with records that are not in the store yet."""
+        return self._unsaved.keys()
 
     @property
     def is_on(self) -> bool:

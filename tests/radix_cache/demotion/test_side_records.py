@@ -226,6 +226,35 @@ async def test_records_of_another_router_are_found_and_forgotten() -> None:
         assert await found(second) == []
 
 
+async def test_session_with_an_unsaved_record_is_not_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else an earlier record at the same place would be found after a kill, as if there had been no other."""
+    async with run_on(Shelf(keeps_notes=True, wait_s=0.05), SMALL) as run:
+        added(run, b"one")
+        await run.turn("a", 2)
+        await run.settled()
+        keep = run.shelf.keep
+
+        async def without_room(records: Sequence[tuple[bytes, bytes]]) -> None:
+            if records[0][1] == b"two":
+                raise OSError("no space left on the shelf")
+            await keep(records)
+
+        monkeypatch.setattr(run.shelf, "keep", without_room)
+        await run.cold.side.ask_again(PLACE)
+        await run.turn("b", 3)
+        added(run, b"two")
+        await run.settled()
+        async with run_on(after_a_kill(run)) as other:
+            assert other.cold.side.has_lost("s")
+            assert await found(other) == []
+        monkeypatch.undo()
+        await run.turn("ab", 2)
+        await run.settled()
+        async with run_on(after_a_kill(run)) as other:
+            assert not other.cold.side.has_lost("s")
+            assert await found(other) == [b"one", b"two"]
+
+
 async def test_session_that_is_open_elsewhere_may_have_another_record_there() -> None:
     async with two_routers(SMALL) as (first, second):
         added(first, b"one")
