@@ -238,6 +238,9 @@ class SideRecords(Protocol):
         Without a record when another one of its session at its place may be lost: that one may be meant.
         """
 
+    def has_answers(self, place: bytes) -> bool:
+        """Return True if :meth:`find` finds a record at ``place``. O(1)."""
+
     async def fetch(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
         """Return the saved records of ``keys``, None for a lost one. Raises HTTPError."""
 

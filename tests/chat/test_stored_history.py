@@ -157,6 +157,18 @@ async def test_turn_whose_record_is_unreadable_is_not_continued(damage: Callable
         assert await sampled_in(stored(other), asked) == []
 
 
+async def test_question_without_a_session_does_not_read_its_answers() -> None:
+    """There may be very many."""
+    async with run_on(Shelf(keeps_notes=True)) as run:
+        stored(run).add(said(question(ASKED, session=None), b"one "))
+    async with run_on(run.shelf.again()) as other:
+        history = stored(other)
+        await history.load(question(ASKED, session=None))
+        assert len(history) == 0
+        assert asked_again(other) == 1
+        assert await sampled_in(history, question(ASKED, YES, MORE, session=None)) == [b"one "]
+
+
 async def test_conversations_of_another_reader_are_not_found(run: Run) -> None:
     stored(run, reader="one").add(said(question(ASKED), b"one "))
     asked = question(ASKED, YES, MORE)

@@ -89,11 +89,12 @@ class StoredHistory(History):
         behind = list(zip(question.keys[1:], question.messages, strict=True))
         answers = [key for key, message in behind if message.role == "assistant"]
         names = [_masked(key, self._names) for key in answers]
-        places = [_masked(key, asked_by) for key, _ in behind]
+        # A session that has asked at a place does not begin anew there.
+        places = [_masked(key, asked_by) for key, _ in behind] if question.session is not None else []
         try:
             if answers and not self._knows(answers[-1], question.session):
                 await records.look()
-            if question.samples > 1 or self._asked[place] > 1 or records.find([place]):
+            if question.samples > 1 or self._asked[place] > 1 or records.has_answers(place):
                 await records.ask_again(place)
             keys = [key for key in records.find([*names, *places]) if key not in self._by_record]
             if keys:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container, Iterable, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Sequence, Set
 from typing import NamedTuple
 
 import anyio
@@ -16,7 +16,6 @@ from slime_radix_cache.index.losses import Losses
 
 __all__ = ["SideRecords"]
 
-_KEY_BYTES = 16
 #: Records that are written together.
 _AT_ONCE = 64
 #: Longest time that a request waits for a note, in seconds.
@@ -43,8 +42,8 @@ class SideRecords:
         self._failed: Callable[[str, Exception], Exception]
         #: All records, also those that are not saved: their size is 0.
         self._notes: dict[bytes, SideRecord] = {}
-        #: Joined keys by name and by place; a set for each would take a third of the memory.
-        self._keys: dict[bytes, bytes] = {}
+        #: Keys by name and by place. Most have one; a set for each would take a third of the memory.
+        self._keys: dict[bytes, bytes | dict[bytes, None]] = {}
         self._of: dict[str | None, dict[bytes, None]] = {}
         self._unsaved: dict[str | None, dict[bytes, _Unsaved]] = {}
         self._asked_again: set[bytes] = set()
@@ -170,7 +169,11 @@ class SideRecords:
     def _add(self, note: SideRecord) -> None:
         if note.key not in self._notes:  # another router's note may come again
             for name in (note.name, note.place):
-                self._keys[name] = self._keys.get(name, b"") + note.key
+                keys = self._keys.setdefault(name, note.key)
+                if isinstance(keys, dict):
+                    keys[note.key] = None
+                elif keys != note.key:
+                    self._keys[name] = dict.fromkeys((keys, note.key))
             self._of.setdefault(note.session, {})[note.key] = None
         self._notes[note.key] = note
 
@@ -180,10 +183,10 @@ class SideRecords:
         if note is None:
             return False
         for name in (note.name, note.place):
-            rest = b"".join(one for one in self._under(name) if one != key)
-            if rest:
-                self._keys[name] = rest
-            else:
+            keys = self._keys[name]
+            if isinstance(keys, dict):
+                del keys[key]
+            if not isinstance(keys, dict) or not keys:
                 del self._keys[name]
         own = self._of[note.session]
         del own[key]
@@ -191,9 +194,9 @@ class SideRecords:
             del self._of[note.session]
         return not self._pop_unsaved(note)
 
-    def _under(self, name: bytes) -> list[bytes]:
-        keys = self._keys.get(name, b"")
-        return [keys[start : start + _KEY_BYTES] for start in range(0, len(keys), _KEY_BYTES)]
+    def _under(self, name: bytes) -> Collection[bytes]:
+        keys = self._keys.get(name, {})
+        return keys if isinstance(keys, dict) else (keys,)
 
     def _drop(self, key: bytes) -> None:
         """Remove the record of ``key``, also from the store."""
@@ -210,6 +213,11 @@ class SideRecords:
         """See the contract."""
         keys = {key for name in names for key in self._under(name)}
         return sorted(key for key in keys if self._is_proved(self._notes[key]))
+
+    def has_answers(self, place: bytes) -> bool:
+        """See the contract. All records at a place are of one session, so one of them tells for all."""
+        key = next(iter(self._under(place)), None)
+        return key is not None and self._is_proved(self._notes[key])
 
     def _is_proved(self, note: SideRecord) -> bool:
         """Return False if another record at the same place may be lost: a client may mean that one."""

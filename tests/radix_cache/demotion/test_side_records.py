@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -287,3 +288,34 @@ async def test_note_that_cannot_be_written_does_not_hold_a_request(monkeypatch: 
         with anyio.fail_after(2):
             await run.cold.side.ask_again(PLACE)
         run.shelf.refuses = False
+
+
+def seconds_of_sessions(run: Run, *, are_alike: bool) -> float:
+    """The time to add and forget a record in each of many sessions; ``are_alike``: all under one name."""
+    begun = time.perf_counter()
+    names = [NAME if are_alike else b"%16d" % number for number in range(3_000)]
+    for number, name in enumerate(names):
+        added(run, b"", session=f"{number}", name=name, place=b"at%14d" % number)
+    assert len(run.cold.side.find([NAME])) == are_alike * len(names)
+    for number in range(len(names)):
+        run.cold.forget(f"{number}")
+    assert not len(run.cold.side)
+    return time.perf_counter() - begun
+
+
+async def test_many_records_under_one_name_take_no_longer() -> None:
+    async with run_on(Shelf(keeps_notes=True)) as run:
+        different = seconds_of_sessions(run, are_alike=False)
+        assert seconds_of_sessions(run, are_alike=True) < 5 * different + 0.05
+
+
+async def test_records_under_one_name_go_one_by_one() -> None:
+    async with run_on(Shelf(keeps_notes=True)) as run:
+        side = run.cold.side
+        keys = [added(run, b"", session=f"{number}") for number in range(3)]
+        for number, left in ((1, [keys[0], keys[2]]), (0, [keys[2]]), (2, [])):
+            assert side.has_answers(PLACE)
+            run.cold.forget(f"{number}")
+            assert side.find([NAME]) == side.find([PLACE]) == left
+        assert not side.has_answers(PLACE)
+        assert [added(run, b"")] == side.find([NAME])
