@@ -241,6 +241,9 @@ class SideRecords(Protocol):
     def has_answers(self, place: bytes) -> bool:
         """Return True if :meth:`find` finds a record at ``place``. O(1)."""
 
+    def has_later_elsewhere(self, key: bytes) -> bool:
+        """Return True if another router may have a later answer to the question of the record ``key``."""
+
     async def fetch(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
         """Return the saved records of ``keys``, None for a lost one. Raises HTTPError."""
 

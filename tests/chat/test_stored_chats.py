@@ -200,6 +200,27 @@ async def test_chats_go_on_at_another_router_with_the_same_remote_store(start: S
         assert (third["history"], is_continued(third, second)) == ("exact", True)
 
 
+async def test_turn_in_memory_is_not_continued_when_another_router_has_asked_again(
+    start: Start, tmp_path: Path
+) -> None:
+    lives = Lives(start, "file", tmp_path / "store")
+    async with lives.life(WORDS, family=QWEN2_5) as one, lives.life(WORDS, family=QWEN2_5) as two:
+        first = await asked(one, user("a"))
+        await demote_all(one)
+        second = await asked(two, user("a"), said(first), user("b"))
+        again = await asked(one, user("a"))
+        await two.trajectories("s")  # reads the notes; otherwise this is done every second
+        for session in ("s", "another"):
+            third = await asked(two, user("a"), said(again), user("c"), session=session)
+            assert third["history"] == "fresh", "its tokens are in memory of the first router"
+        longer = await asked(two, user("a"), said(again), user("b"), said(second), user("c"))
+        assert (longer["history"], is_continued(longer, second)) == ("exact", True)
+        await demote_all(one)
+        await two.trajectories("s")
+        third = await asked(two, user("a"), said(again), user("d"))
+        assert (third["history"], is_continued(third, again)) == ("exact", True)
+
+
 async def test_chats_begin_anew_with_another_chat_template(start: Start, tmp_path: Path) -> None:
     """Also while the store cannot be read."""
     template = tmp_path / "template"

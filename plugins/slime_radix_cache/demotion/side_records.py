@@ -8,6 +8,7 @@ from typing import NamedTuple
 import anyio
 
 from slime_radix_cache.cold_store import ColdStore
+from slime_radix_cache.demotion.asked_again import PlacesAskedAgain
 from slime_radix_cache.demotion.demotion import Demotion
 from slime_radix_cache.demotion.notes import AskedAgain, Dropped, SideRecord
 from slime_radix_cache.demotion.past import Past
@@ -18,8 +19,6 @@ __all__ = ["SideRecords"]
 
 #: Records that are written together.
 _AT_ONCE = 64
-#: Longest time that a request waits for a note, in seconds.
-_WAIT_S = 5.0
 
 
 class _Unsaved(NamedTuple):
@@ -46,8 +45,9 @@ class SideRecords:
         self._keys: dict[bytes, bytes | dict[bytes, None]] = {}
         self._of: dict[str | None, dict[bytes, None]] = {}
         self._unsaved: dict[str | None, dict[bytes, _Unsaved]] = {}
-        self._asked_again: set[bytes] = set()
-        self._being_noted: set[bytes] = set()
+        self._asked_again = PlacesAskedAgain()
+        #: Records at places where another router has begun a later request.
+        self._outdated: set[bytes] = set()
         #: Keys of records to be saved soon.
         self._waiting: list[bytes] = []
         self._news = anyio.Event()
@@ -65,7 +65,7 @@ class SideRecords:
 
     def restore(self, past: Past, gone: Container[bytes]) -> None:
         """Add the records of ``past``. ``gone``: keys of those that the store does not have any more."""
-        self._asked_again |= past.asked_again
+        self._asked_again.add(past.asked_again)
         for note in past.side_records.values():
             self._add(note)
             if note.key in gone:
@@ -86,6 +86,10 @@ class SideRecords:
     def is_on(self) -> bool:
         """See the contract."""
         return self._store is not None and self._store.keeps_notes
+
+    @property
+    def _is_shared(self) -> bool:
+        return self._store is not None and self._store.is_shared
 
     # Writing.
 
@@ -180,6 +184,7 @@ class SideRecords:
     def _remove(self, key: bytes) -> bool:
         """Remove the record of ``key``, if there is one. Returns True if it is saved."""
         note = self._notes.pop(key, None)
+        self._outdated.discard(key)
         if note is None:
             return False
         for name in (note.name, note.place):
@@ -188,6 +193,8 @@ class SideRecords:
                 del keys[key]
             if not isinstance(keys, dict) or not keys:
                 del self._keys[name]
+        if note.place not in self._keys and not self._is_shared:  # others may have records to come
+            self._asked_again.forget(note.place)
         own = self._of[note.session]
         del own[key]
         if not own:
@@ -223,8 +230,12 @@ class SideRecords:
         """Return False if another record at the same place may be lost: a client may mean that one."""
         if not self.has_lost(note.session):
             return True
-        has_unknown_asks = note.session is None and self._store is not None and self._store.is_shared
+        has_unknown_asks = note.session is None and self._is_shared
         return not has_unknown_asks and note.place not in self._asked_again
+
+    def has_later_elsewhere(self, key: bytes) -> bool:
+        """See the contract."""
+        return key in self._outdated and self.has_lost(self._notes[key].session)
 
     async def fetch(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
         """See the contract."""
@@ -262,14 +273,7 @@ class SideRecords:
 
     async def ask_again(self, place: bytes) -> None:
         """See the contract."""
-        if place not in self._asked_again:
-            self._asked_again.add(place)
-            self._being_noted.add(place)
-            self._saver.writer.add(AskedAgain(place))
-        if place in self._being_noted:
-            with anyio.move_on_after(_WAIT_S):  # later notes come after this one in any case
-                await self._saver.writer.flush()
-            self._being_noted.discard(place)
+        await self._asked_again.note(place, self._saver.writer)
 
     # Other routers.
 
@@ -280,7 +284,8 @@ class SideRecords:
     def learn(self, note: SideRecord | AskedAgain) -> None:
         """Take a ``note`` of another router."""
         if isinstance(note, AskedAgain):
-            self._asked_again.add(note.place)
+            self._asked_again.add([note.place])
+            self._outdated.update(self._under(note.place))
             return
         runs = self._demotion.runs
         runs.add(note.key)

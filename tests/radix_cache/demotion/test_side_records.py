@@ -209,6 +209,21 @@ async def test_question_without_records_is_not_noted_for_ever() -> None:
         assert not [note for note in notes if isinstance(note, AskedAgain | SideRecord)]
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_place_asked_again_is_forgotten_with_its_records(is_shared: bool) -> None:
+    """With other routers it is kept: one of them may have records to come."""
+    async with run_on(Shelf(keeps_notes=True)) as run:
+        run.shelf.is_shared = is_shared
+        side = run.cold.side
+        for session in ("s", "t"):
+            added(run, b"one", session=session)
+        await side.ask_again(PLACE)
+        run.cold.forget("s")
+        assert PLACE in side._asked_again
+        run.cold.forget("t")
+        assert (PLACE in side._asked_again) == is_shared
+
+
 async def test_records_of_another_router_are_found_and_forgotten() -> None:
     async with two_routers(SMALL) as (first, second):
         added(first, b"one")
@@ -282,7 +297,7 @@ async def test_router_without_a_lasting_store_keeps_no_records() -> None:
 
 
 async def test_note_that_cannot_be_written_does_not_hold_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slime_radix_cache.demotion.side_records._WAIT_S", 0.01)
+    monkeypatch.setattr("slime_radix_cache.demotion.asked_again._WAIT_S", 0.01)
     async with run_on(Shelf(keeps_notes=True, wait_s=0.05)) as run:
         run.shelf.refuses = True
         with anyio.fail_after(2):
