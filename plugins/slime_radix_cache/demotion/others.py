@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 
-from slime_radix_cache.cold_store import ColdStore
+from slime_radix_cache.cold_store import ColdStore, StoredNote
 from slime_radix_cache.demotion.demotion import Demotion
 from slime_radix_cache.demotion.notes import (
     AskedAgain,
@@ -60,6 +60,9 @@ class OtherRouters:
         self._waiting: dict[bytes, Demoted] = {}
         self._turn = anyio.Lock()
         self._wrong: WrongNote | None = None
+        #: Numbers of the latest reading that has begun, and of the latest that has ended with its error, if any.
+        self._begun_reading = self._ended_reading = 0
+        self._error: Exception | None = None
         #: Sessions that are open, with the names of the runs.
         self.open: dict[str, set[bytes]] = {}
 
@@ -73,21 +76,41 @@ class OtherRouters:
                 self._failed(error)
 
     async def look(self) -> None:
-        """Read the notes that are there now. Raises the store's errors; WrongNote for ever after a damaged note."""
+        """Read the notes that are there now. Raises the store's errors; WrongNote for ever after a damaged note.
+
+        Calls during a reading share the next one: a remote store takes long for each.
+        """
         if not self._store.is_shared:
             return
+        begun = self._begun_reading
         async with self._turn:  # notes are taken in order
-            if self._wrong is not None:
-                raise self._wrong
+            if self._ended_reading <= begun:
+                self._begun_reading += 1
+                self._error = await self._read()
+                self._ended_reading = self._begun_reading
+            if self._error is not None:
+                raise self._error
+
+    async def _read(self) -> Exception | None:
+        """Take the notes that are there now. Returns the error, if there is one."""
+        if self._wrong is not None:
+            return self._wrong
+        try:
             for stored in await self._store.news():
-                notes = unpacked(stored.content)
-                try:
-                    while stored.run not in self._ignored and (note := next(notes, None)) is not None:
-                        self._take(note, stored.run)
-                except WrongNote as error:
-                    self._wrong = WrongNote(f"{stored.place}: {error}")
-                    raise self._wrong from None
+                self._take_all(stored)
+        except Exception as error:
+            return error
         self._add_waiting()
+        return None
+
+    def _take_all(self, stored: StoredNote) -> None:
+        notes = unpacked(stored.content)
+        try:
+            while stored.run not in self._ignored and (note := next(notes, None)) is not None:
+                self._take(note, stored.run)
+        except WrongNote as error:
+            self._wrong = WrongNote(f"{stored.place}: {error}")
+            raise self._wrong from None
 
     def _take(self, note: Any, run: bytes) -> None:
         losses = self._trajectories.losses

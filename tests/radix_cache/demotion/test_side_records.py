@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -280,6 +281,39 @@ async def test_session_that_is_open_elsewhere_may_have_another_record_there() ->
         await first.cold.side.ask_again(PLACE)
         await second.cold.side.look()
         assert await found(second) == []
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+async def test_requests_that_wait_for_notes_read_them_together(
+    monkeypatch: pytest.MonkeyPatch, *, is_closed: bool
+) -> None:
+    async with two_routers(SMALL) as (first, second):
+        news, may_read, readings, found_by = second.shelf.news, anyio.Event(), list[int](), list[int]()
+
+        async def slow() -> Sequence[Any]:
+            readings.append(1)
+            await may_read.wait()
+            if is_closed:
+                raise OSError("the shelf is closed")
+            return await news()
+
+        async def look() -> None:
+            with pytest.raises(StoreFailed) if is_closed else nullcontext():
+                await second.cold.side.look()
+            found_by.append(len(second.cold.side))
+
+        monkeypatch.setattr(second.shelf, "news", slow)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(look)
+            await until(lambda: bool(readings))
+            for _ in range(10):
+                tasks.start_soon(look)
+            added(first, b"one")
+            await first.turn("a", 2)
+            await first.settled()
+            may_read.set()
+        assert len(readings) == 2, "the first one had begun too early for the others"
+        assert found_by == [int(not is_closed)] * 11
 
 
 async def test_anonymous_records_are_not_found_while_another_router_runs() -> None:
