@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import anyio
+import httpx
+
 from deadlines import HANG_S
 
 __all__ = ["Program"]
@@ -45,6 +48,17 @@ class Program:
                 start_new_session=True,
                 preexec_fn=_die_with_the_test,  # all it needs is loaded
             )
+
+    async def serve(self, client: httpx.AsyncClient) -> None:
+        """Start a router, and wait until it serves. ``client``: its base URL is the router's."""
+        self.start()
+        with anyio.fail_after(HANG_S):
+            while True:
+                assert not self.ended, self.said()
+                with suppress(httpx.TransportError):
+                    if (await client.get("/readiness")).status_code == 200:
+                        return
+                await anyio.sleep(0.02)
 
     @property
     def pid(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +23,7 @@ from drift.rollouts import TOOLS
 from ports import free_port
 from slime_radix_cache.demotion.cold_trajectories import ColdTrajectories
 from slime_radix_cache.index.limits import Limits
+from store_flags import tier_flags
 
 if TYPE_CHECKING:
     from routers import Start
@@ -36,11 +37,7 @@ WORDS = "Two words, café 日本語."
 
 def flags_of(tier: str, path: Path) -> tuple[str, ...]:
     """The flags of a store in ``path``."""
-    memory = ("--plugin", "tiered_store", "--store-memory-bytes", "40960")
-    if tier == "ssd":
-        return (*memory, "--store-ssd", str(path), "--store-ssd-bytes", str(1 << 20))
-    path.mkdir(exist_ok=True)
-    return (*memory, "--store-remote", f"file://{path}")
+    return ("--plugin", "tiered_store", "--store-memory-bytes", "40960", *tier_flags(tier, path))
 
 
 class Lives:
@@ -263,7 +260,7 @@ async def test_chats_go_on_in_processes_that_are_killed_and_stopped(tmp_path: Pa
         messages, known = [user("a")], list[int]()
         try:
             for end in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGTERM):
-                await begin(program, http)
+                await program.serve(http)
                 body = {"messages": messages, "session_id": "s", **ASK}
                 answer = (await http.post("/v1/chat/completions", json=body)).json()
                 assert answer["history"] == ("exact" if known else "fresh")
@@ -277,15 +274,3 @@ async def test_chats_go_on_in_processes_that_are_killed_and_stopped(tmp_path: Pa
                 await until(lambda: program.ended)
         finally:
             program.kill()
-
-
-async def begin(program: Program, http: httpx.AsyncClient) -> None:
-    """Start a router, and wait until it serves."""
-    program.start()
-    with anyio.fail_after(HANG_S):
-        while True:
-            assert not program.ended, program.said()
-            with suppress(httpx.TransportError):
-                if (await http.get("/readiness")).status_code == 200:
-                    return
-            await anyio.sleep(0.02)

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from r3.replays import PROMPT, Replay, replaying
 from r3.telling import base64_of, telling, turn
 from r3.versioned import moved, versioned_experts
 from slime_engine.model import NgramModel
+from store_flags import tier_flags
 
 if TYPE_CHECKING:
     from routers import Start
@@ -36,11 +37,8 @@ ORDER = ("radix_cache", "r3", "sessions")
 
 def store_in(path: Path, tier: str = "ssd") -> tuple[str, ...]:
     """Flags of a store in ``path``, whose memory has one block."""
-    flags = ("--middleware-paths", "slime_tiered_store", "--store-memory-bytes", "4096")
-    if tier == "ssd":
-        return (*flags, "--store-ssd", str(path), "--store-ssd-bytes", str(2 << 20))
-    path.mkdir(exist_ok=True)
-    return (*flags, "--store-remote", f"file://{path}")
+    memory = ("--middleware-paths", "slime_tiered_store", "--store-memory-bytes", "4096")
+    return (*memory, *tier_flags(tier, path, 2 << 20))
 
 
 async def demoted(replay: Replay) -> None:
@@ -310,30 +308,18 @@ async def test_processes_are_killed_and_stopped(
         flags += ["--port", str(port), "--hf-checkpoint", checkpoint, "--worker-urls", *replay.urls, *NO_ROOM]
         program = Program([*flags, *store_in(tmp_path / "store", tier)[2:]], tmp_path / "router.log")
         try:
-            await begin(program, client)
+            await program.serve(client)
             texts = await roll(process)
             with anyio.fail_after(HANG_S):
                 while (await process.stats())["routed_experts"]["bytes"]:
                     pass
             await anyio.sleep(0.5)  # tokens are demoted, and the last note is written
             program.kill()
-            await begin(program, client)
+            await program.serve(client)
             before = await read(process, texts)
             program.send(signal.SIGTERM)
             await until(lambda: program.ended)
-            await begin(program, client)
+            await program.serve(client)
             assert await read(process, texts) == before
         finally:
             program.kill()
-
-
-async def begin(program: Program, client: httpx.AsyncClient) -> None:
-    """Start a router, and wait until it serves."""
-    program.start()
-    with anyio.fail_after(HANG_S):
-        while True:
-            assert not program.ended, program.said()
-            with suppress(httpx.TransportError):
-                if (await client.get("/readiness")).status_code == 200:
-                    return
-            await anyio.sleep(0.02)

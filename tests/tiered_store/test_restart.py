@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from radix_cache.scripted import ScriptedEngine, bits
 from routers import BARE
 from slime_engine.tokenizer import EngineTokenizer, corpus_documents, train_tokenizer
 from slime_http.serving import serving
+from store_flags import tier_flags
 
 if TYPE_CHECKING:
     from routers import Start
@@ -111,18 +111,7 @@ SMALL = ("--plugin", "radix_cache", "--plugin", "tiered_store", "--radix-tree-ma
 
 def flags_of(tier: str, path: Path) -> tuple[str, ...]:
     """The flags of a store in ``path``."""
-    if tier == "ssd":
-        return (
-            *SMALL,
-            "--store-memory-bytes",
-            "40960",
-            "--store-ssd",
-            str(path),
-            "--store-ssd-bytes",
-            str(1 << 20),
-        )
-    path.mkdir(exist_ok=True)
-    return (*SMALL, "--store-memory-bytes", "40960", "--store-remote", f"file://{path}")
+    return (*SMALL, "--store-memory-bytes", "40960", *tier_flags(tier, path))
 
 
 async def roll(rollout: Rollout) -> None:
@@ -238,27 +227,15 @@ async def test_processes_are_killed_and_stopped(
         program = Program([*flags, *flags_of(tier, tmp_path / "store")], tmp_path / "router.log")
         rollout = Rollout(http, engine)
         try:
-            await begin(program, http)
+            await program.serve(http)
             await roll(rollout)
             program.kill()
-            await begin(program, http)
+            await program.serve(http)
             await check_after_a_kill(rollout)
             before = {name: await rollout.check(name) for name in rollout.journal}
             program.send(signal.SIGTERM)
             await until(lambda: program.ended)
-            await begin(program, http)
+            await program.serve(http)
             assert {name: await rollout.check(name) for name in rollout.journal} == before
         finally:
             program.kill()
-
-
-async def begin(program: Program, http: httpx.AsyncClient) -> None:
-    """Start a router, and wait until it serves."""
-    program.start()
-    with anyio.fail_after(HANG_S):
-        while True:
-            assert not program.ended, program.said()
-            with suppress(httpx.TransportError):
-                if (await http.get("/readiness")).status_code == 200:
-                    return
-            await anyio.sleep(0.02)
