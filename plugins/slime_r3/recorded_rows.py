@@ -66,9 +66,11 @@ class RecordedRows:
 
     def _note_size(self) -> None:
         """Note what is known of the size, if that is new."""
+        if self._notes is None:
+            return
         shape = self._shape()
         size = RowSize(shape[0] * shape[1], 0, True, False, shape[0]) if shape is not None else self._size
-        if self._notes is not None and size != self._noted:
+        if size != self._noted:
             self._noted = size
             self._notes.add(None, self._name, size, ())
 
