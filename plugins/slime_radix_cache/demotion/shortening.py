@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from slime_radix_cache.demotion.notes import (
-    AskedAgain,
     Begun,
     Demoted,
     Dropped,
     Ended,
     Grew,
     Lost,
-    RunBegun,
+    Rows,
     Settled,
     SideRecord,
     Unanswered,
@@ -24,12 +23,6 @@ from slime_radix_cache.demotion.notes import (
 __all__ = ["shortened"]
 
 
-#: The kinds of which Ended must be the last. Others may follow it.
-_OF_A_RUN = (
-    RunBegun, Begun, Demoted, Dropped, Grew, Lost, Settled, Unanswered, SideRecord, AskedAgain, Ended,
-)  # fmt: skip
-
-
 def shortened(contents: Sequence[bytes]) -> list[bytes] | None:
     """Return as many ``contents``, each with those of its notes that are needed. None if the run has not ended.
 
@@ -37,8 +30,8 @@ def shortened(contents: Sequence[bytes]) -> list[bytes] | None:
     A Dropped note is always needed, since another router may know the segment. Raises WrongNote.
     """
     notes = [list(unpacked(content)) for content in contents]
-    latest = (note for some in reversed(notes) for note in reversed(some))
-    if not isinstance(next((note for note in latest if isinstance(note, _OF_A_RUN)), None), Ended):
+    latest = (note for some in reversed(notes) for note in reversed(some) if not isinstance(note, Rows))
+    if not isinstance(next(latest, None), Ended):
         return None
     needed = _Needed()
     return [packed([note for note in reversed(some) if needed(note)][::-1]) for some in reversed(notes)][::-1]

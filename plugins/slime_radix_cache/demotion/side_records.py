@@ -24,7 +24,6 @@ _AT_ONCE = 64
 class _Unsaved(NamedTuple):
     """A record that is not in the store yet, and the key of the record that it needs (empty: none)."""
 
-    session: str | None
     parent: bytes
     content: Callable[[], bytes]
 
@@ -99,7 +98,7 @@ class SideRecords:
         """See the contract."""
         key = self._demotion.runs.key(self._demotion.runs.next_serial())
         self._add(SideRecord(key, 0, session, name, place))
-        self._unsaved.setdefault(session, {})[key] = _Unsaved(session, parent, content)
+        self._unsaved.setdefault(session, {})[key] = _Unsaved(parent, content)
         return key
 
     def save_soon(self, key: bytes) -> None:
