@@ -146,15 +146,20 @@ def left_now(run: Run) -> Shelf:
     return other
 
 
+async def demote_with_rows(run: Run) -> None:
+    """Demote a response of the session "s", and note its rows."""
+    await run.turn("a", 2)
+    await run.settled()
+    Owner(run).add(serial_of(run, "s"), (1,))
+    await run.settled()
+
+
 @pytest.mark.parametrize("deleted_by", [0, 1])
 async def test_dropped_response_stays_dropped_when_earlier_notes_are_read_again(deleted_by: int) -> None:
     """As after a router that runs has joined its notes. The response was dropped before the third router started."""
     store = Shelf(keeps_notes=True)
     async with run_on(store, SMALL) as first, run_on(store.beside(), SMALL) as second:
-        await first.turn("a", 2)
-        await first.settled()
-        Owner(first).add(serial_of(first, "s"), (1,))
-        await first.settled()
+        await demote_with_rows(first)
         deleting = (first, second)[deleted_by]
         await deleting.cold.load_session("s")
         deleting.cold.forget("s")
@@ -169,9 +174,6 @@ async def test_dropped_response_stays_dropped_when_earlier_notes_are_read_again(
 async def test_router_without_rows_ignores_the_notes() -> None:
     store = Shelf(keeps_notes=True)
     async with run_on(store, SMALL) as first, run_on(store.beside(), SMALL) as second:
-        await first.turn("a", 2)
-        await first.settled()
-        Owner(first).add(serial_of(first, "s"), (1,))
-        await first.settled()
+        await demote_with_rows(first)
         await second.cold.load_session("s")
         assert not second.kept.has_lost("s")
