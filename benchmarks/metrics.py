@@ -3,10 +3,11 @@
     python -m benchmarks.metrics --rounds 12 --seconds 4
 
 Routers with the default plugins are all alive at once, on one core. The first one has no plugin ``metrics``; each other
-one has one thing more, and the last one nothing more. Short slices of the same load go to them in turn, forwards and
-backwards: the 720-byte requests of ``benchmarks.proxy``. Each slice has its processor time in nanoseconds, from the
-clock of the process (``CLOCK_PROCESS_CPUTIME_ID``), up to the next slice of that router: so work that a router does
-afterwards, such as sending spans, counts too. A share is that of a slice to the first router's slice of the same turn.
+one has one thing more, and the last one nothing more. Slices of the same load go to them in turn, always in the same
+order: the 720-byte requests of ``benchmarks.proxy``. So each slice follows one of another router, which had the
+processor's caches. Each slice has its processor time in nanoseconds, from the clock of the process
+(``CLOCK_PROCESS_CPUTIME_ID``), up to the next slice of that router: so work that a router does afterwards, such as
+sending spans, counts too. A share is that of a slice to the first router's slice of the same turn.
 
 A round starts all routers anew, since the places of a process in memory change its times by some percent. The figures
 are medians: a round's of its turns, and the table's of its rounds, with the confidence interval of the median. Other
@@ -45,8 +46,8 @@ _NONE = "--no-default-plugins"
 _CONNECTIONS = 64
 _REQUEST_BYTES = 720
 _SAMPLED_TOKENS = 82
-#: Requests of a slice: twice as many as the metrics count together.
-_SLICE = 512
+#: Requests of a slice: so many that the caches are warm for most of them.
+_SLICE = 2048
 _WARM_UP = 4
 #: All name their plugins: a named plugin has another place in the order than a default one.
 _OTHERS = [part for name in DEFAULT_PLUGINS if name != "metrics" for part in ("--plugin", name)]
@@ -113,7 +114,7 @@ async def _round(routers: Sequence[Running], request: bytes, options: Options) -
         until = time.monotonic() + options.seconds * len(routers)
         turn = 0
         while turn < 2 or time.monotonic() < until:
-            for one in routers[:: -1 if turn % 2 else 1]:
+            for one in routers:
                 marks[one.name].append(one.cpu_s())
                 await loads[one.name].run(requests)
             turn += 1
