@@ -16,7 +16,7 @@ class Metrics(Protocol):
     """The router's metrics; the component ``"metrics"``. It is there when the ``setup`` of other plugins is called.
 
     ``read`` is called for each scrape, on the event loop. So a plugin only keeps plain numbers, and a request pays
-    nothing for its metrics. Beyond a number of combinations of labels, all further ones are summed as ``other``.
+    nothing for its metrics. Above 1,000 combinations of labels, all further ones are summed as ``other``.
     """
 
     def gauge(self, name: str, help: str, read: Read, labels: Sequence[str] = ()) -> None:
@@ -38,9 +38,9 @@ class Metrics(Protocol):
 class Totals(NamedTuple):
     """Generations that have ended since the start, of all paths and workers.
 
-    ``by_class``: by the first digit of the status. ``incomplete``: answers that broke off. ``bounds``: upper bounds of
-    durations in seconds. ``whole``, ``first_byte``: numbers of durations by bound, with one more for longer ones; to
-    the end of the answer, and to the first byte of a stream.
+    ``by_class``: their number by the first digit of the status. ``incomplete``: the number of answers that broke off.
+    ``bounds``: upper bounds of durations in seconds. ``whole``: the number of durations to the end of the answer, by
+    bound, with one more number for longer durations. ``first_byte``: the same for the first byte of streams.
     """
 
     by_class: Mapping[int, int]

@@ -12,17 +12,17 @@ from slime_metrics.labels import OTHER, Labels, error_codes
 
 __all__ = ["QUICK_S", "REMOVED", "Counts", "Kind", "Series"]
 
-#: Value of the label ``worker`` for workers that were removed a while ago.
+#: Value of the label ``worker`` for workers that were removed more than ``_REMOVED_S`` ago.
 REMOVED = "removed"
 #: Seconds for which the numbers of a removed worker keep its URL, and the number of such workers.
 _REMOVED_S = 600.0
 _MAX_REMOVED = 100
-#: Seconds within which a request reaches its worker if nothing holds it up; they count as none.
+#: A request that reaches its worker within these seconds counts as one that did not wait.
 QUICK_S = 0.001
 
 
 class Kind(NamedTuple):
-    """Requests with the same labels. ``worker``: the URL of the worker that was asked last; ``""``: none was."""
+    """Requests with the same labels. ``worker``: the URL of the worker that was asked last; ``""`` without one."""
 
     method: str
     path: str
@@ -36,9 +36,8 @@ class Series:
     ``whole``: durations from the head of the request to the end of the answer; ``new``: its list.
     ``to_first_byte``: to the first byte of a stream. ``incomplete``: answers that broke off.
 
-    Of requests that waited longer than ``QUICK_S`` for the worker that answered: ``waiting``, the time until it got the
-    request; ``asking``, from then to the end; and ``both``, all of it. The others, which ``whole`` has beside those of
-    ``both``, count as not waiting.
+    Three more have only the requests that waited longer than ``QUICK_S``. ``waiting``: the time until the worker that
+    answered got the request. ``asking``: the time from then to the end. ``both``: the whole duration.
     """
 
     __slots__ = ("asking", "both", "incomplete", "new", "to_first_byte", "waiting", "whole")
@@ -53,14 +52,14 @@ class Series:
         self.incomplete = 0
 
     def waited(self, whole_s: float, waited_s: float) -> None:
-        """Count a request that its worker got ``waited_s`` after its head."""
+        """Count a request that reached its worker ``waited_s`` after its head had come."""
         self.waiting.observe(waited_s)
         self.asking.observe(whole_s - waited_s)
         self.both.observe(whole_s)
 
     @property
     def to_worker(self) -> Histogram:
-        """Times until the worker that answered got the request."""
+        """Times until the worker that answered got the request; 0 for those that did not wait."""
         found = Histogram(self.whole.bounds)
         found.add(self.waiting)
         found.counts[0] += self.whole.count - self.both.count
@@ -68,7 +67,7 @@ class Series:
 
     @property
     def at_worker(self) -> Histogram:
-        """Times from then to the end."""
+        """Times from when the worker got the request to the end."""
         found = Histogram(self.whole.bounds)
         found.add(self.whole)
         found.add(self.both, -1)
@@ -107,7 +106,7 @@ class Counts:
         self._codes = error_codes()  # all plugins are loaded
 
     def of(self, method: str, path: str, status: int, worker: str) -> Series:
-        """Return the series of a request that is not one of ``series`` as it is."""
+        """Return the series of a request, whose values are replaced by labels from closed sets."""
         labels = self._labels
         kind = Kind(labels.method(method), labels.path(path), labels.status(status), self._named(worker))
         found = self.series.get(kind)

@@ -37,7 +37,7 @@ def request_families(counts: Counts) -> Iterator[Metric]:
         if series.incomplete:
             incomplete[kind.path, kind.worker] += series.incomplete
     yield _counter(
-        "slime_incomplete_answers_total", "Answers that did not come to their end: the client or the worker left.",
+        "slime_incomplete_answers_total", "Answers that broke off, since the client or the worker left.",
         ["path", "worker"], incomplete,
     )  # fmt: skip
     yield _counter(

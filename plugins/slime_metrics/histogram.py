@@ -12,7 +12,7 @@ from prometheus_client.utils import floatToGoString
 __all__ = ["BATCH", "Histogram", "histogram_family"]
 
 
-#: Durations that wait to be counted: together they cost less than one by one.
+#: Durations that are counted together, which costs less than one by one.
 BATCH = 256
 
 
@@ -52,7 +52,7 @@ class Histogram:
         new.clear()
 
     def add(self, other: Histogram, times: int = 1) -> None:
-        """Add the counts of ``other``, which has the same bounds, or with -1 remove them."""
+        """Add the counts of ``other``, which has the same bounds, ``times`` times; -1 subtracts them."""
         counts = self.counts
         for place, count in enumerate(other.counts):
             counts[place] += times * count
@@ -79,7 +79,7 @@ class Histogram:
 def histogram_family(
     name: str, help: str, labels: Sequence[str], found: Mapping[tuple[str, ...], Histogram]
 ) -> HistogramMetricFamily:
-    """Return the metric; without a duration a series is left out."""
+    """Return the metric. A series without durations is left out."""
     family = HistogramMetricFamily(name, help, labels=labels)
     for values, histogram in found.items():
         cumulative = [*accumulate(histogram.counts)]

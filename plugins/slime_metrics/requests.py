@@ -1,6 +1,6 @@
 """Measures each request by ASGI middleware around the application.
 
-The cost of a request counts here: what could be a method or a coroutine is written out, see ``benchmarks/metrics.py``.
+This code runs for each request, so it avoids calls and coroutines; ``benchmarks/metrics.py`` measures it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Answer", "Measured"]
 
 
 class Answer:
-    """Wraps ``send`` and notes what a :class:`ServerRequest` notes: for other servers, and within other middleware."""
+    """Wraps ``send``, and has the attributes of a ServerRequest: for other servers, and for a replaced scope."""
 
     __slots__ = (
         "_inner",
@@ -62,7 +62,7 @@ class Answer:
 
     @property
     def send_now(self) -> SendNow | None:
-        """The server's way to take pieces of a stream without waking a task, if it has one."""
+        """The ``send_now`` of the server, see :data:`slime_http.asgi.SendNow`; None if it has none."""
         inner = send_now_of(self._inner)
         if inner is None:
             return None
