@@ -1,7 +1,7 @@
-"""An embedded engine with SGLang's HTTP protocol: a tiny language model, or a real one, that needs no GPU.
+"""An embedded engine with SGLang's HTTP protocol. It runs a tiny language model, or a real one, and needs no GPU.
 
-As a plugin (``--plugin engine --engine-workers 2``) it starts engines beside the router and registers them; as
-a command (``slime-router engine``) it serves one; ``slime_engine.app.make_app`` is the application itself.
+The plugin (``--plugin engine --engine-workers 2``) starts engines in the router's process and registers them. The
+command ``slime-router engine`` serves one engine. ``slime_engine.app.make_app`` returns the ASGI application.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def make_plugin(options: argparse.Namespace) -> object:
     """Return the plugin for the parsed command line. Raises SettingsError."""
-    # imported here, since declaring the flags needs none of these
+    # imported here, since declaring the flags needs none of these libraries
     from slime_engine.backends import check_backend  # numpy
     from slime_engine.plugin import EnginePlugin  # numpy, tokenizers and jinja2
 

@@ -43,7 +43,7 @@ def make_app(
 def make_backend_app(
     settings: Settings, load: Callable[[], Backend], on_ready: Callable[[], None] | None = None
 ) -> Starlette:
-    """Return the application of an engine with the backend that ``load`` returns, which is its own."""
+    """Return the application of an engine. ``load`` returns its backend, which no other engine may use."""
     host = EngineHost(settings, load, on_ready)
 
     async def generate(request: Request) -> Response:
@@ -56,7 +56,7 @@ def make_backend_app(
         return JSONBytes(await unless_gone(request.receive, lambda: manager.collect(body)))
 
     async def transfer(request: Request) -> Response:
-        await request.body()  # empty; the next message is the disconnect
+        await request.body()  # reads the empty body, so that the next message is the disconnect
         named = request.query_params.get("dp_rank")
         try:
             rank = int(named) if named is not None else None
@@ -79,13 +79,13 @@ def make_backend_app(
             *info_routes(host),
             *openai_routes(host),
         ],
-        exception_handlers={EngineError: error_response, ClientDisconnect: _nobody_is_left},
+        exception_handlers={EngineError: error_response, ClientDisconnect: _client_closed_request},
         lifespan=lifespan,
     )
     app.state.host = host
     return app
 
 
-async def _nobody_is_left(request: Request, error: Exception) -> Response:
-    """Answer a disconnected client with nginx's status for it, which nobody reads."""
+async def _client_closed_request(request: Request, error: Exception) -> Response:
+    """Return nginx's status for a disconnected client. Nobody reads it."""
     return Response(status_code=499)

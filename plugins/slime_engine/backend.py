@@ -21,13 +21,13 @@ ExpertsArray = npt.NDArray[np.int32]
 
 
 class WeightsRefused(Exception):
-    """An update of the weights failed, and the weights are the old ones. The message says why."""
+    """An update of the weights failed, and the engine keeps the old weights. The message says why."""
 
 
 class Run:
-    """A backend's state of one sequence. ``cached_tokens``: prompt tokens that were not computed again.
+    """A backend's state of one sequence. ``rank``: the data-parallel rank of the sequence.
 
-    ``rank``: the data-parallel rank of the sequence.
+    ``cached_tokens``: prompt tokens whose keys and values came from a cache.
     """
 
     cached_tokens = 0
@@ -36,9 +36,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A request for the logits after ``context[:end]``, and after each of the ``count - 1`` prefixes before it.
+    """A request for the logits after each of the ``count`` longest prefixes of ``context[:end]``.
 
-    The tokens before the first of these prefixes may come from a cache of earlier sequences.
+    The keys and values of ``context[: end - count]`` may come from a cache of earlier sequences.
     """
 
     run: Run
@@ -55,12 +55,12 @@ class Backend(Vocabulary, Protocol):
 
     @property
     def context_length(self) -> int | None:
-        """Most tokens of one sequence, or None without a limit."""
+        """The largest number of tokens in one sequence, or None without a limit."""
         ...
 
     @property
     def batch_size(self) -> int:
-        """Most queries of one call of ``logits``."""
+        """The largest number of queries in one call of ``logits``."""
         ...
 
     @property
@@ -79,8 +79,8 @@ class Backend(Vocabulary, Protocol):
         """Return finite logits for each query, shape ``[count, vocab_size]``; the caller owns the arrays.
 
         A sequence has at most one query in a call, and may be released during the call. The sequences of a call are on
-        one rank, and ranks call at the same time. ``version`` is the label of the weights. An exception is a crash of
-        the engine.
+        one rank. Calls for several ranks overlap. ``version`` is the label of the weights. An exception crashes the
+        engine.
         """
         ...
 
@@ -91,17 +91,17 @@ class Backend(Vocabulary, Protocol):
     def routed_experts(self, run: Run, ids: Sequence[int], start: int) -> ExpertsArray | None:
         """Return the experts of ``ids[start:-1]``, or None if the model has none or has not computed all of them.
 
-        A row has the experts of the pass from which the token after it was sampled.
+        Each row comes from the pass whose logits gave the next token.
         """
         ...
 
     async def update_weights(self, source: str, body: Mapping[str, Any]) -> None:
         """Change the weights as ``/update_weights_from_<source>`` asks with ``body``, and drop all cached state.
 
-        No other call is made meanwhile. Raises WeightsRefused, or EngineError for a request that cannot be served.
+        No logits are computed meanwhile. Raises WeightsRefused, or EngineError for a request that cannot be served.
         """
         ...
 
     async def flush_cache(self) -> None:
-        """Drop what earlier sequences left, and what running ones can compute again."""
+        """Drop the state of ended sequences, and all state that running sequences can compute again."""
         ...

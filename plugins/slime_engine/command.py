@@ -24,12 +24,12 @@ def _parser() -> CommandParser:
     parser = CommandParser(
         failure=SettingsError,
         prog="slime-router engine",
-        description="Serve a language model with SGLang's HTTP protocol: a tiny one, or one of transformers.",
+        description="Serve a tiny language model, or a model of transformers, with SGLang's HTTP protocol.",
     )
     parser.add_argument(
         "--host", type=host, default="127.0.0.1", help="address to listen on (default 127.0.0.1)"
     )
-    parser.add_argument("--port", type=int, default=30001, help="port (default 30001; 0: any free one)")
+    parser.add_argument("--port", type=int, default=30001, help="port (default 30001; 0: any free port)")
     parser.add_argument(
         "--save-tokenizer",
         type=Path,
@@ -60,11 +60,11 @@ def _serve(arguments: list[str]) -> None:
         raise StartupError(f"cannot listen on {options.host}:{options.port}: {reason}") from None
     url = url_of(sock)
 
-    def tell() -> None:
+    def announce() -> None:
         sys.stdout.write(f"engine ready at {url}\n")
         sys.stdout.flush()
 
-    app = make_backend_app(settings, lambda: load_backend(settings), tell)
+    app = make_backend_app(settings, lambda: load_backend(settings), announce)
     run(app, sock, grace_s=_GRACE_S)
 
 

@@ -26,7 +26,7 @@ _UPDATES = ("disk", "tensor", "distributed", "ipc")
 
 
 def control_routes(host: EngineHost) -> list[Route]:
-    """Return the routes for abort, pause and continue, weights, cache and memory of ``host``'s engine."""
+    """Return the routes that abort, pause, continue, change weights, flush the cache and release memory."""
 
     async def abort_request(request: Request) -> Response:
         body = await json_body(request)
@@ -93,7 +93,7 @@ def control_routes(host: EngineHost) -> list[Route]:
         host.engine  # noqa: B018  # raises unless the engine is up
         return JSONBytes({"success": True, "message": "There is nothing to connect in an embedded engine."})
 
-    # SGLang's handlers of these two return nothing, which FastAPI writes as null.
+    # SGLang's handlers for memory return nothing, which FastAPI writes as null.
 
     async def release_memory(request: Request) -> Response:
         tags = strings(await json_body(request, required=False), "tags") or _MEMORY

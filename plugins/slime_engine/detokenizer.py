@@ -1,4 +1,4 @@
-"""Tokens to text, piece by piece: never half a character, never the beginning of a stop string."""
+"""Turns tokens into text, piece by piece. No piece ends in half a character or in the beginning of a stop string."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["Detokenizer", "IncrementalText"]
 
 
 class IncrementalText:
-    """The text of one growing token list. The pieces, joined, are the text of the whole.
+    """The text of one growing token list, in pieces. The joined pieces are the text of the whole list.
 
     No text is ever taken back, so a piece may be empty. Bytes of an unfinished character wait for the next token.
-    Characters that may begin a stop string wait until the string is complete or ruled out.
+    Characters that may begin a stop string wait until the stop string is complete or ruled out.
     """
 
     def __init__(self, tokenizer: ModelTokenizer, params: SamplingParams) -> None:

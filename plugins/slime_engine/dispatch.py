@@ -9,9 +9,10 @@ __all__ = ["Dispatcher"]
 
 
 class Dispatcher:
-    """Chooses the rank of each request: the one that it names, else one by its room, else the next in turn.
+    """Chooses the rank of each request: the rank that it names, else the rank of its room, else the next in turn.
 
-    A prefill engine goes by rooms, so that a decode engine could compute the rank (SGLang: ``follow_bootstrap_room``).
+    Only a prefill engine uses rooms: a decode engine can compute the rank from the room (SGLang:
+    ``follow_bootstrap_room``).
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -80,7 +80,7 @@ class EngineHost:
         self._started = asyncio.Event()
 
     async def loaded(self) -> Engine:
-        """Wait until loading has ended, and return the engine. Raises Unavailable unless it is up."""
+        """Wait until loading has ended, and return the engine. Raises Unavailable unless the engine is up."""
         await self._started.wait()
         return self.engine
 
@@ -102,7 +102,7 @@ class EngineHost:
     async def running(self) -> AsyncIterator[None]:
         """Load, run until the block ends, then fail all unfinished requests.
 
-        With ``load_in_background`` the block begins at once, and the engine is unavailable until it has loaded.
+        With ``load_in_background`` the block begins at once. The engine is unavailable until its model is loaded.
         """
         with ExitStack() as cleanup:
             async with anyio.create_task_group() as tasks:
@@ -133,7 +133,7 @@ class EngineHost:
         file = None if path is None else cleanup.enter_context(JournalFile(path))
         self._engine = Engine(backend, self.settings, directory, start_soon, file)
         if (config := self.settings.kv_events) is not None:
-            from slime_engine.kv_publisher import KVPublisher  # it needs zmq, which is an extra
+            from slime_engine.kv_publisher import KVPublisher  # needs zmq, which is an extra
 
             assert isinstance(backend, StatelessBackend)  # narrowing: the settings allow no other one
             publisher = cleanup.enter_context(KVPublisher.bound(config, self.settings.dp_size))
@@ -148,7 +148,7 @@ class EngineHost:
             self._on_ready()
 
     async def _guarded(self, stage: Callable[[], Awaitable[None]]) -> None:
-        """Run a stage. If it raises, all waiting and later requests fail with that error."""
+        """Run a stage. If it raises, all unfinished and later requests fail with that error."""
         try:
             await stage()
         except Exception as error:

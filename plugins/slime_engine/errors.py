@@ -13,7 +13,7 @@ __all__ = ["BadRequest", "Crashed", "EngineError", "NotServed", "Unavailable"]
 
 
 class EngineError(Exception):
-    """``str(error)`` is the message that the client reads."""
+    """A failed request. ``str(error)`` is the message that the client reads."""
 
     status = 500
     kind = "InternalServerError"
@@ -27,7 +27,7 @@ class BadRequest(EngineError):
 
 
 class NotServed(EngineError):
-    """SGLang has this call, and the embedded engine does not."""
+    """SGLang has this call, but the embedded engine does not."""
 
     status = 501
     kind = "NotImplementedError"

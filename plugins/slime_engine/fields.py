@@ -1,4 +1,4 @@
-"""Typed reads from a JSON object: the value, the default for absent and null, or a BadRequest that names it."""
+"""Typed reads of the fields of a JSON object. Absent and null mean the default; other types raise BadRequest."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 def forced_form(body: JSONObject) -> dict[str, str]:
     """Return the sampling parameter ``json_schema`` that constrains the answer, or nothing. Raises BadRequest.
 
-    A forced call is ``[{"name": ..., "parameters": {...}}]``, as in SGLang (``get_json_schema_constraint``). It takes
-    precedence over ``response_format``.
+    A forced call is ``[{"name": ..., "parameters": {...}}]``, as in SGLang (``get_json_schema_constraint``). A forced
+    call takes precedence over ``response_format``.
     """
     schema = _forced_call(body) or _response_format(body.get("response_format"))
     try:

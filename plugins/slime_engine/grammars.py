@@ -27,7 +27,7 @@ BoolArray = npt.NDArray[np.bool_]
 #: SGLang's word for any JSON.
 _ANY = "$$ANY$$"
 _LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_KEPT = 64
+_CACHED_GRAMMARS = 64
 _MISSING = (
     "{kind} needs the library llguidance, which is not installed beside the embedded engine:"
     " pip install 'slime-router[grammar]'."
@@ -45,8 +45,8 @@ class Bound:
     def allowed(self, *, closing: bool) -> BoolArray:
         """Return, by token id, whether the token may come next. At least one token may.
 
-        With ``closing``, only tokens that end the answer, or close something in it, may come next, if there are any:
-        a tiny language model rarely ends strings and lists by itself.
+        ``closing``: allow only tokens that end the answer or close something in it, if the grammar allows any of
+        these. A tiny language model rarely ends strings and lists by itself.
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         allowed = np.unpackbits(bits, count=self._marks.size, bitorder="little").astype(np.bool_)
@@ -69,7 +69,7 @@ class Grammars:
         self._marks = _Marks(tokenizer)
         self._vocabulary: Any = None
         self._lock = threading.Lock()
-        self._compiled = lru_cache(_KEPT)(self._compile)
+        self._compiled = lru_cache(_CACHED_GRAMMARS)(self._compile)
 
     def bind(self, grammar: Grammar) -> Bound:
         """Return the state of a new answer. A new grammar takes milliseconds to compile. Raises BadRequest."""
@@ -133,7 +133,7 @@ class _Marks:
         return found
 
     def closing(self, allowed: BoolArray, *, is_json: bool) -> BoolArray:
-        """Return the tokens of ``allowed`` that end or close something; without any, return ``allowed``."""
+        """Return the tokens of ``allowed`` that end or close something. If there are none, return ``allowed``."""
         ways = [self._eos]
         if is_json:  # no JSON value begins with z, so z is allowed only within strings
             within_string = bool((allowed & self._letter).any())

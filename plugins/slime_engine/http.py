@@ -45,7 +45,7 @@ def error_body(error: EngineError, path: str) -> dict[str, Any]:
 
 def error_response(request: Request, error: Exception) -> Response:
     """Return the response for an EngineError that a route raised. Starlette calls this."""
-    assert isinstance(error, EngineError), "registered for this type"
+    assert isinstance(error, EngineError), "this handler is registered for EngineError"
     return JSONBytes(error_body(error, request.url.path), status_code=error.status)
 
 
@@ -87,7 +87,7 @@ async def unless_gone(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
 class EventStream(Response):
     """``events`` as server-sent events, then ``[DONE]``.
 
-    An EngineError before the first event becomes an ordinary error response, a later one an event.
+    An EngineError before the first event becomes an ordinary error response. A later EngineError becomes an event.
     """
 
     def __init__(self, events: AsyncIterator[Mapping[str, Any]]) -> None:
@@ -109,7 +109,7 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
         started = False
-        async with aclosing(self._events) as events:  # type: ignore[type-var]  # generators, all of them
+        async with aclosing(self._events) as events:  # type: ignore[type-var]  # all are generators
             try:
                 async for event in events:
                     if not started:

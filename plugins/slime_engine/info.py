@@ -26,15 +26,15 @@ from slime_engine.scheduler import Scheduler
 __all__ = ["info_routes"]
 
 _HEALTH_DEADLINE_S = 20.0
-#: Journal entries put into JSON before the event loop gets a turn.
+#: Journal entries that are written as JSON before the event loop gets a turn.
 _JOURNAL_CHUNK = 64
 
 
 def info_routes(host: EngineHost) -> list[Route]:
     """Return the routes for probes and inspection.
 
-    Requests for model and server info wait until the engine has loaded, since an SGLang server does not listen before
-    that. All others are refused until then.
+    An SGLang server does not listen before its model is loaded. So requests for model and server info wait for that
+    here. All other requests are refused until then.
     """
 
     async def health(request: Request) -> Response:

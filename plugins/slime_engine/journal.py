@@ -1,7 +1,7 @@
 """A journal of the tokens that the engine consumed and sampled, written by the scheduler.
 
-The journal is an oracle for tests of everything in front of an engine. The scheduler fills it, token by token, and no
-reply ever passes through it. An entry is complete before its client can see the end.
+The journal is an oracle for tests of everything in front of an engine. The scheduler fills it, token by token. No
+reply is made from it. An entry is complete before its client can see the end of the sequence.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Journal", "JournalEntry"]
 
 
 class JournalEntry:
-    """One generated sequence. ``text`` is what the engine returned for it, None until it has finished."""
+    """One generated sequence. ``text`` is the text that the engine returned, None until the sequence has ended."""
 
     __slots__ = (
         "dp_rank",
@@ -76,7 +76,7 @@ class JournalEntry:
 
 
 class Journal:
-    """The last ``size`` entries in the order in which the engine took the requests; ``on_open`` gets each one."""
+    """The last ``size`` entries in the order in which the engine took the requests. ``on_open`` gets each new entry."""
 
     def __init__(self, size: int, on_open: Callable[[JournalEntry], None] | None = None) -> None:
         self._size = size
@@ -86,7 +86,7 @@ class Journal:
 
     @property
     def dropped(self) -> int:
-        """Entries forgotten because there were more than ``size``."""
+        """The number of entries that were dropped because there were more than ``size``."""
         return self._opened - len(self._entries)
 
     def open(self, rid: str, input_ids: Iterable[int], temperature: float, dp_rank: int = 0) -> JournalEntry:
@@ -101,5 +101,5 @@ class Journal:
         return entry
 
     def entries(self, rid: str | None = None) -> Iterator[JournalEntry]:
-        """Return all entries, or those of one rid, oldest first. A rid that was used again has several."""
+        """Return all entries, or all entries of one rid, oldest first. A rid that was reused has several entries."""
         return iter([entry for entry in self._entries if rid is None or entry.rid == rid])

@@ -1,7 +1,7 @@
 """The journal as a file that outlives the engine: tokens are written before a client gets them.
 
-There is a JSON line when the engine takes a sequence, and one whenever its tokens leave the scheduler. ``entry`` is the
-same on all lines of a sequence. ``kill -9`` loses only what no client got.
+The engine writes a JSON line when it takes a sequence, and another whenever tokens of that sequence leave the
+scheduler. All lines of a sequence have the same ``entry``. ``kill -9`` loses only tokens that no client got.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class JournalFile:
         self._write([orjson.dumps({"entry": self._name(entry)} | begun)])
 
     def sampled(self, deltas: Iterable[TokenDelta]) -> None:
-        """Write sampled tokens, and ends of sequences, before any client gets them."""
+        """Write the sampled tokens, and the finish reasons of sequences that end."""
         self._write([orjson.dumps(self._line(delta)) for delta in deltas])
 
     def _name(self, entry: JournalEntry) -> str:
@@ -68,9 +68,9 @@ class JournalFile:
 
 
 def fold(lines: Iterable[bytes], into: dict[str, dict[str, Any]] | None = None) -> dict[str, dict[str, Any]]:
-    """Return entries as in ``GET /journal``, but without ``index``, ``dp_rank`` and ``text``, from a file's lines.
+    """Return the entries in a file's lines, as in ``GET /journal`` but without ``index``, ``dp_rank`` and ``text``.
 
-    ``into``: the result for earlier lines; it is updated and returned.
+    ``into``: the result for earlier lines, which is updated and returned.
     """
     entries = {} if into is None else into
     for line in _whole(lines):

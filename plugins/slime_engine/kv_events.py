@@ -1,4 +1,4 @@
-"""KV events of the engine: what it publishes of its KV cache, and the setting that says where.
+"""KV events: the changes of its KV cache that the engine publishes, and the setting that says where.
 
 Names, fields and defaults are those of SGLang 0.5.23 (``srt/disaggregation/kv_events.py``).
 """
@@ -15,7 +15,7 @@ import orjson
 
 __all__ = ["CacheEvents", "Event", "KVEventsConfig"]
 
-#: One event: a map with its ``type``, as it is published.
+#: One event as it is published: a map with the field ``type``.
 Event = dict[str, Any]
 
 _ENDPOINT = re.compile(r"tcp://(\*|[\w.-]+|\[[\w:.]+\]):(\d{1,5})")
@@ -35,7 +35,7 @@ class CacheEvents:
         return taken
 
     def stored(self, hashes: Sequence[int], parent: int | None, token_ids: Sequence[int]) -> None:
-        """Note blocks that follow one another. ``parent``: the hash of the block before them; None: there is none."""
+        """Note blocks that follow one another. ``parent``: the hash of the block before the first, if there is one."""
         self._events.append(
             {
                 "type": "BlockStored",
@@ -59,11 +59,11 @@ class CacheEvents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVEventsConfig:
-    """SGLang's ``--kv-events-config``. Raises ValueError for an invalid one.
+    """SGLang's ``--kv-events-config``. Raises ValueError if it is invalid.
 
-    Rank ``n`` publishes at the port of ``endpoint`` plus ``n``, and replays at that of ``replay_endpoint`` plus ``n``.
-    ``buffer_steps``: batches that can be replayed. ``hwm``: batches that wait for a slow subscriber; later ones are
-    dropped. ``max_queue_size`` has no effect: batches are sent at once.
+    Rank ``n`` publishes at the port of ``endpoint`` plus ``n``, and replays at the port of ``replay_endpoint`` plus
+    ``n``. ``buffer_steps``: batches that can be replayed. ``hwm``: batches that wait for a slow subscriber; later
+    batches are dropped. ``max_queue_size`` has no effect: batches are sent at once.
     """
 
     publisher: str = "null"
@@ -93,7 +93,7 @@ class KVEventsConfig:
 
     @classmethod
     def of(cls, text: str) -> KVEventsConfig:
-        """Return the config in a JSON object. Raises ValueError, also when the library that publishes is missing."""
+        """Parse the config from a JSON object. Raises ValueError, also when the library zmq is needed but missing."""
         try:
             config = cls(**orjson.loads(text))
         except orjson.JSONDecodeError:
@@ -116,7 +116,7 @@ class KVEventsConfig:
         return replace(self, endpoint=_shifted(self.endpoint, ports), replay_endpoint=replay)
 
     def described(self, block_size: int, dp_size: int) -> dict[str, Any] | None:
-        """Return ``kv_events`` of ``/server_info``; None without a publisher."""
+        """Return the field ``kv_events`` of ``/server_info``; None without a publisher."""
         if self.publisher == "null":
             return None
         found = _ENDPOINT.fullmatch(self.endpoint)

@@ -1,8 +1,9 @@
 """Publisher of KV events over ZeroMQ, with SGLang's frames. This module needs zmq, which is an extra.
 
-A batch has three frames: the topic, its number as 8 bytes in big-endian order, and msgpack ``[time, events, rank]``.
-A replay is asked for with an empty frame and the first number. It is answered with an empty frame, the number and the
-batch for each batch that is still there; then with an empty frame, the number -1 and an empty frame.
+A batch has three frames: the topic, the batch's number as 8 bytes in big-endian order, and msgpack ``[time, events,
+rank]``. A subscriber requests a replay with an empty frame and the number of the first batch that it wants. The answer
+for each batch that is still kept is an empty frame, the number and the msgpack. A last answer ends the replay: an empty
+frame, the number -1 and an empty frame.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _END = (-1).to_bytes(8, "big", signed=True)
 
 
 class KVPublisher:
-    """The publishers of all data-parallel ranks of an engine. Unlike SGLang's, they bind to any endpoint."""
+    """The publishers of all data-parallel ranks of an engine. They bind to any endpoint, unlike SGLang's publishers."""
 
     def __init__(self, ranks: Sequence[_RankPublisher]) -> None:
         self._ranks = ranks
@@ -33,7 +34,7 @@ class KVPublisher:
     @classmethod
     @contextmanager
     def bound(cls, config: KVEventsConfig, dp_size: int) -> Iterator[KVPublisher]:
-        """Bind the sockets until the block ends. Raises OSError, if a port is taken."""
+        """Bind the sockets until the block ends. Raises OSError if a port is taken."""
         context = zmq.asyncio.Context()
         try:
             try:
@@ -45,7 +46,7 @@ class KVPublisher:
             context.destroy(linger=0)
 
     def publish(self, rank: int, events: Sequence[Event]) -> None:
-        """Send a batch to all subscribers of ``rank``. It never waits: a slow subscriber misses batches."""
+        """Send a batch to all subscribers of ``rank``, without waiting: a slow subscriber misses batches."""
         self._ranks[rank].publish(events)
 
     async def serve_replays(self) -> None:
@@ -83,7 +84,7 @@ class _RankPublisher:
             return
         while True:
             frames = await self._router.recv_multipart()
-            if len(frames) == 3:  # else it is no request of this protocol
+            if len(frames) == 3:  # other messages are not requests for a replay
                 peer, _, first = frames
                 for number, payload in [*self._sent]:
                     if number >= first:

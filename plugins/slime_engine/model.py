@@ -26,7 +26,7 @@ IntArray = npt.NDArray[np.int64]
 _FLOOR = 5e-4
 #: Factor on special tokens in unigrams, and on the start of a turn in bigrams, so that mostly trigrams place them.
 _SPECIAL_DISCOUNT = 0.02
-#: Weight given to a shorter context, per distinct token that was seen after the longer one
+#: Weight given to a shorter context, per distinct token that was seen after the longer context
 #: (Witten & Bell 1991).
 _BACK_OFF_TO_UNIGRAM = 0.15
 _BACK_OFF_TO_BIGRAM = 1.0
@@ -37,7 +37,7 @@ _KEPT_VERSIONS = 64
 
 @cache
 def load_model() -> NgramModel:
-    """Train tokenizer and model from the corpus in the package, in less than a second; once a process."""
+    """Train tokenizer and model from the corpus in the package, in less than a second. A process does so once."""
     documents = corpus_documents()
     tokenizer = train_tokenizer(documents)
     return NgramModel(tokenizer, training_stream(tokenizer, documents))
@@ -52,8 +52,8 @@ def log_softmax(logits: FloatArray) -> FloatArray:
 class NgramModel:
     """``p(token | two tokens before it, weight version)``; immutable but for a cache of versions.
 
-    The trigram estimate is blended with the bigram's, and that with the unigram's. A version adds its
-    own fixed offset to the logit of each token, a pure function of the version string.
+    The trigram estimate is blended with the bigram estimate, which is blended with the unigram estimate. A version
+    adds its own fixed offset to the logit of each token, a pure function of the version string.
     """
 
     #: The sampler enforces all grammars.
@@ -76,7 +76,7 @@ class NgramModel:
         counts = np.zeros((size, size))
         np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
         counts[:, self.tokenizer.start_of_turn_id] *= _SPECIAL_DISCOUNT
-        # A token that was never followed by another has no kinds: all weight on the unigrams.
+        # A token without followers counts as one kind, so that all its weight is on the unigrams.
         kinds = np.maximum((counts > 0).sum(axis=1, keepdims=True), 1) * _BACK_OFF_TO_UNIGRAM
         return np.asarray((counts + kinds * unigrams) / (counts.sum(axis=1, keepdims=True) + kinds))
 

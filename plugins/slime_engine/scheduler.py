@@ -27,15 +27,15 @@ __all__ = ["PauseMode", "Scheduler"]
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
-#: Logits sampled from before the event loop gets a turn; some hundred microseconds of work.
+#: Logits that are handled before the event loop gets a turn: some hundred microseconds of work.
 _SAMPLED_AT_ONCE = 20_000
 
 
 class Scheduler:
     """Samples tokens, writes the journal, and emits TokenDeltas.
 
-    All state changes happen between awaits of one event loop, so nothing is locked. Aborts and pauses
-    act at once, also in the middle of a step: what the model computes meanwhile is dropped.
+    All state changes happen between awaits of one event loop, so nothing is locked. Aborts and pauses act at once,
+    also in the middle of a step: the logits of that step are dropped.
     """
 
     def __init__(
@@ -71,8 +71,6 @@ class Scheduler:
         self._changed = Signal()
         self.tokens: Counter[str] = Counter()
 
-    # Called for clients.
-
     def submit(
         self,
         request: GenerateRequest,
@@ -101,7 +99,7 @@ class Scheduler:
         self._changed.notify()
 
     def receive(self, rid: str, handover: Handover) -> None:
-        """Take a sequence's first token from the prefill engine. It is ignored if the sequence was aborted."""
+        """Take a sequence's first token from the prefill engine. Ignore it if the sequence was aborted."""
         sequence = self.waiting.get(rid)
         if sequence is not None and sequence.expected:
             sequence.expected = False
@@ -141,8 +139,11 @@ class Scheduler:
             self.abort(rid)
 
     def pause(self, mode: PauseMode) -> None:
-        """Sample nothing until ``resume``. ``abort`` ends all sequences. ``retract`` puts the running ones back
-        in the queue, with their tokens. ``in_place`` leaves them in the batch."""
+        """Sample nothing until ``resume``.
+
+        ``abort`` ends all sequences. ``retract`` puts running sequences back in the queue, with their tokens.
+        ``in_place`` leaves them in the batch.
+        """
         self.paused = True
         if mode == "abort":
             self.abort_prefix("")
@@ -167,9 +168,9 @@ class Scheduler:
         self._changed.notify()
 
     async def update_weights(self, version: str | None, load: Callable[[], Awaitable[None]]) -> None:
-        """Run ``load``, which changes the weights, and set the version: while paused, or when no sequence runs.
+        """Wait until the engine is paused or no sequence runs. Then run ``load``, and set the version of its weights.
 
-        No sequence is admitted until then. Raises what ``load`` raises; the version is the old one then.
+        No sequence is admitted meanwhile. Raises what ``load`` raises, and keeps the old version then.
         """
         self.updates_waiting += 1
         try:
@@ -196,10 +197,10 @@ class Scheduler:
         self._changed.notify()
 
     def fail_all(self, reason: FinishReason) -> None:
-        """Finish everything that runs or waits."""
-        everybody = [*self.running.values(), *self.waiting.values(), *self.handing.values()]
+        """Finish all sequences that run, wait, or wait to be handed over."""
+        unfinished = [*self.running.values(), *self.waiting.values(), *self.handing.values()]
         self.running, self.waiting, self.handing = {}, {}, {}
-        self.fail(everybody, reason)
+        self.fail(unfinished, reason)
 
     # The loop.
 
@@ -239,7 +240,7 @@ class Scheduler:
             self.tokens["prompt"] += len(sequence.input_ids)
 
     async def _until_due(self, rank: int) -> None:
-        """Sleep until a token is due, or something changes. Await nothing before it, or a change may be missed."""
+        """Sleep until a token is due or the state changes. The caller must not await first, or it may miss a change."""
         wait_s = None
         if (running := self._running_on(rank)) and not self._stands_still():
             wait_s = max(0.0, min(sequence.due_at for sequence in running) - self._clock())
@@ -264,13 +265,13 @@ class Scheduler:
             try:
                 for sequence in part:
                     deltas += self._advance(sequence, rows.get(sequence.rid), version)
-            finally:  # also what was sampled before a crash
+            finally:  # tokens that were sampled before a crash are sent, too
                 if deltas:
                     self._emit(deltas)
             await asyncio.sleep(0)
 
     def _advance(self, sequence: Sequence, rows: FloatArray | None, version: str) -> Iterator[TokenDelta]:
-        """Advance one sequence with the logits that it asked for."""
+        """Advance one sequence with the logits that it asked for, if any."""
         if not self._is_active(sequence):
             return
         if rows is not None and self._steps.score_prompt(sequence, rows):

@@ -27,11 +27,11 @@ _ANSWER = ("content", "reasoning_content", "tool_calls")
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """All given conditions must hold; without any, every prompt matches.
+    """Conditions on a prompt. All given ones must hold; an entry without conditions matches every prompt.
 
-    ``user``: text in the last message, a user's. ``tool``: text in the last messages, results of tools. ``prompt``: a
-    regular expression found anywhere in the prompt, markup included. ``turn``: 1 for the first answer of a
-    conversation, 2 for the second, read from the prompt. So many conversations may run at once.
+    ``user``: text in the last message, unless that is a tool's result. ``tool``: text in the tool results at the
+    prompt's end. ``prompt``: a regular expression found anywhere in the prompt, markup included. ``turn``: 1 for the
+    first answer of a conversation, 2 for the second. The turn is counted in the prompt, so conversations may overlap.
     """
 
     user: str | None = None

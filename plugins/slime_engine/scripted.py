@@ -33,10 +33,10 @@ class ScriptedAnswers:
         }
 
     def ids(self, prompt_ids: list[int], bound: Bound | None) -> list[int]:
-        """Return the tokens of the answer, with its end token; none when no entry matches, so the model answers.
+        """Return the tokens of the answer, with its end token. When no entry matches, return none: the model answers.
 
-        A prompt that ends within the answer gets the rest. Under a grammar, the answer is the entry's calls in the form
-        of forced calls, or its content. Raises BadRequest when the grammar does not allow the answer.
+        A prompt that already holds the beginning of the answer gets the rest. Under a grammar, the answer is the
+        entry's calls in the form of forced calls, or its content. Raises BadRequest when the grammar does not allow it.
         """
         prompt = _read(self._tokenizer.decode(prompt_ids, skip_special_tokens=False))
         begun = self._begun(prompt_ids)
@@ -52,7 +52,7 @@ class ScriptedAnswers:
         calls = [{"name": call.name, "parameters": call.arguments} for call in entry.calls]
         text = (
             json.dumps(calls, ensure_ascii=False) if calls else entry.content
-        )  # spaced as the grammar has it
+        )  # with the white space that the grammar requires
         answer = list(self._tokenizer.encode(text + END_OF_TURN))
         if not bound.fits(answer):
             place = f"{self._script.path}:{entry.line}"
@@ -80,7 +80,10 @@ class ScriptedAnswers:
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """The parts of a prompt that conditions test. ``user`` and ``tool``: the last message, None if of another role."""
+    """The parts of a prompt that conditions test. ``tool``: the tool results at the end, None if there are none.
+
+    ``user``: the last message, None if that is a tool's result.
+    """
 
     text: str
     user: str | None

@@ -57,9 +57,9 @@ class Sequence:
         self.unsent_tops: list[list[ScoredToken]] = []
         self.sent = 0
         self.started = False
-        self.run: Run | None = None  # the backend's state, from its admission on; kept when it is released
+        self.run: Run | None = None  # the backend's state, from admission on; still set after its release
         self.retractions = 0
-        self.expected = False  # its first token comes from a prefill engine, and has not arrived
+        self.expected = False  # the first token comes from a prefill engine, and has not arrived
         self.given = False  # that token has arrived, but was neither checked nor sent yet
         self.taken_for: str | None = None  # this engine's weight version when that token arrived
         self.cached_before: int | None = None  # prompt tokens that the prefill engine had in its cache
@@ -74,7 +74,7 @@ class Sequence:
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that were in the cache. As in SGLang, a decode engine reports those of the prefill engine."""
+        """Prompt tokens from a cache. As in SGLang, a decode engine reports the number of the prefill engine."""
         if self.cached_before is not None:
             return self.cached_before
         return 0 if self.run is None else self.run.cached_tokens
@@ -86,7 +86,7 @@ class Sequence:
         return self.script[done] if done < len(self.script) else None
 
     def _spans(self) -> list[tuple[str, int, int]]:
-        """Return the reported ``(version, start, end)``; a prefill engine's token gets ``taken_for``."""
+        """Return the reported ``(version, start, end)``. A prefill engine's token gets the version ``taken_for``."""
         spans = self.entry.spans()
         if self.taken_for is None or not spans:
             return spans
@@ -99,7 +99,7 @@ class Sequence:
     def delta(self, reason: FinishReason | None, version: str) -> TokenDelta:
         """Return everything new since the last delta. The last delta has a ``reason``, which the journal notes.
 
-        ``version`` is the weight version of a reply without tokens.
+        ``version``: the weight version that a delta reports if the sequence has no tokens.
         """
         if reason is not None:
             self.entry.finish_reason = reason

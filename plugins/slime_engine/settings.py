@@ -17,22 +17,22 @@ BackendName = Literal["ngram", "transformers"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Settings of an engine. Raises ValueError for invalid ones.
+    """Settings of an engine. Raises ValueError if they are invalid.
 
-    ``latency_ms`` passes before a request's first token, ``tokens_per_second`` paces the others (0: as
+    ``latency_ms`` passes before a request's first token; ``tokens_per_second`` paces the others (0: as
     fast as possible). ``seed`` None: requests without a ``sampling_seed`` differ from run to run.
     ``moe_layers`` 0: no routed experts. ``load_in_background``: listen while the model loads, and refuse generations.
     ``journal_file`` is appended to. ``disaggregation_mode``: a ``prefill`` engine samples one token of each sequence
     and hands it over to a ``decode`` engine. ``dp_size``: data-parallel ranks, each with caches and a running batch of
-    its own. ``script``: answers the prompts that it matches.
+    its own. ``script``: answers to the prompts that it matches.
 
-    ``model`` is a path or a name, for the backend ``transformers`` only. GGUF files are converted to ``model_cache``
-    (None: in the home directory). ``prefix_cache_tokens``: tokens of ended sequences that later ones of a rank reuse.
-    ``threads``: of a real model on the CPU (0: half of the cores).
+    For the backend ``transformers`` only: ``model`` is a path or a name. GGUF files are converted to ``model_cache``
+    (None: in the home directory). ``prefix_cache_tokens``: tokens of ended sequences that later sequences of the same
+    rank can reuse. ``threads``: CPU threads of the model (0: half of the cores).
 
-    For the backend ``ngram`` only: ``kv_cache_tokens`` of a simulated KV cache (0: none), in blocks of ``page_size``
-    tokens, for each rank; ``prefill_tokens_per_second``: pace of the tokens of prompts that the cache lacks (0: no
-    time); ``kv_events_config``: JSON that says where the changes of that cache are published (None: nowhere).
+    For the backend ``ngram`` only: ``kv_cache_tokens``: size of a simulated KV cache of each rank (0: none), in blocks
+    of ``page_size`` tokens. ``prefill_tokens_per_second``: pace of prompt tokens that the cache lacks (0: they take no
+    time). ``kv_events_config``: JSON that says where changes of the cache are published (None: nowhere).
     """
 
     model_name: str = "slime-ngram"

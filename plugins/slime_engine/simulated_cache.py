@@ -1,4 +1,4 @@
-"""A simulated KV cache: it knows which prefixes have keys and values, and has none itself."""
+"""A simulated KV cache: it knows the prefixes that would be cached, but holds no keys and values."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class SimulatedCache:
     """
 
     def __init__(self, tokens: int, page_size: int) -> None:
-        self._most = tokens // page_size
+        self._max_blocks = tokens // page_size
         self._page_size = page_size
         self._blocks: OrderedDict[int, None] = OrderedDict()
         self._events: CacheEvents | None = None
 
     def record(self) -> None:
-        """Record each change from now on, for :meth:`take_events`; the first one is that the cache is empty."""
+        """Record each change from now on, for :meth:`take_events`. The first event says that the cache is empty."""
         self._events = CacheEvents(self._page_size)
         self.clear()
 
@@ -32,7 +32,7 @@ class SimulatedCache:
         return [] if self._events is None else self._events.take()
 
     def match(self, ids: Sequence[int], limit: int) -> int:
-        """Return the tokens of the longest known prefix of ``ids``, in whole blocks; at most ``limit``. O(tokens)."""
+        """Return the length of the longest known prefix of ``ids[:limit]``, in tokens of whole blocks. O(tokens)."""
         matched = 0
         for key in self._keys(ids, limit):
             if key not in self._blocks:
@@ -49,13 +49,13 @@ class SimulatedCache:
             blocks[key] = None
             blocks.move_to_end(key)
         evicted = []
-        while len(blocks) > self._most:
+        while len(blocks) > self._max_blocks:
             evicted.append(blocks.popitem(last=False)[0])
         if evicted and self._events is not None:
             self._events.removed(evicted)
 
     def names(self) -> set[int]:
-        """Return the names of all blocks, as events have them. O(blocks)."""
+        """Return the hashes of all blocks, by which events name them. O(blocks)."""
         return {*self._blocks}
 
     def clear(self) -> None:
@@ -65,7 +65,7 @@ class SimulatedCache:
             self._events.cleared()
 
     def _note_stored(self, ids: Sequence[int], keys: Sequence[int]) -> None:
-        """Record those blocks of ``ids`` that are not there: all behind the longest prefix that is."""
+        """Record the new blocks of ``ids``: all blocks after the longest known prefix."""
         if self._events is None:
             return
         known = next((place for place, key in enumerate(keys) if key not in self._blocks), len(keys))

@@ -21,9 +21,9 @@ __all__ = ["StatelessBackend"]
 class StatelessBackend:
     """Asks ``model`` for each sequence, on the event loop. The version is all that an update of weights changes.
 
-    Routed experts are simulated, as ``settings`` say, and so is a KV cache of each data-parallel rank: a prompt takes
-    the time of the tokens that the cache lacks, in which no sequence of its rank gets a token. Without a cache, or a
-    time, nothing waits. A decode engine has no cache, and computes no prompt: a prefill engine has done that.
+    Routed experts are simulated, as ``settings`` say, and so is a KV cache of each data-parallel rank. With
+    ``prefill_tokens_per_second``, a prompt takes the time of the tokens that the cache lacks. Meanwhile no sequence of
+    its rank gets a token. A decode engine has no cache, and its prompts take no time: a prefill engine computed them.
     """
 
     #: Queries answered before the event loop gets a turn; some hundred microseconds of work.
@@ -78,7 +78,7 @@ class StatelessBackend:
         return [self._rows(query, version) for query in queries]
 
     def _compute(self, query: Query) -> int:
-        """Note the keys and values of ``query``. Returns the tokens of a prompt that had to be computed for it."""
+        """Note that the context of ``query`` is computed. Return the number of prompt tokens that the cache lacked."""
         run = query.run
         assert isinstance(run, _Run)  # narrowing: begin has made it
         is_new, run.context, run.end = not run.end, query.context, query.end

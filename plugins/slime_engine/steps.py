@@ -15,14 +15,14 @@ __all__ = ["Steps"]
 
 #: Prompt tokens scored at once; each costs about as much as a sampled one.
 _PREFILL_CHUNK = 64
-#: An answer under a grammar closes what is open after this many tokens, or half of ``max_new_tokens`` if fewer.
+#: An answer under a grammar begins to close what is open after this many tokens, or after half of ``max_new_tokens``.
 _CLOSING_FROM = 64
 
 
 class Steps:
     """Steps of the sequences of one backend. Each method is short, so that the caller can do other work between calls.
 
-    ``scores_prompts``: answer requests for the log-probabilities of the prompt.
+    ``scores_prompts``: compute the log-probabilities of the prompt for requests that ask for them.
     """
 
     def __init__(self, backend: Backend, *, scores_prompts: bool) -> None:
@@ -30,7 +30,7 @@ class Steps:
         self._scores_prompts = scores_prompts
 
     def begin(self, sequence: Sequence) -> None:
-        """Give the sequence its state. SGLang has no logits before the first token that it scores."""
+        """Give the sequence its state. As in SGLang, the first scored token of a prompt has no log-probability."""
         sequence.run = self._backend.begin(sequence.rank)
         start = self._score_from(sequence)
         if start is not None and start < len(sequence.input_ids):
@@ -47,14 +47,14 @@ class Steps:
         places = self._unscored(sequence)
         if places:
             return Query(sequence.run, sequence.input_ids, places.stop - 1, len(places))
-        # Without a token to sample, the prompt still has to be routed.
+        # Routed experts need a pass over the prompt even when no token is sampled.
         samples = sequence.max_new_tokens > 0 and not sequence.given
         if not (samples or sequence.request.return_routed_experts):
             return None
         return Query(sequence.run, sequence.context, len(sequence.context))
 
     def score_prompt(self, sequence: Sequence, rows: FloatArray) -> bool:
-        """Score the next tokens of the prompt with their logits, from ``logprob_start_len`` on. Return False when done.
+        """Score the next tokens of the prompt, from ``logprob_start_len`` on. Return False if all were scored before.
 
         The log-probabilities are those at temperature 1, whatever the request's temperature, as in SGLang.
         """
@@ -71,7 +71,7 @@ class Steps:
         return request.logprob_start_len if scores else None
 
     def _unscored(self, sequence: Sequence) -> range:
-        """Return the places of the prompt's tokens to score next; none when all are scored."""
+        """Return the places of the prompt's tokens to score next: an empty range when all are scored."""
         start = self._score_from(sequence)
         if start is None:
             return range(0)
@@ -79,7 +79,7 @@ class Steps:
         return range(place, min(place + _PREFILL_CHUNK, len(sequence.input_ids)))
 
     def sample(self, sequence: Sequence, logits: FloatArray, version: str) -> None:
-        """Sample one token from its logits, and append it. A scripted token also has the model's log-probability."""
+        """Sample one token from ``logits``, and append it. A scripted token gets the model's log-probability."""
         params, context = sequence.params, sequence.context
         allowed = _allowed(sequence)
         forbidden: frozenset[int] = frozenset()

@@ -17,15 +17,15 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 __all__ = ["EngineTokenizer", "corpus_documents", "train_tokenizer"]
 
-#: Left out by ``skip_special_tokens``; the first two end a generation.
+#: Tokens that ``skip_special_tokens`` leaves out. The first two end a generation.
 END_OF_TEXT, END_OF_TURN, START_OF_TURN = "<|endoftext|>", "<|im_end|>", "<|im_start|>"
-#: One id each, but text like any other: ``skip_special_tokens`` keeps them, as Qwen3's tokenizer does.
+#: Tags of one id each. ``skip_special_tokens`` keeps them like other text, as with Qwen3's tokenizer.
 MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 _VOCAB_SIZE = 1280
 _DOCUMENT_END = "\n%%\n"
-#: Qwen2's pattern, which cuts text before merges are applied. Merges never cross these cuts, but the
-#: tokens that a model samples may.
+#: Qwen2's pattern, which cuts text before merges are applied. A merge never crosses such a cut, but a
+#: sampled token may.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"

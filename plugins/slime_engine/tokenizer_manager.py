@@ -73,10 +73,10 @@ class TokenizerManager:
         self._receiving: dict[str, CancelScope] = {}
 
     async def generate(self, body: GenerateBody) -> AsyncIterator[JSONDict]:
-        """Yield outputs as they come; without streaming, one for each sequence when it has finished.
+        """Yield outputs as they come. Without streaming, each sequence has one output, when it has ended.
 
-        For a list each output carries its ``index``. Closing the iterator aborts unfinished sequences.
-        Raises EngineError.
+        If ``body.is_list``, each output has the ``index`` of its sequence. Closing the iterator aborts unfinished
+        sequences. Raises EngineError.
         """
         self._auto_create_handle_loop()
         event = asyncio.Event()
@@ -136,10 +136,10 @@ class TokenizerManager:
             del output["index"]
         return outputs
 
-    async def _receive(self, request: GenerateRequest, wanted: CancelScope) -> None:
-        """Fetch the first token of ``request``, which waits for it, from the prefill engine."""
+    async def _receive(self, request: GenerateRequest, scope: CancelScope) -> None:
+        """Fetch the first token of ``request`` from the prefill engine, and give it to the scheduler."""
         assert request.room is not None  # narrowing: a request without a room was refused
-        with wanted:
+        with scope:
             try:
                 handover = await fetch(request.room)
             except TransferFailed as error:
@@ -171,7 +171,7 @@ class TokenizerManager:
         return states
 
     def _check_place(self, request: GenerateRequest) -> None:
-        """Check the request's room and rank. Raises BadRequest."""
+        """Check that a decode engine gets a room, and that the rank exists. Raises BadRequest."""
         settings = self._settings
         if settings.disaggregation_mode == "decode" and request.room is None:
             raise BadRequest("A decode engine needs bootstrap_room.")
@@ -184,8 +184,8 @@ class TokenizerManager:
         if ids is None:
             ids = await self._encode(request.text or "")
         most = self._max_new_tokens(request, len(ids))
-        halved = self._settings.disaggregation_mode == "prefill" and request.room is not None
-        return ids, 1 if halved else most  # a prefill engine samples one token, to hand it over
+        hands_over = self._settings.disaggregation_mode == "prefill" and request.room is not None
+        return ids, 1 if hands_over else most  # a prefill engine hands over one token
 
     async def _bound(self, request: GenerateRequest) -> Bound | None:
         """Return the grammar state of the answer, if it has a grammar. Raises BadRequest."""
@@ -252,14 +252,14 @@ class TokenizerManager:
             self._start_soon(self.handle_loop)
 
     async def handle_loop(self) -> None:
-        """Take the detokenizer's deltas for ever, and wake the waiters, once per HTTP request."""
+        """Take the detokenizer's deltas for ever. Wake the waiter of each HTTP request that has new ones."""
         while True:
             events = set()
             for delta in await self._source.get():
                 request = delta.tokens.sequence.request
                 state = self.rid_to_state.get(request.rid)
                 if state is None or state.request is not request:
-                    continue  # its client has gone; another request may have its rid now
+                    continue  # the client has gone; another request may have the rid now
                 state.out_list.append(delta)
                 if delta.tokens.finish_reason is not None:
                     state.finished = True

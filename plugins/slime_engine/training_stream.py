@@ -1,8 +1,8 @@
-"""The token stream the model learns from: the corpus, tokenised with random deviations.
+"""The token stream that the model learns from: the corpus, tokenised with random deviations.
 
-Real models sample tokens that their tokenizer would not produce for the same text. This model learns to do so. Now and
-then a token of its training stream is cut in two, inside a UTF-8 character too, and markup such as ``<think>`` is spelt
-out: ``<``, ``think``, ``>``.
+Real models sample tokens that their tokenizer would not produce for the same text. This model learns to do so. Its
+training stream has some tokens cut in two, also inside a UTF-8 character. Some markup such as ``<think>`` is spelt out
+in it: ``<``, ``think``, ``>``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def training_stream(tokenizer: EngineTokenizer, documents: Sequence[str]) -> lis
 
 
 class _Cuts:
-    """The ways to write each token as two others."""
+    """The pairs of tokens that each token can be cut into, and the spelt-out markup."""
 
     def __init__(self, tokenizer: EngineTokenizer) -> None:
         id_of = {text: token_id for token_id, text in enumerate(tokenizer.token_bytes)}

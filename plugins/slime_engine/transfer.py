@@ -1,7 +1,7 @@
 """Handover of a sequence from a prefill to a decode engine, over HTTP, in a room of the prefill engine.
 
-The decode engine requests its room at the bootstrap address. The prefill engine answers when the token is sampled, and
-ends its sequence. A real engine transfers the KV cache; this one transfers the token, its logprobs and its version.
+The decode engine requests the room at the bootstrap address. The prefill engine answers when it has sampled the first
+token, and ends its sequence. A real engine transfers the KV cache; the embedded engine transfers that token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PATH = "/kv_transfer/{room:int}"
 
 
 class TransferFailed(Exception):
-    """The prefill engine did not hand over."""
+    """The prefill engine did not hand over the sequence."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Attention for sequences of different lengths in one pass, without padding.
 
-All tokens of a pass stand in one row. The layers work on the row; this function does each sequence by itself, over its
-own keys and values. Registered with transformers' AttentionInterface, it serves every model that dispatches through it.
+All tokens of a pass are in one row. The other layers work on the whole row. The attention here computes each sequence
+by itself, over its own keys and values. It serves every model that dispatches through transformers' AttentionInterface.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _one(
     if tokens == 1:
         if window is not None:
             keys, values = keys[:, -window:], values[:, -window:]
-        # Query heads that share a key stand beside one another, as if they were tokens: no key is repeated.
+        # Query heads that share a key head are computed as if they were tokens, so that no key is copied.
         grouped = query.reshape(keys.shape[0], heads // keys.shape[0], -1)
         attended = scaled_dot_product_attention(grouped[None], keys[None], values[None], scale=scaling)
         return attended[0].reshape(heads, 1, -1)

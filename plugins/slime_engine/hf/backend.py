@@ -17,15 +17,15 @@ from slime_engine.language import FloatArray
 
 __all__ = ["TransformersBackend"]
 
-#: Tokens of one pass. A longer prompt takes several.
+#: Tokens of one pass. A longer prompt takes several passes.
 _PASS = 512
 
 
 class TransformersBackend:
-    """A model of ``checkpoint``. Only one thread at a time computes, and it alone changes the state of sequences.
+    """A model of ``checkpoint``. Only one thread at a time computes. It alone changes the keys and values of sequences.
 
-    The event loop starts and releases sequences. The thread collects released ones at its next step, update or flush.
-    ``prefix_tokens``: tokens of ended sequences whose keys and values each rank keeps.
+    The event loop starts and releases sequences. The thread collects the released ones at its next step, update or
+    flush. ``prefix_tokens``: tokens of ended sequences whose keys and values each rank keeps.
     """
 
     batch_size = 256
@@ -54,7 +54,7 @@ class TransformersBackend:
         self._limiter: CapacityLimiter | None = None
 
     async def _in_thread(self, work: Any, *arguments: Any) -> Any:
-        if self._limiter is None:  # made on the event loop, where it belongs
+        if self._limiter is None:  # made on the event loop that uses it
             self._limiter = CapacityLimiter(1)
         return await to_thread.run_sync(work, *arguments, limiter=self._limiter)
 
@@ -112,13 +112,13 @@ class TransformersBackend:
             assert isinstance(run, KVRun)  # narrowing: from begin
             run.context = query.context
             if not run.ids:
-                self._seed(run, query, step)
+                self._take_prefix(run, query, step)
             run.truncate(first)  # a step whose logits were dropped is computed again
             step.add(place, run, query)
         return step.result(len(queries))
 
-    def _seed(self, run: KVRun, query: Query, step: _Step) -> None:
-        """Let a sequence begin with what others have computed, or are about to compute in this step."""
+    def _take_prefix(self, run: KVRun, query: Query, step: _Step) -> None:
+        """Let a sequence begin with keys and values that other sequences have, or get in this step."""
         ids, limit = query.context[: query.end], query.end - query.count
         prefixes = self._prefixes[run.rank]
         running = [each for each in list(self._running) if each.rank == run.rank]

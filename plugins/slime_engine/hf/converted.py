@@ -20,7 +20,7 @@ __all__ = ["converted"]
 logger = logging.getLogger(__name__)
 
 #: The splits of llama.cpp's pre-tokenizers (``llama-vocab.cpp``), by their names in GGUF files. transformers takes
-#: GPT-2's for all files with the tokenizer model ``gpt2``.
+#: the split of GPT-2 for all files with the tokenizer model ``gpt2``.
 _SPLITS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
     "gpt-2": [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)],
     "smollm": [
@@ -31,9 +31,9 @@ _SPLITS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
 
 
 def converted(path: Path, cache: Path) -> Path:
-    """Return a directory with the model of a GGUF file as float32, and its tokenizer. It lies in ``cache``.
+    """Return a directory below ``cache`` with the model of a GGUF file as float32, and its tokenizer.
 
-    The first time this takes half a minute for 100 MB. Raises ValueError for a tokenizer that is not
+    The first conversion of a file takes half a minute for 100 MB. Raises ValueError for a tokenizer that is not
     ``gpt2``, or whose splits are not in ``_SPLITS``.
     """
     with path.open("rb") as file:
@@ -68,7 +68,7 @@ def _convert(path: Path, target: Path) -> None:
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
     quantised = load_whole(AutoModelForCausalLM, path.parent, gguf_file=path.name)
     config = quantised.config
-    del config.quantization_config  # the weights are float32 now, but the library would not save them with it
+    del config.quantization_config  # else the library would not save the weights, which are float32 now
     plain: Any = AutoModelForCausalLM  # its methods have no annotations
     model = plain.from_config(config, dtype=torch.float32)
     model.load_state_dict(quantised.state_dict())

@@ -1,4 +1,4 @@
-"""Experts that the router layers of a mixture-of-experts model select, seen by hooks on those layers."""
+"""Recorder of the experts that a mixture-of-experts model selects, by hooks on its router layers."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class ExpertsRecorder:
         return note
 
     def clear(self) -> None:
-        """Forget the experts of a pass that nobody takes."""
+        """Forget the experts of the last pass."""
         self._seen.clear()
 
     def take(self, tokens: int) -> ExpertsArray:
-        """Return the experts of the pass that has just ended, and forget them."""
+        """Return the experts of the last pass, which had ``tokens`` tokens, and forget them."""
         experts = np.zeros((tokens, self.layers, self.top_k), np.int32)
         for layer, indices in self._seen.items():
             experts[:, layer] = indices.reshape(tokens, self.top_k).cpu().numpy()

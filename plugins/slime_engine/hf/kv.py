@@ -1,4 +1,4 @@
-"""Keys and values of sequences, and the sequences that later ones may take them from."""
+"""Keys and values of sequences, and a cache of ended sequences from which later sequences can copy them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slime_engine.backend import Run
 
 __all__ = ["KVRows", "KVRun", "PrefixCache", "common_prefix"]
 
-#: Tokens by which the space of a sequence grows.
+#: The memory of a sequence grows by this many tokens at once.
 _GROWTH = 256
 
 #: int32 of shape ``[layers, top_k]``: the experts of one token.
@@ -29,7 +29,10 @@ class KVRows:
     def extended(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the rows of the tokens that follow, and return all rows. ``length`` changes after all layers."""
+        """Write the rows of the next tokens in one layer, and return all its rows.
+
+        ``length`` stays: the caller raises it when all layers have the rows.
+        """
         end = self.length + keys.shape[1]
         spaces = []
         for old, new in zip(self._layers.get(layer, (None, None)), (keys, values), strict=True):
@@ -86,13 +89,13 @@ class KVRun(Run):
         self.experts = other.experts[:length]
 
     def append(self, ids: Sequence[int], experts: Sequence[TokenExperts]) -> None:
-        """Add tokens whose rows all layers have now."""
+        """Add tokens. All layers must have their rows already."""
         self.experts.extend(experts)
         self.rows.length += len(ids)
         self.ids.extend(ids)
 
     def forget(self) -> None:
-        """Drop everything that old weights computed, but for the experts from which tokens were sampled."""
+        """Drop everything that old weights computed, but keep the experts of passes that gave sampled tokens."""
         sampled_from = len(self.context) - 1 if len(self.context) > self._prompt_tokens else 0
         self.kept = self.routed(sampled_from)
         self.rows = KVRows()
@@ -112,7 +115,7 @@ class PrefixCache:
         self._tokens = 0
 
     def add(self, run: KVRun) -> None:
-        """Keep what has been computed for ``run``. It is not extended any more."""
+        """Keep the keys and values of ``run``, which must not change any more."""
         if not run.ids:  # aborted before its first pass
             return
         self._runs[run] = None
@@ -127,7 +130,7 @@ class PrefixCache:
         self._tokens = 0
 
     def longest(self, ids: Sequence[int], limit: int, running: Iterable[KVRun]) -> tuple[KVRun | None, int]:
-        """Return the sequence that shares most of the first ``limit`` ids, ended or ``running``, and how many."""
+        """Return the ended or ``running`` sequence that shares most first ids with ``ids[:limit]``, and how many."""
         wanted = np.asarray(ids[:limit])
         best: tuple[KVRun | None, int] = (None, 0)
         for run in (*self._runs, *running):

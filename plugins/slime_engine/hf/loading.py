@@ -11,7 +11,7 @@ import torch
 __all__ = ["load_whole"]
 
 #: While ``from_pretrained`` runs, the library replaces ``PreTrainedModel.tie_weights`` for the process. Two loads that
-#: overlap in two threads can leave it replaced for good: models loaded later then lack the weights that are tied.
+#: overlap in two threads can leave it replaced for good: models loaded later then lack their tied weights.
 _ONE_AT_A_TIME = threading.Lock()
 
 

@@ -24,7 +24,7 @@ _TOLERANCE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The next ``ids`` of a sequence in a pass. Logits are wanted after the last ``wanted`` of them."""
+    """The next ``ids`` of a sequence in a pass. Logits are wanted after each of the last ``wanted`` ids."""
 
     run: KVRun
     ids: Sequence[int]
@@ -41,7 +41,7 @@ class Network:
         self._check()
 
     def forward(self, parts: Sequence[Part]) -> list[FloatArray]:
-        """Compute all parts in one pass. Return the logits wanted of each, shape ``[wanted, vocab_size]``.
+        """Compute all parts in one pass. Return the wanted logits of each part, shape ``[wanted, vocab_size]``.
 
         Raises FloatingPointError when logits are not finite.
         """
@@ -80,7 +80,7 @@ class Network:
         return logits
 
     def _check(self) -> None:
-        """Compare a pass in pieces with the library's own attention on the same tokens."""
+        """Compute some tokens in three passes, and compare the logits with those of the library's own attention."""
         name = type(self.model).__name__
         ids = [place * 7 % self.vocab_size for place in range(_CHECKED)]
         self.model.set_attn_implementation("eager")

@@ -20,7 +20,7 @@ _PROBE = "Grüße, 日本 👋 1234\n\tdef f(x):\r\n  return 'it''s'"
 class HFTokenizer:
     """The tokenizer in ``directory``. ``vocab_size`` is the model's, which may have more ids than the tokenizer.
 
-    Raises ValueError for a tokenizer whose tokens are neither GPT-2's byte alphabet nor SentencePiece's with bytes.
+    Its tokens must be in GPT-2's byte alphabet, or SentencePiece's pieces and byte tokens; else raises ValueError.
     """
 
     def __init__(self, directory: Path, vocab_size: int, eos_ids: Collection[int] = ()) -> None:
@@ -85,7 +85,7 @@ class HFTokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = False,
     ) -> str:
-        """Return the text of a conversation. Raises jinja2.TemplateError, also without a template."""
+        """Return the text of a conversation. Raises jinja2.TemplateError, also when the tokenizer has no template."""
         if not self._inner.chat_template:
             raise TemplateError(
                 "the model's tokenizer has no chat template; use /generate or /v1/completions"

@@ -34,8 +34,8 @@ _TENSORS_WANTED = (
 class Checkpoint:
     """A directory as ``save_pretrained`` writes it. Models are computed in float32, on CUDA if there is a device.
 
-    ``threads``: threads of one pass on the CPU, for the whole process. 0: half of the cores. As many as there are cores
-    are many times slower when other processes work too, since all of them wait for the last one.
+    ``threads``: threads of a pass on the CPU, for the whole process. 0: half of the cores. A thread for each core would
+    be many times slower while other processes work, since all threads wait for the last one.
     """
 
     def __init__(self, path: Path, threads: int = 0) -> None:
@@ -81,11 +81,11 @@ class Checkpoint:
         model = network.model
         try:
             return self._loaded(type(model), path, config=copy.deepcopy(model.config))
-        except Exception as error:  # of whatever kind the library raises
+        except Exception as error:  # the library raises many kinds
             raise WeightsRefused(f"The weights in {path} were not loaded: {error}") from error
 
     def _from_tensors(self, network: Network, body: Mapping[str, Any]) -> Network:
-        """Copy the given tensors into the model, all of them or none. Others stay as they are."""
+        """Copy the given tensors into the model, all of them or none. Other weights stay as they are."""
         given = body.get("serialized_named_tensors")
         if body.get("load_format") != "safetensors" or not isinstance(given, list) or not given:
             raise BadRequest(_TENSORS_WANTED)
