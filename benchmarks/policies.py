@@ -88,7 +88,7 @@ def _events_us(options: Options, count: int, size: int, block: int | None) -> fl
         policy.answered(prompts[0], tokens, 0)
         if block is not None and policy.blocks is not None:
             blocks = policy.blocks.open(worker.id)
-            blocks.is_true = True
+            blocks.is_in_sync = True
             names: list[Hash] = [*range(len(common) // block)]
             blocks.apply(Stored(names, None, common[: len(names) * block], block))
 

@@ -92,7 +92,7 @@ class Servers:
         if isinstance(policy, CacheAware) and policy.blocks is not None:
             for worker, [place] in self._places.items():
                 blocks = policy.blocks.open(worker.id)
-                blocks.is_true = True
+                blocks.is_in_sync = True
                 place.tell(blocks.apply)
 
     @property

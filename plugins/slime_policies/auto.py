@@ -1,4 +1,4 @@
-"""Policy that keeps a session on its worker until that is overloaded, and weighs caches for all other requests."""
+"""Policy that keeps a session on its worker until the worker is overloaded, and weighs caches for other requests."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["Auto"]
 logger = logging.getLogger(__name__)
 
 _MAX_SESSIONS = 1 << 18
-#: A session moves only if that saves more than so many tokens of cost, so that it does not move to and fro.
+#: A session moves only if a move saves more than this cost, in tokens. Otherwise it would move to and fro.
 _MARGIN = 4 * REQUEST
-#: A session is expected to have as many further requests as it had, but no more than this. With 8, moves for small
-#: differences lengthened the times to the first token; with 1, a worker that joined late got too few sessions.
+#: A session is expected to have as many further requests as it had so far, but no more than this number. With 8, moves
+#: for small differences lengthened the times to the first token; with 1, a worker that joined late got few sessions.
 _MOST_TURNS = 3
 
 
 class _Session:
-    """A session's worker. ``size``: bytes of its last body there, which the worker of that ``state`` has cached.
+    """A session and its worker. ``state``: the worker's state at the session's last request.
 
-    ``turns``: its requests so far.
+    ``size``: bytes of the last body, which the worker has in its cache. ``turns``: requests of the session so far.
     """
 
     __slots__ = ("size", "state", "turns", "worker")
@@ -42,14 +42,14 @@ class _Session:
 
 
 class Auto:
-    """A session keeps its worker; other requests, and the first one of a session, go where ``cache_aware`` says.
+    """Keeps sessions on their workers. ``cache_aware`` places other requests, and the first request of a session.
 
-    A session moves when another worker costs clearly less, by the costs of ``cache_aware``: there it lacks the whole
-    conversation, but for prefixes that others have sent. The longer the session, the more requests are expected yet,
-    three at most, and what has to be prefilled once is shared among these. ``session_affinity`` ``strict``: no session
-    moves.
+    A session moves when another worker costs clearly less, by the costs of ``cache_aware``. The other worker lacks the
+    whole conversation, except for prefixes that other sessions sent there. What it lacks is prefilled once, and the
+    cost is shared among the session's expected requests: as many as it had, but three at most. With
+    ``session_affinity`` ``strict`` no session moves.
 
-    While only one worker was ever offered, nothing is looked at.
+    As long as only one worker was ever offered, no prompt is read.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
@@ -107,7 +107,7 @@ class Auto:
 
     @property
     def blocks(self) -> Blocks | None:
-        """The blocks that workers have according to their KV events; None: nobody follows these."""
+        """The blocks that workers have according to their KV events; None without ``--kv-events``."""
         return self._cache_aware.blocks
 
     def expects(self, exchange: Exchange) -> bool:
@@ -119,9 +119,9 @@ class Auto:
         self._cache_aware.answered(exchange, prompt_tokens, cached_tokens)
 
     def forget(self, worker: Worker) -> None:
-        """See :class:`slime_policies.policy.Remembering`. Sessions stay."""
+        """See :class:`slime_policies.policy.Remembering`. Sessions keep their workers."""
         self._cache_aware.forget(worker)
 
     def forget_all(self) -> None:
-        """See :class:`slime_policies.policy.Remembering`. Sessions stay."""
+        """See :class:`slime_policies.policy.Remembering`. Sessions keep their workers."""
         self._cache_aware.forget_all()

@@ -14,20 +14,20 @@ from slime_policies.tokens_in_flight import change_total
 
 __all__ = ["Bucket"]
 
-#: Requests whose lengths are remembered.
+#: The number of requests whose lengths are remembered.
 _REMEMBERED = 2048
 
 
 class Bucket:
     """Gives each prefill worker a range of request lengths, so that no short request waits behind a long one.
 
-    With these ranges each worker would have got the same number of bytes of the last 2,048 requests. The ranges are
-    computed again every ``bucket_adjust_interval_secs``, and when the number of known lengths has doubled or that of
-    workers has changed.
+    With these ranges each worker would have got about the same number of bytes of the last 2,048 requests. The ranges
+    are computed again every ``bucket_adjust_interval_secs``. They are also computed again when the number of known
+    lengths has doubled, or the number of workers has changed.
 
-    A worker's load is the bytes that it was sent in the last interval, as in the SGLang gateway. When the loads differ
-    by more than ``balance_abs_threshold`` and by more than a factor of ``balance_rel_threshold``, the range does not
-    matter, and the worker with the least load is chosen.
+    A worker's load is the bytes that it was sent in the last interval, as in the SGLang gateway. Loads are unbalanced
+    when they differ by more than ``balance_abs_threshold`` and by more than a factor of ``balance_rel_threshold``. Then
+    the worker with the least load is chosen, whatever the length.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
@@ -36,7 +36,7 @@ class Bucket:
         self._sizes: deque[int] = deque(maxlen=_REMEMBERED)
         self._bounds: list[int] = []
         self._divided_at = -settings.bucket_adjust_interval_secs
-        self._divided = 0
+        self._divided_sizes = 0
         #: The requests of the last interval: time, bytes and the worker's id.
         self._sent: deque[tuple[float, int, str]] = deque()
         self._loads: dict[str, int] = {}
@@ -46,10 +46,10 @@ class Bucket:
         self._sizes.append(size)
         now = self._clock()
         due = now - self._divided_at >= self._settings.bucket_adjust_interval_secs
-        more = len(self._sizes) >= 2 * self._divided  # at first, each length changes the ranges much
+        more = len(self._sizes) >= 2 * self._divided_sizes  # at first, each length changes the ranges much
         if due or more or len(self._bounds) != len(workers) - 1:
-            self._divided_at, self._divided = now, len(self._sizes)
-            self._bounds = _divided(sorted(self._sizes), len(workers))
+            self._divided_at, self._divided_sizes = now, len(self._sizes)
+            self._bounds = _bounds_of(sorted(self._sizes), len(workers))
         loads = self._loads_of(workers, now)
         if unbalanced(loads, self._settings):
             least = min(loads)
@@ -70,7 +70,7 @@ class Bucket:
         return [self._loads.get(worker.id, 0) for worker in workers]
 
 
-def _divided(sizes: list[int], parts: int) -> list[int]:
+def _bounds_of(sizes: list[int], parts: int) -> list[int]:
     """Return bounds that cut the sorted ``sizes`` into ``parts`` of about the same sum."""
     bounds: list[int] = []
     share, total = sum(sizes) / parts, 0

@@ -1,4 +1,4 @@
-"""Policy that weighs what a worker has of a prompt in its cache against what it has to do."""
+"""Policy that weighs the part of a prompt in a worker's cache against the worker's load."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from slime_policies.worker_state import REQUEST, WorkerState
 
 __all__ = ["CacheAware", "Home"]
 
-#: A token that a worker lacks costs as much as so many tokens that it has to prefill for others: while it computes
-#: them, all its other requests wait.
+#: The cost of a token of the prompt that a worker lacks: while the worker computes it, all its other requests wait.
 _MISSING = 3.0
-#: From about this many requests with the same prefix on, a further copy of its keys and values pays for itself, so a
-#: missing prefix costs less. Groups of samples of one prompt are rarely larger.
+#: A prefix that more requests than about this number have had is worth a copy on a further worker, so it costs less
+#: where it is missing. Groups of samples of one prompt are rarely larger.
 _GROUP = 16.0
-#: The cost of a session that a worker got lately, for a new one: clients are often busy between two turns.
+#: The cost of each session that a worker got lately, when a new session chooses. The sessions' clients may be busy
+#: between two turns, so that no request in flight tells of them.
 _SESSION = REQUEST / 2
-#: Bits of workers in use. A worker that comes back gets a new bit; with so many, all is forgotten.
+#: The largest number of bits for workers. A worker that comes back gets a new bit. Beyond this number all is forgotten.
 _MAX_BITS = 4096
-#: A worker has clearly less of a prompt than was believed, if more tokens and a larger part of these are missing;
-#: after so many times its horizon moves.
+#: A worker has clearly less of a prompt than was believed if more than so many tokens are missing, and more than this
+#: part of the believed ones. After so many shortfalls the worker's horizon moves.
 _SHORT_TOKENS, _SHORT_PART, _SHORTFALLS = 512, 0.25, 3
 _NO_WORKERS: tuple[Sequence[Worker], list[WorkerState], int] = ((), [], 0)
 
@@ -41,8 +41,8 @@ _NO_WORKERS: tuple[Sequence[Worker], list[WorkerState], int] = ((), [], 0)
 class _Belief:
     """A choice, and the belief that it relied on.
 
-    ``share``: part of the prompt that the worker has. ``checked``: the last use of that part, if an answer can tell
-    that it was evicted, else 0.
+    ``share``: the believed part of the prompt in the worker's cache. ``checked``: the choice that last used that part,
+    if an answer can show that the part was evicted; else 0.
     """
 
     state: WorkerState
@@ -52,10 +52,10 @@ class _Belief:
 
 
 class Home(NamedTuple):
-    """The worker that has a conversation. ``lacking``: tokens of the prompt that it has to prefill.
+    """The worker that has a conversation. ``lacking``: tokens of the prompt that this worker has to prefill.
 
     Another worker is chosen only if its cost is lower by more than ``margin`` tokens. ``turns``: expected requests of
-    the conversation. What a worker lacks is prefilled once for all of them, so it costs each a part.
+    the conversation. A worker prefills what it lacks once for all of them, so each bears a part of that cost.
     """
 
     worker: Worker
@@ -65,41 +65,46 @@ class Home(NamedTuple):
 
 
 class CacheAware:
-    """Chooses the worker with the least cost; of equal ones, the one that was chosen longest ago.
+    """Chooses the worker with the least cost; among equal workers, the worker that was chosen longest ago.
 
-    The cost of a worker, in tokens: 240 for each request in flight, more for one that asks for a much longer answer
-    than others do (:class:`slime_policies.long_requests.LongRequests`); half of the tokens of other prompts that it
-    probably has to prefill yet; 3 for each token of this prompt that it lacks. A prefix that many requests have had
-    counts for less: ``3 / (1 + (requests / 16) ** 2)``, so it is copied to more workers as their loads ask for it. What
-    all workers have, or none, makes no difference. ``benchmarks/scheduling`` has chosen these numbers.
+    The cost of a worker, in tokens, is the sum of:
 
-    For the first request of a session, each session that a worker got lately counts as half a request in flight.
+    - 240 for each request in flight, more for a request with a very high limit
+      (:class:`slime_policies.long_requests.LongRequests`),
+    - half of the tokens of other prompts that the worker probably has to prefill yet,
+    - 3 for each token of this prompt that it lacks. A prefix that many requests have had costs less:
+      ``3 / (1 + (requests / 16) ** 2)``. So workers with little load get a copy of it.
 
-    Engines evict. Each worker has a horizon: what was last used before it, the worker is not believed to have.
+    A part of the prompt that all workers have, or none, makes no difference. ``benchmarks/scheduling`` has chosen these
+    numbers. For the first request of a session, each session that a worker got lately counts as half a request.
 
-    With ``--kv-events``, and for a prompt of ids, the blocks of a worker that are true count in place of the belief;
-    and what it was sent and has not answered yet.
+    The router believes that a worker has each prefix that it was sent. Engines evict: a prefix whose last use is not
+    later than a worker's horizon counts as evicted there.
 
-    The gateway's rules come on top where their flags are given. ``balance_abs_threshold``: if the loads differ by more
-    requests, and by more than a factor of ``balance_rel_threshold``, the worker with the fewest in flight is chosen.
-    ``cache_threshold``: a worker that has not seen more than this part of the prompt counts as having none of it.
+    With ``--kv-events``, if the prompt is given as ids, the blocks of a worker that is in sync with its engine replace
+    the belief. Prompts that the worker was sent and has not answered yet count, too.
+
+    The gateway's rules apply, too, where their flags are given. If the loads differ by more than
+    ``balance_abs_threshold`` requests and by more than a factor of ``balance_rel_threshold``, the worker with the
+    fewest requests in flight is chosen. A worker that has not more than the part ``cache_threshold`` of the prompt
+    counts as having none of it.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
-        self._note = f"cache_aware {id(self)}"  # prefill and decode workers may have one each
+        self._note = f"cache_aware {id(self)}"  # prefill and decode workers may each have such a policy
         self._clock = clock
         self._prefixes = Prefixes(settings.max_tree_size)
         self._horizons = Horizons()
         self._states: dict[str, WorkerState] = {}
         self._bits = self._choices = 0
         self._has_thresholds = settings.has_balance_thresholds
-        #: Blocks that workers have according to their KV events; None: nobody follows these.
+        #: Blocks that workers have according to their KV events; None without ``--kv-events``.
         self.blocks = Blocks(settings.kv_events_max_blocks) if settings.kv_events else None
         self._pending = Pending()
         self._long = LongRequests()
         self._recent = RecentSessions()
-        #: The workers of the last choice, their states and their bits: mostly the next choice has the same workers.
+        #: The workers of the last choice, their states and their bits. The next choice mostly has the same workers.
         self._last: tuple[Sequence[Worker], list[WorkerState], int] = _NO_WORKERS
 
     def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
@@ -111,7 +116,7 @@ class CacheAware:
         workers: Sequence[Worker],
         home: Home | None = None,
     ) -> Worker:
-        """Return the worker with the least cost. ``home``: what is known of one of them, besides the prefixes."""
+        """Return the worker with the least cost. ``home``: the worker that already has the conversation, if one has."""
         prompt = Prompt.of(exchange.request.body)
         if not prompt.parts:
             return least_in_flight(workers)
@@ -148,7 +153,7 @@ class CacheAware:
             self._recent.add(workers[chosen], workers, now)
         _, _, matched, before = match_of(state.bit, matches)
         state.add(workers[chosen], (prompt.size - matched) / prompt.per_token, now)
-        if workers[chosen].server.worker_type != "prefill":  # that one does not decode
+        if workers[chosen].server.worker_type != "prefill":  # a prefill worker does not decode
             self._long.count(exchange, state)
         use = Use(self._choices)
         self._prefixes.add(prompt, state.bit, use, self._horizons)
@@ -156,13 +161,13 @@ class CacheAware:
             self._pending.remove(earlier.use.number)  # another worker failed the request
         if state.bit in exact:
             self._pending.add(use.number, state.bit, tuple(digest for digest, _ in prompt.parts), now)
-        # What is not answered yet, the worker may not have computed yet, so its absence would prove nothing.
+        # A prompt without an answer may not be computed yet, so missing tokens would not prove an eviction.
         checked = before.number if before is not None and before.is_answered else 0
         exchange.notes[self._note] = _Belief(state, use, matched / prompt.size, checked)
         return workers[chosen]
 
     def state(self, worker: Worker) -> WorkerState:
-        """Return the state of ``worker``, which is another one after its cache was forgotten."""
+        """Return the state of ``worker``. It has a new state after its cache was forgotten."""
         state = self._states.get(worker.id)
         if state is None:
             state = self._states[worker.id] = self._new_state()
@@ -183,22 +188,22 @@ class CacheAware:
         return states, bits
 
     def _match(self, prompt: Prompt, having: int, exact: Mapping[int, int]) -> list[Match]:
-        """Return what the workers ``having``, given as bits, have of ``prompt``.
+        """Return the parts of ``prompt`` that the workers ``having``, given as bits, have in their caches.
 
-        ``exact``: by bit, the bytes that a worker has for certain. Such a worker has no last use.
+        ``exact``: by bit, the bytes that a worker has for certain. Such a worker's match has no last use.
         """
         known_bits = 0
         for bit in exact:
             known_bits |= bit
         weight = _MISSING / prompt.per_token
         cost = 0.0  # of the parts so far, for a worker that has none of them
-        #: For workers that have the parts so far and no more: their bits, the cost of these parts, their bytes,
+        #: For workers that have the parts so far and no more: the workers' bits, the cost and the bytes of these parts,
         #: and the last use of the last part.
         ends: list[tuple[int, float, int, Use | None]] = []
         #: The bytes and the cost of each prefix, for workers whose bytes are known.
         marks: list[tuple[int, float]] = []
         size = evicted = visits = 0
-        price = weight  # of a byte of the part
+        price = weight  # the cost of a byte of the part
         use: Use | None = None
         find = self._prefixes.get  # looked up once: a prompt has up to 388 prefixes
         for digest, more in prompt.parts:
@@ -249,10 +254,10 @@ class CacheAware:
         return self._note in exchange.notes
 
     def answered(self, exchange: Exchange, prompt_tokens: int, cached_tokens: int) -> None:
-        """Move the worker's horizon when it had clearly less of the prompt than was believed, for the third time.
+        """Move the worker's horizon when the worker had clearly less than was believed for the third time.
 
-        The horizon becomes the oldest last use of the three prefixes. One of them is no evidence: an engine evicts
-        in the order of its own steps, and may have a prefix that was used before.
+        The horizon becomes the oldest last use of the three prefixes. A single shortfall proves too little: an engine
+        evicts in the order of its own steps, so it may still have a prefix with an older last use.
         """
         belief: _Belief | None = exchange.notes.get(self._note)
         if belief is None or belief.use.is_answered or not belief.state.bit:
@@ -268,7 +273,7 @@ class CacheAware:
                 state.missed.clear()
 
     def forget(self, worker: Worker) -> None:
-        """Forget what ``worker`` has in its cache. It keeps its turn among equal workers."""
+        """Forget what ``worker`` has in its cache. The worker keeps its turn among equal workers."""
         self._last = _NO_WORKERS
         for choice in worker.choices:
             if (state := self._states.pop(choice.id, None)) is not None:

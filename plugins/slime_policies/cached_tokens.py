@@ -9,18 +9,18 @@ from router_core.reply import Reply
 
 __all__ = ["CachedTokens"]
 
-#: A quote within a JSON string has a backslash, so these are fields, in any format of answers.
+#: A quote within a JSON string has a backslash, so these bytes are always field names, in any format of answers.
 _PROMPT, _CACHED = b'"prompt_tokens"', b'"cached_tokens"'
 _NUMBER = re.compile(rb"\s*:\s*(\d{1,15})(?=[,}\s])")
-#: Bytes of the last piece that are searched again: more than a field has.
+#: Bytes of the last piece that are searched again. A field is shorter.
 _OVERLAP = 64
 
 
 class CachedTokens:
-    """A tap that gives ``note`` the tokens of the prompt, and those of them that the engine had in its cache.
+    """A tap that gives ``note`` the number of prompt tokens, and how many of these the engine had in its cache.
 
-    It stops at the first of both numbers; of several sequences, that is the first one's. SGLang and vLLM use these
-    names in ``meta_info`` and in ``usage``. An answer without both is ignored.
+    It stops when it has found both numbers. If an answer has several sequences, they are the first sequence's. SGLang
+    and vLLM use these names in ``meta_info`` and in ``usage``. An answer that lacks one of them is ignored.
     """
 
     __slots__ = ("_cached", "_is_done", "_note", "_prompt", "_reply", "_rest")
@@ -34,7 +34,7 @@ class CachedTokens:
         self._is_done = False
 
     def watch(self) -> None:
-        """Look into the whole body, or watch the stream."""
+        """Search the whole body, or watch the stream."""
         if (body := self._reply.body) is not None:
             self.feed(body)
         else:
@@ -57,7 +57,7 @@ class CachedTokens:
         self._note(self._prompt, self._cached)
 
     def close(self, complete: bool) -> None:
-        """Look into the body if a plugin has read it; a tap gets no pieces of such a body."""
+        """Search the body if a plugin has read it: a tap gets no pieces of such a body."""
         if not complete and (body := self._reply.body) is not None:
             self.feed(body)
 

@@ -12,9 +12,9 @@ __all__ = ["ConsistentHashing"]
 
 
 class ConsistentHashing:
-    """The worker to which the session, or routing key, belongs on a :class:`slime_policies.ring.WorkerRing`.
+    """Chooses the worker to which the session, or routing key, belongs on a :class:`slime_policies.ring.WorkerRing`.
 
-    When that worker is not offered (unhealthy, held, already tried), the next one on the ring is chosen. Requests
+    When that worker is not offered (unhealthy, held, already tried), the next worker on the ring is chosen. Requests
     without a session go to the worker with the fewest requests in flight.
     """
 

@@ -50,12 +50,12 @@ def check_policy(make: Callable[[], Policy]) -> None:
     crowd = [*workers, newcomer]
     assert any(ask(policy, crowd) is newcomer for _ in range(400)), "a worker that joins must get its share"
 
-    for _ in range(50):  # one that comes and goes, with what is kept of it
+    for _ in range(50):  # a worker that comes and goes must not count as new each time
         if isinstance(policy, Remembering):
             policy.forget(newcomer)
         ask(policy, crowd)
     assert any(ask(policy, crowd) is not newcomer for _ in range(1000)), (
-        "others must not lose their share to it"
+        "other workers must not lose their share to a worker that comes and goes"
     )
 
     many = [Worker(f"http://10.0.0.1:{port}") for port in range(1, 257)]
@@ -65,7 +65,7 @@ def check_policy(make: Callable[[], Policy]) -> None:
 
     hot = make()
     system = b"You are a helpful assistant. " * 1000
-    for _ in range(64):  # none of these ends
+    for _ in range(64):  # these requests do not end
         ask(hot, workers, beginning=system).in_flight += 1
     loads = [worker.in_flight for worker in workers]
     assert max(loads) <= 48, f"one hot prefix must not send all to one worker, got {loads}"

@@ -1,4 +1,4 @@
-"""A Sender that tells the policy of prefill workers what these had in their caches."""
+"""A Sender that tells the policy of prefill workers what the workers had in their caches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Correcting"]
 
 
 class Correcting:
-    """Watches the answers of prefill workers, which no client gets, for ``policy``."""
+    """Reads the cached tokens in answers of prefill workers, which no client gets, for ``policy``."""
 
     def __init__(self, inner: Sender, policy: Corrected) -> None:
         self._inner = inner
@@ -27,7 +27,7 @@ class Correcting:
 
     async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:
         """See :class:`router_core.sender.Sender`."""
-        # The part of a pair that leases the prefill worker belongs to the exchange that the policy got.
+        # A part of the exchange leases the prefill worker of a pair. The policy got the whole exchange, its parent.
         worker, asked = exchange.worker, exchange.parent
         reply = await self._inner.send(exchange, request, body)
         is_prefill = worker is not None and worker.server.worker_type == "prefill"

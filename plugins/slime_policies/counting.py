@@ -16,9 +16,10 @@ __all__ = ["Counting"]
 
 
 class Counting:
-    """Sees workers that no policy chose, such as those of sessions, and the first bytes and lengths of answers.
+    """Counts requests also at workers that no policy chose, such as the workers of sessions.
 
-    ``load_of`` returns the loads among which a worker was chosen, or None.
+    It watches answers for their first bytes and their lengths. ``load_of`` returns the loads in which a worker's
+    requests are counted, or None.
     """
 
     def __init__(self, inner: Sender, load_of: Callable[[Worker], TokensInFlight | None]) -> None:
@@ -44,7 +45,7 @@ class Counting:
         load = self._load_of(worker) if worker is not None else None
         if worker is None or load is None:
             return None
-        # The part of a pair that leases the prefill worker belongs to the exchange that the policy got.
+        # A part of the exchange leases the prefill worker of a pair. The policy got the whole exchange, its parent.
         is_part = worker.server.worker_type == "prefill" and exchange.parent is not None
         counted_as = exchange.parent if is_part and exchange.parent is not None else exchange
         load.count(counted_as, worker)
@@ -57,7 +58,7 @@ def _watch(reply: Reply, load: TokensInFlight, exchange: Exchange) -> None:
     if reply.body is None and (reply.header(b"content-type") or b"").startswith(b"text/event-stream"):
         reply.pass_through(lambda source: _Watched(source, lambda: load.begin(exchange), usage))
         return
-    load.begin(exchange)  # the head of a whole answer comes when the answer is complete
+    load.begin(exchange)  # an engine sends the head of a whole answer when the answer is complete
     if reply.body is not None:
         usage.feed(reply.body)
         usage.close(True)
@@ -108,11 +109,11 @@ class _Watched:
         return piece
 
     async def pump(self, take: Callable[[bytes], bool]) -> None:
-        """Pass pieces on to ``take``, as the pump of ``source`` does, if it has one."""
+        """Pass pieces on to ``take`` by the pump of ``source``, if ``source`` has one."""
 
         def seen(piece: bytes) -> bool:
             taken = take(piece)
-            if taken:  # else ``read`` returns it
+            if taken:  # else ``read`` returns the piece
                 self._see(piece)
             return taken
 

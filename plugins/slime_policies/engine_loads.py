@@ -26,16 +26,16 @@ logger = logging.getLogger(__name__)
 _PATHS = (b"/v1/loads?include=core", b"/get_load")
 #: A poll takes this long at most, and no longer than the interval of the polls.
 _TIMEOUT_S = 1.0
-#: A load that is older than so many intervals is unknown.
+#: A load that was polled longer ago than so many intervals is unknown.
 _INTERVALS = 3
 _MAX_BYTES = 1 << 20
 
 
 class EngineLoads(TokensInFlight):
-    """Tokens that each engine reported last, plus those of the requests that it was sent since.
+    """Tokens that each engine reported last, plus the tokens of requests that the engine was sent since.
 
-    The load of a worker whose last poll failed, or is older than three intervals, is unknown. It is estimated as the
-    worker's requests in flight times the mean load of a request at the workers with a known load. Each factor is 1 at
+    The load of a worker is unknown if its last poll failed, or is older than three intervals. Such a load is estimated:
+    the worker's requests in flight times the mean load of a request at workers with a known load. Each factor is 1 at
     least, so the worker is never taken for idle. If no load is known, all loads are requests in flight.
     """
 
@@ -43,10 +43,10 @@ class EngineLoads(TokensInFlight):
         super().__init__(clock)
         self._interval_s = interval_s
         self._paths: dict[str, bytes] = {}
-        #: By the ids of workers and ranks: the time when the last poll was sent, and the tokens that it reported.
+        #: By the ids of workers and ranks: the time when the last poll was sent, and the tokens in its answer.
         #: A failed poll removes both.
         self._polled: dict[str, tuple[float, int]] = {}
-        #: The requests sent since then that have not ended, and the sums of their tokens.
+        #: The requests sent since the last poll that have not ended, and the sums of their tokens.
         self._sent: dict[str, set[CountedRequest]] = {}
         self._since: dict[str, int] = {}
 
@@ -66,7 +66,7 @@ class EngineLoads(TokensInFlight):
         ]
 
     def _known(self, worker: Worker) -> int | None:
-        """Return the load of ``worker``, or None if it is unknown. Each request in flight counts 1 at least."""
+        """Return the load of ``worker``, at least its requests in flight; None if the load is unknown."""
         polled_at, tokens = self._polled.get(worker.id, (-inf, 0))
         if self.clock() - polled_at > _INTERVALS * self._interval_s:
             return None
@@ -100,7 +100,7 @@ class EngineLoads(TokensInFlight):
                 del self._sent[name]
 
     def begin(self, exchange: Exchange) -> None:
-        """Do nothing: the prompt counts until a poll reports it, even if it is prefilled."""
+        """Do nothing: the prompt counts until a poll reports it, even when the engine has prefilled it."""
 
     async def poll(self, router: Router, kind: str) -> None:
         """Poll the engines of type ``kind`` until cancelled."""
@@ -131,7 +131,7 @@ class EngineLoads(TokensInFlight):
                 found = [_tokens_in(loads, choice) for choice in worker.choices]
         except (HTTPError, TimeoutError, ValueError) as error:
             logger.debug("the load of %s is unknown: %s: %s", worker.url, type(error).__name__, error)
-        except Exception:  # a fault of a worker must not end the router
+        except Exception:  # a worker's fault must not end the router
             logger.warning("the load of %s cannot be polled", worker.url, exc_info=True)
         for choice, tokens in zip(worker.choices, found, strict=False):  # ranks may have changed meanwhile
             self.set_polled(choice, tokens, sent_at)
@@ -140,7 +140,7 @@ class EngineLoads(TokensInFlight):
 async def _get(router: Router, worker: Worker, path: bytes) -> tuple[int, bytes]:
     """Return the status and the body. Raises HTTPError.
 
-    The poll has a connection of its own: an answer on the proxy's connections would count as a sign of health.
+    Each poll has its own connection: an answer on the proxy's connections would count as a sign of health.
     """
     # The caller's deadline is exact; these limits are checked only once a second.
     limits = Limits(connect_s=2 * _TIMEOUT_S, first_byte_s=2 * _TIMEOUT_S, silence_s=2 * _TIMEOUT_S)

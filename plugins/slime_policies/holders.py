@@ -1,4 +1,4 @@
-"""Workers that hold something, by its digest."""
+"""Digests, and the workers that hold them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Holders:
 
     def __init__(self) -> None:
         self._bits: dict[int, int] = {}
-        #: For a digest and a bit, how many times beyond the first.
+        #: By digest and bit: how many times beyond the first the worker holds the digest.
         self._more: dict[tuple[int, int], int] = {}
 
     def at(self, digest: int) -> int:
@@ -20,14 +20,14 @@ class Holders:
         return self._bits.get(digest, 0)
 
     def add(self, digest: int, bit: int) -> None:
-        """Note that the worker ``bit`` holds ``digest``, once more if it holds it already."""
+        """Note that the worker ``bit`` holds ``digest`` one more time."""
         bits = self._bits.get(digest, 0)
         if bits & bit:
             self._more[digest, bit] = self._more.get((digest, bit), 0) + 1
         self._bits[digest] = bits | bit
 
     def remove(self, digest: int, bit: int) -> None:
-        """Note that the worker ``bit`` holds ``digest`` once less. It must hold it."""
+        """Note that the worker ``bit``, which must hold ``digest``, holds it one time less."""
         more = self._more.get((digest, bit), 0)
         if more > 1:
             self._more[digest, bit] = more - 1

@@ -1,4 +1,4 @@
-"""Horizons of workers: what was last used before a worker's horizon has been evicted from its cache."""
+"""Horizons of workers. A prefix whose last use is not later than a worker's horizon counts as evicted there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Horizons"]
 
 
 class Horizons:
-    """The horizon of each worker, given as a bit, as the number of a choice. Without an entry nothing is evicted."""
+    """The horizon of each worker: the number of a choice, by the worker's bit. No horizon: nothing is evicted."""
 
     __slots__ = ("_by_bit", "_evicted", "_sorted", "latest")
 
@@ -19,7 +19,7 @@ class Horizons:
         """Forget all horizons."""
         self._by_bit: dict[int, int] = {}
         self._sorted: list[int] = []
-        #: For each place in the sorted horizons, the bits of all workers from there on; 0 behind the last.
+        #: For each place in the sorted horizons, the bits of all workers from there on; 0 after the last place.
         self._evicted: list[int] = [0]
         self.latest = 0
 
@@ -35,7 +35,7 @@ class Horizons:
             self._arrange()
 
     def evicted_by(self, used: int) -> int:
-        """Return the bits of the workers that have evicted what the choice ``used`` was the last to use."""
+        """Return the bits of the workers that have evicted the prefixes whose last use is the choice ``used``."""
         return self._evicted[bisect_left(self._sorted, used)] if used <= self.latest else 0
 
     def _arrange(self) -> None:

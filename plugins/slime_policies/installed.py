@@ -13,7 +13,7 @@ from slime_start.installed import entry_points
 
 __all__ = ["GROUP", "installed_policies"]
 
-#: An entry point of this group names a callable without arguments that makes a policy, such as the policy's class.
+#: An entry point of this group names a callable that makes a policy without arguments, such as the policy's class.
 GROUP = "slime_router.policies"
 
 

@@ -1,4 +1,4 @@
-"""The worker with the least load."""
+"""Policy that chooses the worker with the least load."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ __all__ = ["LeastInflight"]
 
 
 class LeastInflight:
-    """Least load, ties broken at random; without ``load``, fewest requests in flight, as the core without a policy."""
+    """Chooses the worker with the least load; ties go to the fewest requests in flight, then at random.
+
+    Without ``load`` the load is the requests in flight, as in the core without a policy.
+    """
 
     def __init__(self, load: TokensInFlight | None = None) -> None:
         self.load = load

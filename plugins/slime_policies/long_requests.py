@@ -1,4 +1,4 @@
-"""Requests that ask for far longer answers than others do: each counts as several in the load of its worker."""
+"""Requests that ask for much longer answers than other requests. Each counts as several in its worker's load."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from slime_policies.worker_state import WorkerState
 
 __all__ = ["LongRequests"]
 
-#: A request counts as one for each so many times of the mean length.
+#: A request counts as its limit divided by so many mean lengths, rounded down.
 _FOR_EACH = 2.0
-#: It counts as this many at most, so that one absurd limit does not keep all others away.
+#: A request counts as this many at most, so that one absurd limit does not keep all other requests away.
 _MOST = 8
 
 
 class LongRequests:
-    """Counts a request whose ``max_new_tokens`` are ``n`` times the mean as ``n / 2``, rounded down: 1 to 8.
+    """Counts a request whose ``max_new_tokens`` are ``n`` times the mean as ``n / 2``, rounded down, from 1 to 8.
 
-    The mean is that of the last 256 requests that have a limit. Where all have the same, each counts as one.
+    The mean is about that of the last 256 requests with a limit. If all limits are equal, each request counts as one.
     """
 
     def __init__(self) -> None:

@@ -45,7 +45,7 @@ class Manual:
 
     def _assign(self, session: str, workers: Sequence[Worker]) -> Worker:
         now = self._clock()
-        self._unassign(session)  # its worker, if it had one, cannot be used any more
+        self._unassign(session)  # the worker of a known session cannot be used any more
         while self._assigned:
             oldest, (_, since) = next(iter(self._assigned.items()))
             if now - since <= self._max_idle_secs and len(self._assigned) < _MAX_SESSIONS:
@@ -62,4 +62,4 @@ class Manual:
             worker_id, _ = self._assigned.pop(session)
             self._groups[worker_id] -= 1
             if not self._groups[worker_id]:
-                del self._groups[worker_id]  # else workers that have left would stay for ever
+                del self._groups[worker_id]  # else workers that have left would take memory for ever

@@ -20,7 +20,8 @@ __all__ = ["Match", "cheapest", "cost_of", "exact_sizes", "match_of", "without"]
 class Match(NamedTuple):
     """Workers, as ``bits``, that have the first ``size`` bytes of a prompt and no more.
 
-    ``cost``: of what they lack, in tokens. ``use``: the last use of what they have, None if that is not known.
+    ``cost``: the cost of the part that they lack, in tokens. ``use``: the last use of the part that they have, or None
+    if the last use is unknown.
     """
 
     bits: int
@@ -46,13 +47,13 @@ def cheapest(
     now: float,
     further: Sequence[float] = (),
 ) -> int:
-    """Return the place of the worker with the least cost; of equal ones, of the one chosen longest ago.
+    """Return the place of the worker with the least cost; among equal workers, the place of that chosen longest ago.
 
     ``further``: a further cost of each worker, in tokens.
     """
     common = max(matches, key=lambda match: match.bits.bit_count()) if len(matches) > 1 else matches[0]
     usual = common.cost
-    costs: dict[int, float] = {}  # of workers that are not among the most with the same
+    costs: dict[int, float] = {}  # by bit, of the workers outside the largest match
     for bits, cost, _, _ in matches:
         if bits != common.bits:
             while bits:
@@ -77,19 +78,19 @@ def cheapest(
 def exact_sizes(
     blocks: Blocks, body: bytes, most: int, workers: Sequence[Worker], states: Sequence[WorkerState]
 ) -> dict[int, int]:
-    """Return the bytes of the prompt in ``body`` that a worker has, by its bit, for workers whose blocks are true.
+    """Return, for each worker whose blocks are in sync, its bit and the bytes of the prompt that it has.
 
-    They are ``most`` at most.
+    The prompt is read from ``body``. The bytes are at most ``most``.
     """
-    places, true = [], []
+    places, in_sync = [], []
     for place, worker in enumerate(workers):
-        if (own := blocks.true_of(worker.id)) is not None:
+        if (own := blocks.in_sync(worker.id)) is not None:
             places.append(place)
-            true.append(own)
-    ids = PromptIds.of(body) if true else None
+            in_sync.append(own)
+    ids = PromptIds.of(body) if in_sync else None
     if ids is None:
         return {}
-    held = blocks.tokens_held(ids, true)
+    held = blocks.tokens_held(ids, in_sync)
     per_token = ids.bytes_per_token()
     return {
         states[place].bit: min(most, int(tokens * per_token))
@@ -98,7 +99,10 @@ def exact_sizes(
 
 
 def cost_of(size: int, marks: Sequence[tuple[int, float]], weight: float) -> float:
-    """Return the cost of the first ``size`` bytes. ``marks``: bytes and costs of prefixes; ``weight``: beyond them."""
+    """Return the cost of the first ``size`` bytes, from ``marks``: the bytes and costs of some prefixes.
+
+    ``weight``: the cost of each byte after the last mark.
+    """
     place = bisect_left(marks, (size, 0.0))
     if place == 0:
         return 0.0

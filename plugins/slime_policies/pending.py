@@ -1,4 +1,4 @@
-"""Prefixes that workers were sent and may not have computed yet, so their KV events cannot tell of them."""
+"""Prefixes that workers were sent and may not have computed yet, so that no KV event reports them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from slime_policies.holders import Holders
 
 __all__ = ["Pending"]
 
-#: After this time a prefix does not count any more: its request failed, or the worker has told of it long since.
+#: After this time a prefix does not count any more: its request failed, or a KV event has reported it long ago.
 _LIMIT_S = 60.0
-#: Requests that are remembered; the oldest are forgotten first.
+#: The number of requests that are remembered; the oldest are forgotten first.
 _MOST = 4096
 
 
@@ -22,7 +22,7 @@ class _Sent:
 
 
 class Pending:
-    """Digests of prefixes, and the workers as bits that were sent them and have not answered."""
+    """Digests of prefixes. For each: the workers, as bits, that were sent the prefix and have not answered."""
 
     __slots__ = ("_holders", "_sent")
 

@@ -41,7 +41,7 @@ __all__ = ["POLICIES", "CorrectedPolicies", "PairPolicies", "Policies", "add_opt
 
 
 def _load(settings: Settings) -> TokensInFlight | None:
-    """Make the loads of ``--load`` for one policy; None: requests in flight."""
+    """Make the loads of ``--load`` for one policy; None stands for requests in flight."""
     if settings.load == "engine":
         return EngineLoads(settings.load_poll_interval_secs)
     return TokensInFlight() if settings.load == "tokens" else None
@@ -59,7 +59,7 @@ POLICIES: dict[str, Callable[[Settings], Policy]] = {
     "consistent_hash": lambda settings: ConsistentHashing(),  # as vLLM's router spells it
     "prefix_hash": PrefixHash,
 }
-#: The policies that ``auto`` stands for in pairs: only prefill workers gain from what they have of a prompt.
+#: The policies that ``auto`` stands for in pairs: only prefill workers gain from cached prefixes.
 _OF_PAIRS = {"prefill": {"auto": "cache_aware"}, "decode": {"auto": "least_inflight"}}
 #: Policies for prefill workers only.
 _FOR_PREFILL: dict[str, Callable[[Settings], Policy]] = {"bucket": Bucket}
@@ -71,7 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_plugin(options: argparse.Namespace) -> Policies | PairPolicies:
-    """Make the plugin with the policy of ``--policy``, or with those of prefill/decode pairs. Raises SettingsError."""
+    """Make the plugin with the policy of ``--policy``, or with the policies for pairs. Raises SettingsError."""
     settings = Settings.from_options(options)
     known = _known()
     policy = known[settings.policy](settings)
@@ -88,7 +88,7 @@ def make_plugin(options: argparse.Namespace) -> Policies | PairPolicies:
 
 
 def _known() -> dict[str, Callable[[Settings], Policy]]:
-    """Return all policies by name, those of other packages last. None of them can replace one of ours."""
+    """Return all policies by name. A policy of another package cannot replace a policy of this package."""
     return {**POLICIES, **{name: make for name, make in installed_policies().items() if name not in POLICIES}}
 
 
@@ -195,7 +195,7 @@ class PairPolicies:
 
 
 def _forget_on_flush(router: Router, policies: Iterable[Policy]) -> None:
-    """Let ``policies`` drop their state of caches when the engines are told to drop these."""
+    """Let ``policies`` forget the caches of workers when the engines are told to flush their caches."""
     events: ControlEvents | None = router.components.find("control_events")
     for policy in policies:
         if events is not None and isinstance(policy, Remembering):
@@ -203,7 +203,10 @@ def _forget_on_flush(router: Router, policies: Iterable[Policy]) -> None:
 
 
 def _place_sessions(router: Router, policy: Auto) -> None:
-    """Let ``policy`` place sessions, unless another plugin chooses workers: that is asked for new sessions only."""
+    """Let ``policy`` place sessions, unless another plugin chooses workers, too.
+
+    In that case the core keeps sessions on their workers, and asks the plugins for new sessions only.
+    """
     if len(router.hooks.choosers) > 1:
         policy.places_sessions = False
     router.pool.keeps_sessions = not policy.places_sessions
@@ -211,7 +214,7 @@ def _place_sessions(router: Router, policy: Auto) -> None:
     if metrics is not None and policy.places_sessions:
         metrics.counter(
             "slime_session_moves_total",
-            "Sessions that left a worker that could be used, because another one costs less.",
+            "Sessions that left a usable worker because another worker costs less.",
             lambda: policy.moves,
         )
 
@@ -221,7 +224,7 @@ def _load_of(policy: Policy) -> TokensInFlight | None:
 
 
 def _poll(router: Router, policies: Mapping[WorkerType, Policy]) -> None:
-    """Poll the loads of engines in the background, for the policies that use them; one for each type of worker."""
+    """Poll the loads of engines in the background, for each type of worker whose policy uses these loads."""
     for kind, policy in policies.items():
         load = _load_of(policy)
         if isinstance(load, EngineLoads):
@@ -229,14 +232,14 @@ def _poll(router: Router, policies: Mapping[WorkerType, Policy]) -> None:
 
 
 def _follow_events(router: Router, policies: Mapping[WorkerType, Policy]) -> None:
-    """Follow the KV events of workers in the background, for the policies that use them."""
+    """Follow the KV events of workers in the background, for each type of worker whose policy uses the events."""
     blocks: dict[WorkerType, Blocks] = {
         kind: policy.blocks
         for kind, policy in policies.items()
         if isinstance(policy, Auto | CacheAware) and policy.blocks is not None
     }
     if blocks:
-        from slime_policies.kv_events.subscriptions import Subscriptions  # it needs zmq, which is an extra
+        from slime_policies.kv_events.subscriptions import Subscriptions  # needs zmq, which is an extra
 
         subscriptions = Subscriptions(blocks)
         metrics: Metrics | None = router.components.find("metrics")

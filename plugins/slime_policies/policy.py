@@ -36,13 +36,13 @@ class Corrected(Policy, Protocol):
     """A policy that is told what workers had in their caches."""
 
     def answered(self, exchange: Exchange, prompt_tokens: int, cached_tokens: int) -> None:
-        """Take note of an answer: the tokens of its prompt, and those of them that the worker had in its cache."""
+        """Note an answer: the number of its prompt tokens, and how many of these the worker had in its cache."""
         ...
 
 
 @runtime_checkable
 class Selective(Corrected, Protocol):
-    """A policy that learns from some answers only, so that the others need not be searched for their numbers."""
+    """A policy that learns from some answers only, so that other answers need not be searched for numbers."""
 
     def expects(self, exchange: Exchange) -> bool:
         """Return True when the policy learns from the answer to ``exchange``."""

@@ -13,7 +13,10 @@ __all__ = ["PowerOfTwo"]
 
 
 class PowerOfTwo:
-    """The less loaded of two random workers (Mitzenmacher, 2001); without ``load``, by requests in flight."""
+    """Chooses the less loaded of two random workers (Mitzenmacher, 2001).
+
+    Without ``load`` the load is the requests in flight.
+    """
 
     def __init__(self, load: TokensInFlight | None = None) -> None:
         self.load = load

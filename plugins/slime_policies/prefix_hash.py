@@ -17,8 +17,9 @@ class PrefixHash:
     """Consistent hashing with bounded loads, as ``prefix_hash`` of the SGLang gateway.
 
     Prompts whose first ``prefix_token_count`` tokens are the same belong to one worker on a
-    :class:`slime_policies.ring.WorkerRing`. If that worker has more than ``prefix_hash_load_factor`` times the mean
-    load, this request counted, or if there is no prompt, the worker with the fewest requests in flight is chosen.
+    :class:`slime_policies.ring.WorkerRing`. That worker is not chosen if it has more than ``prefix_hash_load_factor``
+    times the mean load. The mean load includes this request. Then, or without a prompt, the worker with the fewest
+    requests in flight is chosen.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -1,7 +1,7 @@
-"""Prefixes of prompts, and the workers that have seen them, so probably have their keys and values in a cache.
+"""Prefixes of prompts, and the workers that were sent them. Such a worker probably has the prefix in its cache.
 
 A tree of characters, as in the SGLang gateway, would take Python longer than the rest of a request. Here a prompt is
-the bytes of the body from the prompt's key on, and nothing is parsed. Some of its prefixes have a digest: those of 16,
+the bytes of the body from the prompt's key on, and nothing is parsed. Some prefixes have a digest: the prefixes of 16,
 32, 64, 128 and 256 bytes, then one every 256 bytes up to 8 kB, every 512 up to 64 kB, every 4,096 up to 1 MiB. One map
 holds for each digest the workers as bits of one number, so a lookup does not take longer with more workers.
 """
@@ -21,9 +21,9 @@ __all__ = ["Known", "Prefixes", "Prompt", "Use"]
 
 #: Without a key, the prompt begins after the first comma, if that is near the beginning of the body.
 _COMMA_WITHIN = 4096
-#: Of a longer prompt, only this many bytes are hashed, which takes 0.2 ms.
+#: Only this many bytes of a prompt are hashed, which takes 0.2 ms.
 _MAX_BYTES = 1 << 20
-#: A shorter part counts as this many bytes against the limit of the map, for the memory that its entry takes.
+#: A shorter part counts as this many bytes against the limit of the map, since an entry of the map takes memory, too.
 _LEAST_BYTES = 256
 
 
@@ -35,7 +35,7 @@ def _cuts() -> Iterator[int]:
 
 
 _CUTS = tuple(_cuts())
-#: What follows each prefix up to the next longer one, and its bytes.
+#: The bytes between each prefix and the next longer prefix: their place, and their number.
 _SPANS = tuple((slice(begin, end), end - begin) for begin, end in pairwise((0, *_CUTS)))
 
 
@@ -63,17 +63,17 @@ class Prompt:
         digest = 0
         count = bisect_right(_CUTS, size)
         for span, more in _SPANS[:count]:
-            digest = hash((digest, prompt[span]))  # SipHash, keyed anew in each process
+            digest = hash((digest, prompt[span]))  # SipHash, with another key in each process
             parts.append((digest, more))
         begin = _CUTS[count - 1] if count else 0
-        if begin < size < 2 * _CUTS[3]:  # of a short prompt the end counts too
+        if begin < size < 2 * _CUTS[3]:  # the end of a short prompt counts, too
             parts.append((hash((digest, prompt[begin:])), size - begin))
         return cls(tuple(parts), size, per_token)
 
 
 @dataclass(slots=True)
 class Use:
-    """The use of a prompt by one choice. ``number``: that of the choice. ``is_answered``: a worker has computed it."""
+    """The use of a prompt by choice ``number``. ``is_answered``: the worker has answered, so it computed the prompt."""
 
     number: int
     is_answered: bool = False
@@ -81,9 +81,9 @@ class Use:
 
 @dataclass(slots=True)
 class Known:
-    """The state of one prefix. ``workers``: those that were sent it, as bits. ``visits``: requests that had it.
+    """The state of one prefix. ``workers``: the workers that were sent the prefix, as bits. ``use``: its last use.
 
-    ``size``: bytes that it counts against the limit. ``use``: the last one, whatever the worker.
+    ``visits``: the number of requests that had the prefix. ``size``: its bytes that count against the limit.
     """
 
     workers: int
@@ -95,8 +95,8 @@ class Known:
 class Prefixes:
     """Prefixes of prompts that workers were sent, at most ``limit`` bytes of them in all.
 
-    The least recently used are evicted first. An entry stands for 256 bytes of prompts or more, and takes about
-    260 bytes of memory.
+    The least recently used are evicted first. An entry counts as 256 bytes or more, and takes about 260 bytes of
+    memory.
     """
 
     __slots__ = ("_known", "_limit", "get", "size")
@@ -105,14 +105,14 @@ class Prefixes:
         self._limit = limit
         self._known: OrderedDict[int, Known] = OrderedDict()
         self.size = 0
-        #: Returns what is known of a prefix, by its digest. Not a method: a prompt has up to 388 prefixes.
+        #: Returns the state of a prefix, by its digest. A method would be slower, and a prompt has up to 388 prefixes.
         self.get: Callable[[int], Known | None] = self._known.get
 
     def add(self, prompt: Prompt, worker: int, use: Use, horizons: Horizons) -> None:
-        """Record that a worker, given as a bit, gets ``prompt``. Workers that have evicted a prefix lose it."""
+        """Record that a worker, given as a bit, gets ``prompt``. From each prefix drop the workers that evicted it."""
         known = self._known
         before, evicted = use, 0
-        # Longest first, so that long prefixes are evicted before the short ones, with which each search starts.
+        # Longest first: long prefixes are evicted before short ones, with which each search starts.
         for digest, size in reversed(prompt.parts):
             entry = known.get(digest)
             if entry is None:

@@ -7,21 +7,21 @@ from collections.abc import Iterator
 
 __all__ = ["BYTES_PER_TOKEN", "find_prompt", "find_prompts"]
 
-#: The prompt's key, after which the prompt begins; used if it is near the beginning of the body.
+#: The prompt's key, after which the prompt begins. It is looked for only near the beginning of the body.
 _KEY = re.compile(rb'"(text|input_ids|messages|prompt)"\s*:\s*')
 _KEY_WITHIN = 4096
 #: Bytes of a token of English text, on average.
 BYTES_PER_TOKEN = 4
-#: Bytes of an id, written in decimal with a comma.
+#: Bytes of an id in decimal, with its comma, on average.
 _BYTES_PER_ID = 6
 
 
 def find_prompts(body: bytes) -> Iterator[tuple[int, int]]:
-    """Yield, for each key of a prompt in ``body``, the place of its value, and the bytes of one of its tokens."""
+    """Yield, for each key of a prompt in ``body``, the place of the prompt and the mean bytes of its tokens."""
     for key in _KEY.finditer(body, 0, _KEY_WITHIN):
         yield key.end(), _BYTES_PER_ID if key[1] == b"input_ids" else BYTES_PER_TOKEN
 
 
 def find_prompt(body: bytes) -> tuple[int | None, int]:
-    """Return the first of :func:`find_prompts`; None as its place without a key."""
+    """Return the first result of :func:`find_prompts`. Without a key the place is None."""
     return next(find_prompts(body), (None, BYTES_PER_TOKEN))

@@ -8,7 +8,7 @@ from slime_policies.prompt_key import BYTES_PER_TOKEN, find_prompts
 
 __all__ = ["PromptStart"]
 
-#: Of a list of prompts the first one counts.
+#: What may stand before the first prompt of a list.
 _OPENING = re.compile(rb"[\s\[]*")
 _STRING = re.compile(rb'"((?:[^"\\]+|\\.)*)', re.DOTALL)
 _MARK = re.compile(rb'"(?:[^"\\]+|\\.)*"?|[\[\]{}]', re.DOTALL)
@@ -16,7 +16,7 @@ _SPACE = b" \t\r\n"
 
 
 class PromptStart:
-    """Finds the first ``tokens`` ids of a prompt; in a text or in messages, four times as many bytes."""
+    """Finds the first ``tokens`` ids of a prompt, or four times as many bytes of a text or of messages."""
 
     def __init__(self, tokens: int) -> None:
         self._size = tokens * BYTES_PER_TOKEN
@@ -25,7 +25,7 @@ class PromptStart:
     def of(self, body: bytes) -> bytes:
         """Return the beginning of the prompt in ``body``, as it is written there; ``b""`` without a prompt.
 
-        White space between ids is left out. O(tokens).
+        The first prompt of a list counts. White space between ids is left out. O(tokens).
         """
         for place, _ in find_prompts(body):
             opening = _OPENING.match(body, place)

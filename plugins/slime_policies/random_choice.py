@@ -1,4 +1,4 @@
-"""Any worker."""
+"""Policy that chooses at random."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["RandomChoice"]
 
 
 class RandomChoice:
-    """Each worker with the same chance."""
+    """Chooses each worker with the same chance."""
 
     def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
         return random.choice(workers)

@@ -1,4 +1,4 @@
-"""Sessions that workers got lately. They come back, though they may have no request in flight at the moment."""
+"""Sessions that workers got lately. Such a session sends more requests, though it may have none in flight now."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["RecentSessions"]
 
 #: After this time a session counts 1/e. With 30 s the simulation was no better.
 _DECAY_S = 10.0
-#: After this time no count of before matters.
+#: After this time earlier counts do not matter.
 _LONG_S = 20 * _DECAY_S
 
 
@@ -19,7 +19,7 @@ class RecentSessions:
     """The sessions that each worker got, each counted as ``exp(-age / 10 s)``."""
 
     def __init__(self) -> None:
-        #: By the id of a worker: its count as it was at ``_since``, so that later sessions count more than 1.
+        #: By the id of a worker: its count as of the time ``_since``, so that later sessions count more than 1.
         self._counts: dict[str, float] = {}
         self._since = 0.0
 
@@ -30,7 +30,7 @@ class RecentSessions:
 
     def add(self, worker: Worker, workers: Sequence[Worker], now: float) -> None:
         """Count one more session of ``worker``, which is one of ``workers``."""
-        # Also keeps the numbers small, and drops workers that have left.
+        # Bring all counts up to now: this keeps the numbers small, and drops workers that have left.
         if now - self._since > _LONG_S or len(self._counts) > 2 * len(workers):
             counts = zip(workers, self.counts(workers, now), strict=True)
             self._counts = {each.id: count for each, count in counts if count}

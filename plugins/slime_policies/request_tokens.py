@@ -8,22 +8,22 @@ from slime_policies.prompt_key import find_prompt
 
 __all__ = ["MeanLength", "completions_of", "limit_beside_prompt", "limit_of", "prompt_tokens_of"]
 
-#: Within a string the quotes of these names would have backslashes.
+#: Within a JSON string the quotes of these names would have backslashes.
 _LIMITS = (b'"max_new_tokens"', b'"max_completion_tokens"', b'"max_tokens"')
 _COMPLETIONS = b'"n"'
 _NUMBER = re.compile(rb"\s*:\s*(\d{1,9})(?!\d)")
 _LIMIT = re.compile(rb'"max_(?:new_|completion_)?tokens"\s*:\s*(\d{1,9})(?!\d)')
-#: Bytes at the end of a body in which a limit is looked for: parameters stand before a prompt, or behind it.
+#: Bytes at the end of a body in which a limit is looked for: parameters stand before or after a prompt.
 _TAIL = 1024
 _MAX_COMPLETIONS = 1024
 #: SGLang's own ``max_new_tokens`` for a request without one.
 _FIRST_MEAN = 128
-#: The mean follows about so many of the last completions.
+#: The mean covers about so many of the last completions.
 _MEAN_OVER = 256
 
 
 def prompt_tokens_of(body: bytes) -> int:
-    """Return about how many tokens the prompt in ``body`` has, at least 1; what follows it counts too."""
+    """Return about how many tokens the prompt in ``body`` has, at least 1. The bytes after the prompt count, too."""
     start, per_token = find_prompt(body)
     return max(1, (len(body) - (start or 0)) // per_token)
 
@@ -34,7 +34,7 @@ def limit_of(body: bytes) -> int | None:
 
 
 def limit_beside_prompt(body: bytes) -> int | None:
-    """Return a limit as :func:`limit_of` does, but only one before the prompt or in the last 1,024 bytes. O(1)."""
+    """Return a limit as :func:`limit_of` does, but search only before the prompt and in the last 1,024 bytes. O(1)."""
     start, _ = find_prompt(body)
     found = _LIMIT.search(body, 0, start or _TAIL) or _LIMIT.search(body, max(start or 0, len(body) - _TAIL))
     return int(found[1]) if found is not None else None

@@ -12,14 +12,14 @@ from router_core import Worker
 
 __all__ = ["WorkerRing"]
 
-#: Digests of each worker's name. Each digest gives eight places, 160 in all. With 160 places the largest share is
-#: about a fifth above the mean.
+#: The number of digests of each worker's name. Each digest gives eight places, 160 in all. With 160 places the largest
+#: share is about a fifth above the mean.
 _DIGESTS = 20
 _EIGHT = struct.Struct(">8Q")
 
 
 class WorkerRing:
-    """Workers on a ring of 64-bit numbers, each at 160 places; a key belongs to the worker that comes next.
+    """Workers on a ring of 64-bit numbers, each at 160 places. A key belongs to the worker whose place comes next.
 
     A worker that comes or goes moves only its share of the keys. Places are digests of URLs (``url@rank`` of
     data-parallel ranks), so that all routers agree, also after a restart. A worker stays on the ring while it is not
@@ -34,10 +34,10 @@ class WorkerRing:
         self._by_name: dict[str, Worker] = {}
 
     def owner(self, key: bytes, workers: Sequence[Worker]) -> Worker:
-        """Return the one of ``workers`` that is next on the ring from ``key`` on.
+        """Return the first of ``workers`` on the ring from ``key`` on.
 
-        O(log places), and a step for each place of a worker that is skipped. The pool offers the same tuple until its
-        workers change. A list, which is made for one request, costs O(workers) more.
+        O(log places), and a step for each place that is skipped because its worker is not offered. The pool offers the
+        same tuple until its workers change. A list is made for one request, and costs O(workers) more.
         """
         if workers is self._offered:
             by_name = self._by_name

@@ -10,7 +10,7 @@ __all__ = ["RoundRobin"]
 
 
 class RoundRobin:
-    """The worker that was chosen longest ago, so that workers may come and go without changing the order."""
+    """Chooses the worker that was chosen longest ago, so that the order stays when workers come and go."""
 
     def __init__(self) -> None:
         self._turn = 0
@@ -19,7 +19,7 @@ class RoundRobin:
     def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
         self._turn += 1
         chosen = min(workers, key=lambda worker: self._last.get(worker.id, 0))
-        if chosen.id not in self._last:  # a new worker: also forget those that have left
+        if chosen.id not in self._last:  # a worker has come: forget workers that have left
             present = {worker.id for worker in workers}
             self._last = {name: turn for name, turn in self._last.items() if name in present}
         self._last[chosen.id] = self._turn

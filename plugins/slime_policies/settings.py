@@ -20,7 +20,7 @@ AFFINITIES = ("soft", "strict")
 LOADS = ("requests", "tokens", "engine")
 _POLICY_FLAGS = ("--policy", "--prefill-policy", "--decode-policy")
 
-#: Defaults of the SGLang gateway for unbalanced loads: requests, and a factor.
+#: Defaults of the SGLang gateway for the two thresholds of unbalanced loads: requests, and a factor.
 _ABS, _REL = 64, 1.5
 
 #: The policies that each flag is for.
@@ -46,7 +46,7 @@ _FOR = {
 class Settings:
     """Settings from the command line. ``pairs``: prefill and decode workers have policies of their own.
 
-    ``prefill_policy`` and ``decode_policy``: None for that of ``policy``.
+    ``prefill_policy`` and ``decode_policy``: None stands for ``policy``.
     """
 
     policy: str = "least_inflight"
@@ -70,8 +70,8 @@ class Settings:
     )  # fmt: skip
     balance_rel_threshold: float | None = flag(
         "--balance-rel-threshold", at_least=1, type=float, metavar="FACTOR",
-        help="cache_aware, bucket: factor by which loads must differ, too; see --balance-abs-threshold"
-        " (default: 1.5, where that flag applies)",
+        help="cache_aware, bucket: factor by which unbalanced loads must differ, too; see --balance-abs-threshold"
+        " (default: 1.5; cache_aware uses it only if one of both flags is given)",
     )  # fmt: skip
     max_tree_size: int = flag(
         "--max-tree-size", default=1 << 26, at_least=1, metavar="BYTES",
@@ -83,7 +83,7 @@ class Settings:
     )  # fmt: skip
     kv_events_max_blocks: int = flag(
         "--kv-events-max-blocks", default=2_000_000, at_least=1, metavar="N",
-        help="--kv-events: blocks that are remembered, of all workers",
+        help="--kv-events: number of blocks that are remembered, of all workers together",
     )  # fmt: skip
     assignment_mode: str = flag(
         "--assignment-mode", choices=ASSIGNMENT_MODES, default="random",
@@ -104,7 +104,7 @@ class Settings:
 
     session_affinity: str = flag(
         "--session-affinity", choices=AFFINITIES, default="soft",
-        help="auto: a session keeps its worker until that is overloaded, or (strict) as long as it can be used",
+        help="auto: a session keeps its worker until the worker is overloaded (soft) or cannot be used (strict)",
     )  # fmt: skip
     load: str = flag(
         "--load", choices=LOADS, default="requests",
@@ -124,7 +124,7 @@ class Settings:
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Settings:
         """Check the parsed command line. Raises SettingsError; logs a warning for a flag without effect."""
-        pairs = bool(vars(options).get("pd_disaggregation"))  # this flag and mini_lb are another plugin's
+        pairs = bool(vars(options).get("pd_disaggregation"))  # like mini_lb, a flag of another plugin
         default = cls()
         names = [options.policy, options.prefill_policy, options.decode_policy]
         if vars(options).get("mini_lb"):
@@ -154,7 +154,7 @@ class Settings:
 
 
 def unbalanced(loads: Sequence[int], settings: Settings) -> bool:
-    """Return True when ``loads`` of workers differ by more than both thresholds: the gateway's, if not given."""
+    """Return True when the ``loads`` of workers differ by more than both thresholds. Defaults: the gateway's."""
     most, fewest = max(loads), min(loads)
     by, times = settings.balance_abs_threshold, settings.balance_rel_threshold
     return most - fewest > (_ABS if by is None else by) and most > fewest * (_REL if times is None else times)

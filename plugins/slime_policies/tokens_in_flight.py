@@ -13,8 +13,9 @@ from slime_sglang.generation import generates
 
 __all__ = ["CountedRequest", "TokensInFlight", "change_total"]
 
-#: The weight of a token of a waiting prompt on a regular worker; a token to decode counts 1. Of 0, 0.05, 0.1, 0.25 and
-#: 1, it gave the best TTFT for unrelated prompts; GRPO groups do better with less (docs/plugins/policies.md).
+#: The weight of a token of a waiting prompt on a regular worker; a token to decode counts 1. Among 0, 0.05, 0.1, 0.25
+#: and 1, this weight gave the best TTFT for unrelated prompts. GRPO groups do better with a smaller weight
+#: (docs/plugins/policies.md).
 PROMPT_WEIGHT = 0.25
 
 
@@ -35,11 +36,12 @@ class CountedRequest:
 
 
 class TokensInFlight:
-    """Tokens of each worker's generations: prompts that wait for their first byte, and tokens to decode.
+    """Tokens of each worker's generations: waiting prompts, and tokens to decode.
 
-    A request counts from the choice of its worker to the end of its exchange. A prefill worker has the load of its
-    waiting prompts, a decode worker that of the tokens to decode, a regular worker a weighted sum.
-    Tokens to decode are ``max_new_tokens``, or the mean length of the last completions where it is not given.
+    A request counts from the choice of its worker to the end of its exchange. Its prompt waits until the first byte of
+    the answer. The load of a prefill worker is its waiting prompts. The load of a decode worker is its tokens to
+    decode. The load of a regular worker is a weighted sum of both. A request without ``max_new_tokens`` has as many
+    tokens to decode as the last completions had on average.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -50,7 +52,7 @@ class TokensInFlight:
         self._answers: dict[str, int] = {}
 
     def least(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
-        """Return the least loaded worker, and count ``exchange`` there. Of equal ones, fewest requests in flight."""
+        """Return the least loaded worker, and count ``exchange`` there. Ties go to the fewest requests in flight."""
         loads = self.loads(workers)
         least = min(loads)
         tied = [worker for worker, load in zip(workers, loads, strict=True) if load == least]
@@ -72,7 +74,7 @@ class TokensInFlight:
         return PROMPT_WEIGHT * prompts + answers
 
     def tokens_of(self, worker: Worker) -> tuple[int, int]:
-        """Return the tokens of prompts that wait at ``worker``, and those that it has to decode."""
+        """Return the tokens of waiting prompts at ``worker``, and the tokens that it has to decode."""
         return self._prompts.get(worker.id, 0), self._answers.get(worker.id, 0)
 
     def count(self, exchange: Exchange, worker: Worker) -> None:

@@ -6,11 +6,11 @@ from router_core import Worker
 
 __all__ = ["REQUEST", "WorkerState"]
 
-#: A request in flight costs as much as so many tokens of a prompt.
+#: The cost of a request in flight, in tokens.
 REQUEST = 240.0
-#: Tokens that a worker prefills in a second, roughly; with a quarter or four times as many, choices are hardly worse.
+#: Tokens that a worker prefills in a second, roughly. A quarter or four times this number hardly makes choices worse.
 _PREFILL_PER_S = 16_000.0
-#: The weight of tokens that a worker probably has to prefill yet.
+#: The cost of a token that a worker probably has to prefill yet.
 _WAITING = 0.5
 
 
@@ -18,8 +18,8 @@ class WorkerState:
     """State of one worker. ``waiting``: tokens that it had to prefill at ``at``, a time in seconds.
 
     ``bit`` stands for the worker in the map of prefixes; 0: its cache was forgotten, and it has another state now.
-    ``chosen``: the number of its last choice. ``missed``: last uses of prefixes that it did not have, though it was
-    believed to. ``more``: requests that its long requests count as, beyond one for each.
+    ``chosen``: the number of the last choice of the worker. ``missed``: last uses of prefixes that were believed to be
+    in its cache, but were not. ``more``: what its long requests add to the number of its requests in flight.
     """
 
     __slots__ = ("at", "bit", "chosen", "missed", "more", "waiting")
@@ -33,7 +33,7 @@ class WorkerState:
         self.missed: list[int] = []
 
     def load(self, worker: Worker, now: float) -> float:
-        """Return the cost of the load of ``worker``, in tokens; ``waiting`` becomes what is left of it."""
+        """Return the cost of the load of ``worker``, in tokens. Subtract from ``waiting`` what is prefilled by now."""
         in_flight = worker.in_flight + self.more
         if not self.waiting:
             return REQUEST * in_flight

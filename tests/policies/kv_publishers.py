@@ -72,15 +72,15 @@ class Following:
     running: Running
     blocks: Blocks
 
-    def true_of(self, url: str, rank: int | None = None) -> WorkerBlocks | None:
+    def in_sync(self, url: str, rank: int | None = None) -> WorkerBlocks | None:
         worker = self.running.router.pool.find(url)
         if rank is not None and not worker.ranks:
             return None
-        return self.blocks.true_of(worker.id if rank is None else worker.ranks[rank].id)
+        return self.blocks.in_sync(worker.id if rank is None else worker.ranks[rank].id)
 
     def agrees(self, url: str, cache: SimulatedCache, rank: int | None = None) -> bool:
         """Return True when the router knows the blocks in ``cache``, and no others."""
-        own = self.true_of(url, rank)
+        own = self.in_sync(url, rank)
         return own is not None and own.names() == cache.names()
 
     async def agreed(self, *engines: Engine) -> None:

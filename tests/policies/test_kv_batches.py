@@ -15,7 +15,7 @@ from router_core import Exchange, Worker
 from slime_policies import CacheAware, Settings
 from slime_policies.contract import check_policy
 from slime_policies.kv_events.batches import Cleared, MalformedBatch, Removed, Stored, read_batch
-from slime_policies.kv_events.blocks import Blocks, Untrue, WorkerBlocks
+from slime_policies.kv_events.blocks import Blocks, OutOfSync, WorkerBlocks
 from slime_policies.kv_events.prompt_ids import PromptIds
 from slime_policies.kv_events.publisher import Publisher, publisher_of
 from slime_policies.pending import Pending
@@ -273,9 +273,9 @@ def test_contradictions_and_too_many_blocks_are_told() -> None:
     worker.apply(Stored([8], 99, [1, 2], 2))  # after an unknown block
     worker.apply(Stored([9], 2, [1], 1))  # an incomplete page
     assert (worker.names(), blocks.size) == ({1, 2}, 2)
-    with pytest.raises(Untrue, match="one name for two blocks"):
+    with pytest.raises(OutOfSync, match="one name for two blocks"):
         worker.apply(Stored([1], 2, [1, 2], 2))
-    with pytest.raises(Untrue, match="--kv-events-max-blocks"):
+    with pytest.raises(OutOfSync, match="--kv-events-max-blocks"):
         worker.apply(Stored([3, 4], 2, [5, 6, 7, 8], 2))
     worker.clear()
     assert (blocks.size, worker.block_size) == (0, 0)
@@ -343,7 +343,7 @@ def with_blocks(policy: CacheAware, worker: Worker, *prompts: Sequence[int]) -> 
     """Blocks of 16 ids that ``worker`` has, the prompts' whole ones."""
     assert policy.blocks is not None
     own = policy.blocks.open(worker.id)
-    own.is_true = True
+    own.is_in_sync = True
     for number, ids in enumerate(prompts):
         whole = len(ids) // 16
         names: list[Any] = [1000 * number + place for place in range(whole)]
@@ -369,7 +369,7 @@ def test_worker_that_has_the_prompt_is_chosen_though_it_was_sent_to_another() ->
     two.in_flight = 3
     assert policy(asked(ONE), [one, two]) is two
     assert policy(asked(ONE[:990], lora_path="x"), [one, two]) is one  # then the belief decides
-    own.is_true = False
+    own.is_in_sync = False
     two.in_flight = 20
     assert policy(asked(TWO), [one, two]) is one
 

@@ -90,8 +90,8 @@ async def test_router_knows_what_engines_have_after_load_flush_and_update(
         for ids in conversations(1, 60):
             prompt = PromptIds.of(orjson.dumps({"input_ids": ids}))
             assert prompt is not None
-            true = [router.true_of(each.url) for each in engines]
-            held = router.blocks.tokens_held(prompt, [own for own in true if own is not None])
+            in_sync = [router.in_sync(each.url) for each in engines]
+            held = router.blocks.tokens_held(prompt, [own for own in in_sync if own is not None])
             assert held == [each.cache.match(ids, len(ids)) for each in engines]
 
         await router.post("/flush_cache")
@@ -120,8 +120,8 @@ async def test_restarted_engine_is_known_again(follow: Follow, model: NgramModel
     async def known(router: Following, url: str) -> None:
         await until(lambda: router.running.router.pool.find(url).is_healthy)
         if replays:
-            await until(lambda: router.true_of(url) is not None)
-        while router.true_of(url) is None:  # its first batch was sent before the router came
+            await until(lambda: router.in_sync(url) is not None)
+        while router.in_sync(url) is None:  # its first batch was sent before the router came
             await router.running.client.post("/flush_cache")
             await anyio.sleep(0.05)
 
@@ -132,7 +132,7 @@ async def test_restarted_engine_is_known_again(follow: Follow, model: NgramModel
             await router.ask(range(10, 300))
             await router.agreed(first)
             assert len(first.cache.names()) == 18
-        await until(lambda: router.true_of(url) is None)
+        await until(lambda: router.in_sync(url) is None)
         assert router.blocks.size == 0
         async with engine(model, config, http=http) as second:
             await known(router, url)
@@ -196,7 +196,7 @@ async def test_texts_that_became_ids_go_where_their_blocks_are(start: Start, mad
         blocks = made[-1].blocks
         assert blocks is not None
         workers = list(running.router.pool)
-        await until(lambda: all(blocks.true_of(worker.id) is not None for worker in workers))
+        await until(lambda: all(blocks.in_sync(worker.id) is not None for worker in workers))
         text = " ".join(random.Random(1).choices(["and", "the", "sea", "is", "wide"], k=300))
         asked = {"text": text, "sampling_params": {"max_new_tokens": 4}}
         for worker in reversed(workers):  # around the router: what it has sent tells nothing
@@ -221,7 +221,7 @@ async def until_connected(worker: Publishing) -> None:
 
 
 def names(router: Following, worker: Publishing) -> set[Any] | None:
-    own = router.true_of(worker.url)
+    own = router.in_sync(worker.url)
     return None if own is None else own.names()
 
 

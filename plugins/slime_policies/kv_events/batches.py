@@ -1,7 +1,8 @@
 """Batches of KV events, as SGLang and vLLM publish them: msgpack ``[time, events, rank]``.
 
-An event is a map with its ``type`` (SGLang from 0.5.23 on, vLLM), or a list with its type and its fields in a fixed
-order (older ones; ``srt/disaggregation/kv_events.py`` of SGLang, ``distributed/kv_events.py`` of vLLM).
+An event of SGLang from 0.5.23 on, or of vLLM, is a map with the key ``type``. In older versions it is a list of the
+type and the fields in a fixed order. Sources: ``srt/disaggregation/kv_events.py`` of SGLang and
+``distributed/kv_events.py`` of vLLM.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ _FIELDS = {
     "BlockRemoved": ("block_hashes", "medium", "group_idx"),
     "AllBlocksCleared": (),
 }  # fmt: skip
-#: Blocks of one event; an event with more becomes several, between which others get a turn.
+#: The largest number of blocks of one event. Larger events are divided, so that other tasks get turns in between.
 _BLOCKS_AT_ONCE = 1000
 
 
 class MalformedBatch(ValueError):
-    """A batch is not of this form. The message says where."""
+    """The bytes are not a batch of KV events. The message says what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Blocks that follow one another. ``parent``: the block before the first; None: there is none.
+    """Blocks that follow one another. ``parent``: the block before the first, None if there is none.
 
-    ``token_ids``: those of all ``hashes``, ``block_size`` for each.
+    ``token_ids``: the ids of all blocks, ``block_size`` ids for each.
     """
 
     hashes: list[Hash]
@@ -49,7 +50,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Blocks that the engine has no more."""
+    """Blocks that the engine no longer has."""
 
     hashes: list[Hash]
 
@@ -65,12 +66,12 @@ Event: TypeAlias = Stored | Removed | Cleared
 def read_batch(payload: bytes) -> list[Event]:
     """Return the events in ``payload``. Raises MalformedBatch.
 
-    Left out are events of unknown types, of other media than the GPU, and of blocks that a prompt's ids alone do not
-    name: those of a LoRA adapter, of a cache salt, or of another group of layers.
+    Events of unknown types, and of other media than the GPU, are left out. So are blocks that a prompt's ids alone do
+    not identify: blocks of a LoRA adapter, of a cache salt, or of another group of layers.
     """
     try:
         batch = msgpack.unpackb(payload)
-    except Exception as error:  # each version of msgpack raises others
+    except Exception as error:  # each version of msgpack raises other errors
         raise MalformedBatch(f"no msgpack: {type(error).__name__}") from None
     if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
         raise MalformedBatch("no list of a time and a list of events")
@@ -89,7 +90,7 @@ def _read(raw: Any) -> Iterator[Event]:
         raise MalformedBatch(f"block_hashes of {kind} is no list of hashes")
     if kind == "BlockRemoved":
         yield Removed(hashes)
-    elif not _is_named_apart(fields):
+    elif not _depends_on_more_than_ids(fields):
         yield from _stored(hashes, fields)
 
 
@@ -106,8 +107,8 @@ def _fields_of(raw: Any) -> tuple[str, dict[Any, Any]]:
     return kind, raw
 
 
-def _is_named_apart(fields: dict[Any, Any]) -> bool:
-    """Return True when more than the ids of the prompt names the blocks."""
+def _depends_on_more_than_ids(fields: dict[Any, Any]) -> bool:
+    """Return True when the ids of the prompt alone do not identify the blocks."""
     name, keys = fields.get("lora_name"), fields.get("extra_keys")
     if isinstance(name, dict):  # SGLang of August 2026: metadata
         name = name.get("cache_salt")

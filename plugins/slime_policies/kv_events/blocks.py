@@ -1,7 +1,7 @@
 """Blocks of tokens in the caches of engines, and the workers that have them.
 
-A block is known by a digest of all ids up to its end, so equal blocks of different engines have the same digest. One
-map holds the workers of each digest as bits of one number, so a prompt is looked up once for all workers.
+A block is identified by a digest of all ids up to its end, so equal blocks of different engines have the same digest.
+One map holds the workers of each digest as bits of one number, so a prompt is looked up once for all workers.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from slime_policies.holders import Holders
 from slime_policies.kv_events.batches import Cleared, Event, Hash, Removed, Stored
 from slime_policies.kv_events.prompt_ids import PromptIds
 
-__all__ = ["Blocks", "Untrue", "WorkerBlocks"]
+__all__ = ["Blocks", "OutOfSync", "WorkerBlocks"]
 
 
-class Untrue(Exception):
-    """The blocks of a worker are not those of its engine any more. The message says why."""
+class OutOfSync(Exception):
+    """The blocks of a worker are no longer the blocks of its engine. The message says why."""
 
 
 class Blocks:
-    """Blocks of all workers whose events are known, at most ``limit``."""
+    """Blocks of all workers that publish KV events, at most ``limit`` blocks."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -31,7 +31,7 @@ class Blocks:
         self._of: dict[str, WorkerBlocks] = {}
 
     def open(self, worker_id: str) -> WorkerBlocks:
-        """Return the blocks of a worker or rank, none yet. It must not have any."""
+        """Return new, empty blocks for a worker or rank, which must not be open yet."""
         if self._free_bits:
             bit = self._free_bits.pop()
         else:
@@ -40,20 +40,20 @@ class Blocks:
         return blocks
 
     def close(self, worker_id: str) -> None:
-        """Forget a worker or rank."""
+        """Forget the blocks of a worker or rank, which must be open."""
         blocks = self._of.pop(worker_id)
         blocks.clear()
         self._free_bits.append(blocks.bit)
 
-    def true_of(self, worker_id: str) -> WorkerBlocks | None:
-        """Return the blocks of a worker or rank if they are those of its engine, else None."""
+    def in_sync(self, worker_id: str) -> WorkerBlocks | None:
+        """Return the blocks of a worker or rank if they are in sync with its engine, else None."""
         blocks = self._of.get(worker_id)
-        return blocks if blocks is not None and blocks.is_true else None
+        return blocks if blocks is not None and blocks.is_in_sync else None
 
     def tokens_held(self, prompt: PromptIds, workers: Sequence[WorkerBlocks]) -> list[int]:
-        """Return, for each of ``workers``, the tokens of the longest prefix of ``prompt`` that it has.
+        """Return, for each of ``workers``, the tokens of the longest prefix of ``prompt`` in its blocks.
 
-        O(tokens of the longest of them), once for each block size.
+        O(tokens of the longest prefix), for each block size.
         """
         held: dict[int, int] = {}
         by_size: dict[int, int] = {}
@@ -65,7 +65,7 @@ class Blocks:
         return [held.get(worker.bit, 0) for worker in workers]
 
     def _walk(self, prompt: PromptIds, size: int, having: int, held: dict[int, int]) -> None:
-        """Note in ``held``, by bit, the tokens of the workers ``having``, given as bits, with blocks of ``size``."""
+        """Write to ``held``, by bit, the tokens of the workers ``having``, given as bits, with blocks of ``size``."""
         start, digest, ids = 0, size, prompt.ids
         holders_of = self._holders.at
         while having:
@@ -84,34 +84,34 @@ class Blocks:
 
 
 class WorkerBlocks:
-    """Blocks of one worker or rank. ``is_true``: they are those of its engine, as far as it has said yet.
+    """Blocks of one worker or rank. ``is_in_sync``: they are the blocks of its engine, by all events so far.
 
-    ``block_size``: tokens of a block; 0: unknown, since there was none.
+    ``block_size``: tokens of a block; 0: unknown, since there was no block yet.
     """
 
-    __slots__ = ("_all", "_digests", "_holders", "bit", "block_size", "is_true")
+    __slots__ = ("_all", "_digests", "_holders", "bit", "block_size", "is_in_sync")
 
     def __init__(self, all_blocks: Blocks, holders: Holders, bit: int) -> None:
         self._all = all_blocks
         self._holders = holders
         self.bit = bit
         self.block_size = 0
-        self.is_true = False
-        #: The digest of each block, by the engine's own name.
-        #: Several may have the same digest: the engine names them by more than the ids.
+        self.is_in_sync = False
+        #: The digest of each block, by the engine's own name for the block.
+        #: Blocks with different names may have the same digest: the name may depend on more than the ids.
         self._digests: dict[Hash, int] = {}
 
     def __len__(self) -> int:
         return len(self._digests)
 
     def names(self) -> set[Hash]:
-        """Return the engine's own names of all blocks. O(blocks)."""
+        """Return the engine's own names for all blocks. O(blocks)."""
         return {*self._digests}
 
     def apply(self, event: Event) -> None:
-        """Change the blocks as ``event`` says. Raises Untrue when it contradicts earlier ones, or is too much.
+        """Change the blocks as ``event`` says. Raises OutOfSync if it contradicts earlier events or exceeds the limit.
 
-        Blocks after an unknown one are left out, since their ids are not all known.
+        Blocks after an unknown block are left out, since not all ids before them are known.
         """
         if isinstance(event, Stored):
             self._store(event)
@@ -133,7 +133,7 @@ class WorkerBlocks:
         if not self.block_size:
             self.block_size = size
         if size != self.block_size:
-            return  # such as the incomplete last page in old versions
+            return  # such as the incomplete last page of old SGLang versions
         if event.parent is None:
             digest = size
         elif (known := self._digests.get(event.parent)) is not None:
@@ -145,13 +145,13 @@ class WorkerBlocks:
             before = self._digests.get(name)
             if before is None:
                 if self._all.size >= self._all.limit:
-                    raise Untrue(f"more than the {self._all.limit} blocks of --kv-events-max-blocks")
+                    raise OutOfSync(f"more than the {self._all.limit} blocks of --kv-events-max-blocks")
                 self._digests[name] = digest
                 self._all.size += 1
                 self._holders.add(digest, self.bit)
             elif before != digest:
-                raise Untrue(
-                    "the engine has one name for two blocks, as SGLang had before its names were chained"
+                raise OutOfSync(
+                    "the engine has one name for two blocks, as versions of SGLang without chained names have"
                 )
 
     def _remove(self, hashes: Iterable[Hash]) -> None:

@@ -1,4 +1,4 @@
-"""Token ids of a prompt, parsed from the body of a request only as far as they are asked for."""
+"""Token ids of a prompt, parsed from the body of a request step by step, as they are needed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from slime_policies.prompt_key import find_prompt
 
 __all__ = ["PromptIds"]
 
-#: A list of ids begins so; a list of prompts does not.
+#: The beginning of a list of ids. A list of prompts begins otherwise.
 _IDS = re.compile(rb"\[\s*\d")
-#: Fields with which an engine keeps the prefix apart from those of other requests.
+#: Fields that separate a prompt's blocks in the engine's cache from the blocks of other prompts with the same ids.
 _APART = (b'"lora_path"', b'"extra_key"', b'"cache_salt"')
-#: What a list of ids consists of.
+#: All characters of a list of ids.
 _CHARACTERS = b"0123456789, \t\r\n"
-#: Bytes that are parsed at once, and in all.
+#: Bytes that are parsed in one step, and bytes that are parsed at most.
 _STEP, _MAX_BYTES = 2048, 1 << 20
 
 
 class PromptIds:
-    """Ids of a single prompt. ``start``, ``end``: their place in the body."""
+    """Ids of a single prompt, in the body from ``start`` to ``end``."""
 
     __slots__ = ("_body", "_next", "end", "ids", "start")
 
@@ -29,12 +29,15 @@ class PromptIds:
         self._body = body
         self._next = self.start = start
         self.end = end
-        #: Those that were parsed yet.
+        #: The ids that are parsed so far.
         self.ids: list[int] = []
 
     @classmethod
     def of(cls, body: bytes) -> PromptIds | None:
-        """Return the ids of the prompt in ``body``; None: it has none, or several prompts, or more than ids name it."""
+        """Return the ids of the prompt in ``body``.
+
+        None: the body has no ids, or several prompts, or a field that separates its blocks from others.
+        """
         place, _ = find_prompt(body)
         if place is None or not _IDS.match(body, place):
             return None
@@ -44,18 +47,18 @@ class PromptIds:
         return cls(body, place + 1, min(end, place + _MAX_BYTES))
 
     def bytes_per_token(self) -> float:
-        """Return the bytes of an id and its comma, on average, in what was parsed yet; 0 without any."""
+        """Return the mean bytes of an id and its comma among the ids parsed so far; 0 if none is parsed."""
         return (self._next - self.start) / len(self.ids) if self.ids else 0.0
 
     def read(self, count: int) -> bool:
-        """Parse the first ``count`` ids. Returns False if there are fewer; what is no id ends the prompt."""
+        """Parse the first ``count`` ids. Return False if there are fewer. Anything that is no id ends the prompt."""
         ids = self.ids
         while len(ids) < count and self._next < self.end:
             cut = self._body.find(b",", self._next + _STEP, self.end)
             if cut < 0:
                 cut = self.end
             part = self._body[self._next : cut]
-            if part.translate(None, _CHARACTERS):  # a fifth of the time of a look at each id
+            if part.translate(None, _CHARACTERS):  # takes a fifth of the time of a check of each id
                 self.end = self._next
                 break
             try:

@@ -18,7 +18,7 @@ _MAX_PORT = 65535
 
 @dataclass(frozen=True, slots=True)
 class Publisher:
-    """Addresses ``tcp://HOST:PORT`` of one rank. ``replay``: None, if earlier batches cannot be asked for.
+    """Addresses ``tcp://HOST:PORT`` of one rank. ``replay``: None if the engine does not replay batches.
 
     ``ranks``: data-parallel ranks of the engine, each with a publisher of its own.
     """
@@ -30,10 +30,10 @@ class Publisher:
 
 
 def publisher_of(server_info: bytes, url: str, rank: int) -> Publisher | None:
-    """Return the publisher of ``rank`` of the worker at ``url``; None: it has none that can be reached.
+    """Return the publisher of ``rank`` of the worker at ``url``; None if it has none that can be reached.
 
-    A wildcard address is reached at the worker's own host. SGLang tells the replays only in its own setting,
-    ``kv_events_config``.
+    A wildcard address is reached at the worker's own host. SGLang names the address for replays only in its own
+    setting, ``kv_events_config``.
     """
     document = document_in(server_info) or {}
     told = document.get("kv_events")

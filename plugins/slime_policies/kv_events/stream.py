@@ -1,4 +1,4 @@
-"""The numbered batches of one publisher: which of them are missing, and whether the blocks are still true."""
+"""The numbered batches of one publisher. A missing batch puts the worker's blocks out of sync with its engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slime_policies.kv_events.batches import Cleared, MalformedBatch, read_batch
-from slime_policies.kv_events.blocks import Untrue, WorkerBlocks
+from slime_policies.kv_events.blocks import OutOfSync, WorkerBlocks
 
 __all__ = ["EventStream", "Tally"]
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Tally:
-    """Counts since the start, of all workers. ``dropped``: times that the blocks of a worker were dropped."""
+    """Counts of all workers since the start. ``dropped``: how often all blocks of a worker were dropped."""
 
     batches: int = 0
     replayed: int = 0
@@ -25,10 +25,10 @@ class Tally:
 
 
 class EventStream:
-    """One connection to a publisher. ``next``: the number of the batch that comes next.
+    """The batches of one connection to a publisher. ``next``: the number of the next batch.
 
-    The blocks are true from the first batch on (number 0), or from the moment when the engine says that it has no
-    block. They stay true until a batch is missing or malformed; then they are dropped.
+    The blocks are in sync from batch 0 on, or from an event on that says that the engine has no block. They stay in
+    sync until a batch is missing or malformed. Then they are dropped.
     """
 
     def __init__(self, name: str, blocks: WorkerBlocks, tally: Tally) -> None:
@@ -36,12 +36,12 @@ class EventStream:
         self._blocks = blocks
         self._tally = tally
         self.next = 0
-        #: The number of the last batch that came from the publisher itself, not from a replay.
+        #: The number of the last live batch, which is a batch that did not come from a replay.
         self._last_live = -1
         self.forget()
 
-    def is_missing(self, number: int) -> bool:
-        """Take note that batch ``number`` came, not from a replay. Return True when others before it did not come."""
+    def note_live(self, number: int) -> bool:
+        """Note that the live batch ``number`` came. Return True when batches before it are missing."""
         if number <= self._last_live:
             self._drop(f"its batches start again, at {number}")
             self.next = 0
@@ -49,9 +49,9 @@ class EventStream:
         return number > self.next
 
     def apply(self, number: int, payload: bytes) -> Iterator[None]:
-        """Apply a batch; yields now and then, so that others can be given a turn.
+        """Apply a batch. Yield after each event, so that the caller can give other tasks a turn.
 
-        Batches between ``next`` and ``number`` are lost. A batch before ``next`` is known, and is ignored.
+        Batches between ``next`` and ``number`` are lost. A batch before ``next`` was applied before, and is ignored.
         """
         if number < self.next:
             return
@@ -67,31 +67,31 @@ class EventStream:
             for event in read_batch(payload):
                 if isinstance(event, Cleared):
                     self._trust()
-                if blocks.is_true:
+                if blocks.is_in_sync:
                     blocks.apply(event)
                     yield
         except MalformedBatch as error:
             self._tally.malformed += 1
             self._drop(f"batch {number} is malformed: {error}")
-        except Untrue as error:
+        except OutOfSync as error:
             self._drop(str(error))
 
     def _trust(self) -> None:
-        if not self._blocks.is_true:
-            self._blocks.is_true = True
+        if not self._blocks.is_in_sync:
+            self._blocks.is_in_sync = True
             logger.info("the cache of %s is known from its KV events", self._name)
 
     def _drop(self, reason: str) -> None:
-        if self._blocks.is_true:
+        if self._blocks.is_in_sync:
             self.forget()
             self._tally.dropped += 1
             logger.warning("the cache of %s is no longer known from its KV events: %s", self._name, reason)
 
     def end(self) -> None:
-        """Drop the blocks: the connection has ended, and the engine with it, perhaps."""
+        """Drop the blocks: the connection has ended, and perhaps the engine has, too."""
         self._drop("the connection has ended")
 
     def forget(self) -> None:
-        """Forget the blocks without a word: nobody follows the worker any more."""
-        self._blocks.is_true = False
+        """Drop the blocks without a warning: the worker's events are not followed any more."""
+        self._blocks.is_in_sync = False
         self._blocks.clear()

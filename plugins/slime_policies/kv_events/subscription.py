@@ -19,22 +19,22 @@ __all__ = ["Subscription"]
 
 logger = logging.getLogger(__name__)
 
-#: After so long without a batch, the publisher is asked whether the last ones were lost.
+#: After so long without a batch, the router asks for a replay, since the last batches may be lost.
 _QUIET_MS = 10_000
-#: A replay has failed when nothing comes for so long. SGLang looks for requests ten times a second.
+#: A replay has failed when nothing comes for so long. SGLang looks for requests of replays ten times a second.
 _REPLAY_MS = 5_000
-#: Replays in a row for one gap: a publisher drops what is too much at once.
+#: The number of replays in a row for one gap: a publisher drops batches when a replay is too large.
 _REPLAYS = 100
 _CONNECT_MS = 5_000
 _HEARTBEAT_MS = 10_000
 _MAX_BYTES = 64 << 20
-#: Batches that wait here; the publisher drops further ones.
+#: Batches that wait in the router's socket. The publisher drops further batches.
 _MAX_WAITING = 100_000
-#: Events between which others get a turn.
+#: Events that are applied before other tasks get a turn.
 _EVENTS_AT_ONCE = 100
 _NUMBER = 8
 _END = (-1).to_bytes(_NUMBER, "big", signed=True)
-#: States of the connection: the first one is good, the others end it.
+#: States of the connection that are watched. All but the first mean that it has ended.
 _STATES = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_CLOSED
@@ -46,7 +46,7 @@ _STATES = (
 
 
 class Subscription:
-    """One TCP connection to a publisher, so one life of it. It ends when the engine does, and is not made again."""
+    """One TCP connection to a publisher. It ends with the engine, and does not reconnect to another process."""
 
     def __init__(
         self, context: zmq.asyncio.Context, publisher: Publisher, stream: EventStream, tally: Tally
@@ -57,7 +57,7 @@ class Subscription:
         self._tally = tally
 
     async def follow(self) -> None:
-        """Apply the batches of the publisher until the connection ends. Returns also when there is none."""
+        """Apply the batches of the publisher until the connection ends, or return when no connection can be made."""
         with self._socket(zmq.SUB) as sub:
             monitor = sub.get_monitor_socket(_STATES)
             try:
@@ -79,7 +79,7 @@ class Subscription:
         quiet_ms = None if self._publisher.replay is None else _QUIET_MS
         while True:
             if not await sub.poll(quiet_ms):
-                await self._replay()  # when the last batch is lost, no later one shows it
+                await self._replay()  # no later batch shows that the last batch was lost
                 continue
             frames = await sub.recv_multipart()
             if len(frames) != 3 or len(frames[1]) != _NUMBER:
@@ -87,7 +87,7 @@ class Subscription:
                 await checkpoint()
                 continue
             number = int.from_bytes(frames[1], "big")
-            if self._stream.is_missing(number):
+            if self._stream.note_live(number):
                 await self._replay()
             await self._apply(number, frames[2])
 
@@ -97,7 +97,7 @@ class Subscription:
                 await checkpoint()
 
     async def _replay(self) -> None:
-        """Ask for the batches from the next one on, until all that the publisher still has were applied."""
+        """Request replays from the next batch on, until all batches that the publisher still has are applied."""
         if self._publisher.replay is None:
             return
         for _ in range(_REPLAYS):
@@ -109,7 +109,7 @@ class Subscription:
                     return
 
     async def _apply_replay(self, dealer: zmq.asyncio.Socket, first: int) -> bool:
-        """Apply what is replayed from batch ``first`` on, up to a gap. Returns False when it does not end."""
+        """Apply the replay from batch ``first`` on, up to a gap. Return False when the replay does not end."""
         while await dealer.poll(_REPLAY_MS):
             frames = await dealer.recv_multipart()
             if len(frames) < 2 or len(frames[-2]) != _NUMBER:
@@ -118,7 +118,8 @@ class Subscription:
             if frames[-2] == _END:
                 return True
             number = int.from_bytes(frames[-2], "big")
-            # A gap at the beginning: the publisher has no more. A later one: it dropped batches, but still has them.
+            # A gap at the beginning: the publisher no longer has these batches. A later gap: it still has them, but
+            # dropped them from this replay.
             if number <= self._stream.next or self._stream.next == first:
                 self._tally.replayed += 1
                 await self._apply(number, frames[-1])
@@ -141,7 +142,7 @@ class Subscription:
 
 
 async def _watch(monitor: zmq.asyncio.Socket, is_connected: anyio.Event, scope: anyio.CancelScope) -> None:
-    """Set ``is_connected`` when the connection is there, and cancel ``scope`` when it ends."""
+    """Set ``is_connected`` when the connection is made, and cancel ``scope`` when the connection ends."""
     while (await recv_monitor_message(monitor))["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
         is_connected.set()
     scope.cancel()

@@ -26,12 +26,12 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two looks at the list of workers.
 _LOOK_S = 0.5
-#: Seconds until an engine is asked again for its publisher: after a connection, and after a reason for none.
+#: Seconds until an engine is asked again for its publisher: after a connection, and when no connection is possible.
 _AGAIN_S, _LATER_S = 1.0, 30.0
 
 
 class Subscriptions:
-    """Keeps a connection to the publisher of each worker or rank, and its blocks in those of its type."""
+    """Keeps a connection to the publisher of each worker or rank. ``blocks``: the blocks of each type of worker."""
 
     def __init__(self, blocks: Mapping[WorkerType, Blocks]) -> None:
         self._blocks = blocks
@@ -45,7 +45,7 @@ class Subscriptions:
         metrics.gauge(
             "slime_kv_events_known",
             "1: the cache of the worker is known from its KV events. 0: it is not.",
-            lambda: {name: int(blocks.is_true) for name, blocks in opened.values()},
+            lambda: {name: int(blocks.is_in_sync) for name, blocks in opened.values()},
             ["worker"],
         )
         metrics.gauge(
@@ -105,7 +105,7 @@ class Subscriptions:
     async def _follow_once(
         self, router: Router, choice: Worker, context: zmq.asyncio.Context, blocks: WorkerBlocks
     ) -> str:
-        """Follow one connection. Returns the reason if there can be none, else an empty string."""
+        """Follow one connection. Return the reason why none is possible, else an empty string."""
         try:
             publisher = await _publisher(router, choice)
             if publisher is None:
@@ -116,9 +116,9 @@ class Subscriptions:
                 await router.addresses.admit(endpoint.replace("tcp:", "http:", 1))
             stream = EventStream(choice.name, blocks, self._tally)
             await Subscription(context, publisher, stream, self._tally).follow()
-        except HTTPError as error:  # no worker may be there
+        except HTTPError as error:  # such as an address to which the router may not connect
             return str(error)
-        except Exception as error:  # no trouble with a worker may end the router
+        except Exception as error:  # a fault of a worker must not end the router
             logger.debug("no KV events of %s: %s: %s", choice.name, type(error).__name__, error)
         return ""
 
