@@ -8,17 +8,17 @@ from router_core.request import Request
 
 __all__ = ["abort_prefix", "check_rid"]
 
-#: So many characters never exceed the limit in bytes.
+#: A name of so many characters never exceeds the limit in bytes of ``check_length``.
 _SURELY_SHORT = 256
-#: Most names in one request.
+#: The largest number of names in one request.
 _MOST_NAMES = 1 << 16
 
 
 def check_rid(rid: object) -> None:
-    """Check the ``rid`` of a body before any of it is kept: a name, or a list with a name for each prompt.
+    """Check the ``rid`` of a body, a name or a list with a name for each prompt, before any name is kept.
 
-    Engines and plugins repeat a single name for each prompt of a batch. Raises BadRequest for a name that is too long,
-    and for too many names.
+    A long name would take much memory, since engines and plugins repeat a single name for each prompt of a batch.
+    Raises BadRequest for a name that is too long, and for too many names.
     """
     if isinstance(rid, str) and len(rid) <= _SURELY_SHORT:
         return
@@ -33,7 +33,7 @@ def check_rid(rid: object) -> None:
 
 
 def abort_prefix(request: Request) -> str | None:
-    """Return the prefix of the rids that ``request`` aborts, ``""`` for all; None when it names none or is invalid.
+    """Return the prefix of the rids that ``request`` aborts: ``""`` for all, None if it names none or is invalid.
 
     SGLang's ``AbortReq``: ``abort_all``, or the beginning of a ``rid``. Workers answer an invalid request with an error
     of their own. Raises BadRequest for a ``rid`` that is too long.

@@ -1,4 +1,4 @@
-"""Single answers and events of a generation: their ids, and facts that an abort lacks."""
+"""Parts of the answers and events of a generation: ids, per-token lists, and figures that an abort lacks."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ __all__ = [
     "PER_TOKEN",
     "TOKEN_ARRAYS",
     "News",
+    "extended",
     "ids_in",
     "ids_of",
     "is_abort",
     "is_aborted",
-    "longer",
     "read_event",
     "sampled_ids",
     "with_missing",
     "without_queued",
 ]
 
-#: Lists in ``meta_info`` with an entry for each sampled token: an incremental stream has them as deltas, too.
+#: Lists in ``meta_info`` with an entry for each sampled token. In an incremental stream they are deltas, too.
 PER_TOKEN = (
     "output_token_logprobs",
     "output_top_logprobs",
@@ -30,7 +30,7 @@ PER_TOKEN = (
 )
 #: Arrays in ``meta_info`` with a row for each token, see ``slime_sglang.token_arrays``.
 TOKEN_ARRAYS = ("routed_experts", "indexer_topk")
-#: Figures about all tokens so far: those of an earlier event are wrong when more tokens came.
+#: Figures about all tokens so far. The figures of an earlier event are wrong when more tokens have come.
 _OF_ALL_TOKENS = frozenset(
     (
         *PER_TOKEN,
@@ -65,7 +65,7 @@ def read_event(output: Any) -> dict[str, Any]:
 
 
 def sampled_ids(answer: Mapping[str, Any]) -> list[int]:
-    """Return a copy of the ids in ``answer``, or of those in its logprobs if it has no ids."""
+    """Return a copy of the ids in ``answer``, or of the ids in its logprobs if it has no ``output_ids``."""
     return list(ids_in(answer, answer["meta_info"]) or ())
 
 
@@ -87,7 +87,7 @@ def ids_of(logprobs: Any) -> list[int]:
 
 
 def with_missing(before: dict[str, Any], event: dict[str, Any], *, grown: bool) -> dict[str, Any]:
-    """Return the abort ``event``, completed by ``before``. ``grown``: it has new tokens."""
+    """Return the abort ``event`` with the fields of ``before`` that it lacks. ``grown``: ``event`` has new tokens."""
     known, told = before["meta_info"], event["meta_info"]
     kept = {name: value for name, value in known.items() if not (grown and name in _OF_ALL_TOKENS)}
     meta = {**kept, **told}
@@ -98,7 +98,10 @@ def with_missing(before: dict[str, Any], event: dict[str, Any], *, grown: bool) 
 
 
 def without_queued(before: str, text: str) -> str:
-    """Return all text. ``text`` is all text, or new text followed by all text."""
+    """Return the whole text of an aborted sequence. ``before``: its text so far.
+
+    ``text``: the whole text, or the new text followed by the whole text.
+    """
     queued = text[: (len(text) - len(before)) // 2] if len(text) >= len(before) else ""
     whole = before + queued
     if text == queued + whole:
@@ -107,9 +110,10 @@ def without_queued(before: str, text: str) -> str:
 
 
 class News(NamedTuple):
-    """Content of an event. ``ids``: all ids (``has_all``), else the new ones. ``is_full``: its text is all text.
+    """New content of an event. ``ids``: all ids so far if ``has_all``, else the new ids.
 
-    ``again``: number of repeated ids at the event's end, which are not in ``ids``.
+    ``is_full``: the event has all text so far. ``again``: the number of repeated ids at the event's end, which are not
+    in ``ids``.
     """
 
     ids: list[int]
@@ -118,8 +122,8 @@ class News(NamedTuple):
     again: int = 0
 
 
-def longer(known: Any, told: Any, total: int, news: News) -> Any:
-    """Return ``known`` and, appended, the entries of ``told`` for new tokens. ``told`` may have all ``total`` ones."""
+def extended(known: Any, told: Any, total: int, news: News) -> Any:
+    """Return ``known`` with the entries of ``told`` for new tokens. ``told`` may have the entries of all ``total``."""
     new = len(news.ids)
     if not (isinstance(known, list) and isinstance(told, list)):
         return told

@@ -1,4 +1,4 @@
-"""Cuts the arrays of tokens out of an engine's JSON, before the parser. See ``token_arrays``."""
+"""Cuts arrays with a row for each token out of an engine's JSON before it is parsed. See ``token_arrays``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ArrayCutter", "parsed_with_arrays"]
 
-#: In JSON none of these can stand inside a string: there the quotes would be escaped.
+#: None of these bytes can be inside a JSON string, where the quotes would be escaped.
 _NAMES = tuple(f'"{name}":'.encode() for name in TOKEN_ARRAYS)
 _LONGEST = max(map(len, _NAMES))
 _SPACE = b" \t\r\n"
@@ -25,7 +25,7 @@ _PIECE = 1 << 20
 class ArrayCutter:
     """JSON that comes in pieces, cut into its arrays and the rest. ``keeps``: the arrays are decoded, not dropped.
 
-    ``array_bytes``: the most bytes that one array is expected to have in the JSON.
+    ``array_bytes``: the largest number of bytes that one array is expected to have in the JSON.
     """
 
     def __init__(self, *, keeps: bool, array_bytes: int = 0) -> None:
@@ -87,15 +87,15 @@ class ArrayCutter:
         self._json.write(memoryview(data)[start:end])
 
     def json(self) -> bytes:
-        """Return all bytes so far but those of the arrays; each of these is a short string."""
+        """Return all bytes so far, with a short string in place of each array."""
         self._json.write(self._rest)
         self._rest = b""
         return self._json.getvalue()
 
     def put_back(self, document: Any) -> Any:
-        """Return ``document``, the parsed :meth:`json`, with the arrays in its ``meta_info``. O(answers).
+        """Put the arrays into the ``meta_info`` of ``document``, the parsed :meth:`json`, and return it. O(answers).
 
-        An array that is not base64 is left out.
+        An array that is not base64 becomes an empty string.
         """
         if self._keeps:
             for answer in document if isinstance(document, list) else [document]:
@@ -117,13 +117,13 @@ class ArrayCutter:
 
 
 def _new_array(size: int) -> TokenArray:
-    from slime_sglang.token_arrays import TokenArray  # numpy: 20 MB, which only kept arrays are worth
+    from slime_sglang.token_arrays import TokenArray  # numpy: 20 MB, needed only for kept arrays
 
     return TokenArray.expecting(size)
 
 
 def _first_name(data: bytes, position: int) -> tuple[int, int] | None:
-    """Return the position of the first name of an array in ``data``, and of what follows it; None if it has none."""
+    """Return where the first name of an array in ``data`` begins and ends; None if there is none."""
     best: tuple[int, int] | None = None
     for name in _NAMES:
         place = data.find(name, position, best[0] if best is not None else len(data))
@@ -133,7 +133,10 @@ def _first_name(data: bytes, position: int) -> tuple[int, int] | None:
 
 
 def parsed_with_arrays(body: bytes, *, keeps: bool) -> Any:
-    """Parse ``body``, the JSON of an answer; its arrays become ``TokenArray``, or ``""``. Raises JSONDecodeError."""
+    """Parse ``body``, the JSON of an answer. Its arrays become ``TokenArray`` if ``keeps``, else ``""``.
+
+    Raises JSONDecodeError.
+    """
     cutter = ArrayCutter(keeps=keeps)
     for start in range(0, len(body), _PIECE):
         cutter.feed(memoryview(body)[start : start + _PIECE])

@@ -35,7 +35,7 @@ class EventCutter:
 
     @property
     def is_torn(self) -> bool:
-        """True when bytes of an event that has not ended wait."""
+        """True while bytes of an unfinished event wait."""
         return bool(self._torn)
 
     def feed(self, piece: bytes) -> bytes:
@@ -46,7 +46,7 @@ class EventCutter:
         seam = self._seam + piece
         self._seam = seam[-_SEAM_BYTES:]
         if not any(end in seam for end in _ENDS):
-            return b""  # an event may be very long: its pieces are joined once
+            return b""  # an event may be very long, so its pieces are joined only when it is complete
         data = self.rest()
         end = last_end(data)
         if end < len(data):
@@ -55,7 +55,7 @@ class EventCutter:
         return data[:end]
 
     def rest(self) -> bytes:
-        """Return the bytes of the event that has not ended, and forget them."""
+        """Return the bytes of the unfinished event, and forget them."""
         rest = b"".join(self._torn)
         self._torn, self._seam = [], b""
         return rest
@@ -68,7 +68,7 @@ class EventSplitter:
         self._cutter = EventCutter()
 
     def only_event(self, piece: bytes) -> bytes | None:
-        """Return the data of the event if ``piece`` is exactly one, in one line; else None. Changes nothing."""
+        """Return the data of the event if ``piece`` is exactly one event of one line, else None. Changes nothing."""
         is_line = piece.find(b"\n") == len(piece) - 2 and piece.endswith(_ENDS[0]) and piece[-3:-2] != b"\r"
         if is_line and piece.startswith(_DATA) and not self._cutter.is_torn:
             return piece[len(_DATA) : -2]

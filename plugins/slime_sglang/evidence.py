@@ -35,9 +35,9 @@ def contradiction(
 ) -> str | None:
     """Return the name of the first figure of ``answer`` that contradicts another one or the request, or None.
 
-    ``answer`` is one object of an unstreamed ``/generate`` answer, or what a stream came to. ``prompt_tokens``:
-    tokens that were sent. ``rid``: the request's name. None: unknown. ``columns`` of its logprobs, if they were read
-    before. O(tokens): 16 µs for 258 tokens with logprobs.
+    ``answer`` is one object of an unstreamed ``/generate`` answer, or is assembled from a stream. ``prompt_tokens``:
+    tokens that were sent, None if unknown. ``rid``: the request's name, None if unknown. ``columns``: the columns of
+    the logprobs, if they were read before. O(tokens): 16 µs for 258 tokens with logprobs.
     """
     meta = answer.get("meta_info")
     if meta is None:
@@ -102,7 +102,7 @@ def _are_ids(ids: Any) -> bool:
         packed = array("I", ids).tobytes()
     except (TypeError, OverflowError):
         return False
-    # An array takes a bool as 0 or 1. Without these two there is no bool; searching for them is faster than types.
+    # An array takes a bool as 0 or 1, so ids without 0 and 1 have no bool. This search is faster than a look at types.
     return not (_ZERO in packed or _ONE in packed) or set(map(type, ids)) == {int}
 
 

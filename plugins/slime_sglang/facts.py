@@ -18,8 +18,8 @@ __all__ = [
     "registered_model",
 ]
 
-#: Names in :attr:`Worker.facts`. ``TOLD_MODEL``: the model that the worker names; ``MODEL_ID``: its registration's.
-#: ``EXPERTS_SHAPE``: layers, and experts per token.
+#: Names in :attr:`Worker.facts`. ``TOLD_MODEL``: the model that the worker names. ``MODEL_ID``: the model that its
+#: registration names. ``EXPERTS_SHAPE``: layers, and experts per token.
 BOOTSTRAP_PORT, MODEL_ID, TOLD_MODEL = "bootstrap_port", "model_id", "told_model"
 EXPERTS_SHAPE = "experts_shape"
 
@@ -31,7 +31,7 @@ def bootstrap_port(worker: Worker) -> int | None:
 
 
 def experts_shape(worker: Worker) -> tuple[int, int] | None:
-    """Return the number of layers of the model of ``worker``, and of experts per token; None: it does not say so."""
+    """Return the layers and the experts per token of the model of ``worker``; None if the worker does not tell."""
     shape: tuple[int, int] | None = worker.server.facts.get(EXPERTS_SHAPE)
     return shape
 
@@ -43,7 +43,7 @@ def registered_model(worker: Worker) -> str | None:
 
 
 def model_id(worker: Worker) -> str | None:
-    """Return the model of ``worker``: that of its registration, else the one that it names; None: unknown."""
+    """Return the model of ``worker`` by its registration, else the model that the worker names; None: unknown."""
     told: str | None = worker.server.facts.get(TOLD_MODEL)
     registered = registered_model(worker)
     return told if registered is None else registered

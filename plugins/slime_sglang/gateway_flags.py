@@ -1,8 +1,8 @@
 """Flags of the SGLang gateway (sglang-router 0.3.2) without effect here, so that its launch lines can be used.
 
-A flag that the core or a loaded plugin defines is not handled here. Of the others, a flag that does not matter to
-requests is accepted, and a line in the log says why it has no effect. A flag that matters to requests or to access is
-refused: the router does not start. Values are never shown, since some are secrets.
+A flag that the core or a loaded plugin defines is not handled here. Other flags that do not matter to requests are
+accepted, and a line in the log says why the flag has no effect. Other flags that matter to requests are refused: the
+router does not start. Values are never shown, since some are secrets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["FLAGS", "GatewayFlag", "add_gateway_flags", "without_effect"]
 class GatewayFlag:
     """One flag, and why it has no effect or is refused.
 
-    ``nargs``: that of argparse, 0 for a switch. A ``refused`` flag is accepted with one of the values ``unless``.
+    ``nargs``: as in argparse, or 0 for a switch. A ``refused`` flag is accepted with one of the values ``unless``.
     """
 
     name: str
@@ -31,7 +31,7 @@ class GatewayFlag:
 
     @property
     def dest(self) -> str:
-        """Name of the parsed option, which no plugin reads by accident."""
+        """Name of the parsed option. Its prefix keeps plugins from reading it by accident."""
         return f"gateway{self.name.replace('-', '_')}"
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
@@ -44,7 +44,7 @@ class GatewayFlag:
 
 _Row = tuple[str, int | str | None, str]
 
-#: Flags that make no difference to requests, their nargs, and the reason.
+#: Names of flags that make no difference to requests, the flags' nargs, and the reason.
 _IDLE: tuple[_Row, ...] = (
     ("--eviction-interval-secs", None, "the memory of --policy cache_aware is trimmed with each request"),
     ("--model-path --tokenizer-path", None, "plugins take their tokenizer from --hf-checkpoint"),

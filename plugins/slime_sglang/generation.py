@@ -42,8 +42,8 @@ def at_generation(request: Request) -> bool:
 def with_fields(body: bytes, fields: bytes) -> bytes:
     """Return ``body``, a JSON object, with ``fields`` (``b'"a":1,"b":2'``) in place of its own fields of these names.
 
-    If none of the names occurs in ``body``, it is not parsed and stays byte for byte. ``fields`` come last: of a name
-    that occurs twice, even with escapes, JSON parsers take the last. Raises BadRequest.
+    If none of the names occurs in ``body``, its bytes are kept and not parsed. ``fields`` come last: if a name occurs
+    twice, even with escapes, JSON parsers take the last value. Raises BadRequest.
     """
     if any(b'"%b"' % name in body for name in _NAME.findall(fields)):
         return orjson.dumps({**parsed_object(body), **orjson.loads(b"{%b}" % fields)})

@@ -1,4 +1,4 @@
-"""Questions to a new SGLang worker: weight version, model, data-parallel ranks."""
+"""Questions to a new SGLang worker: its weight version, its model, and its data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 class Introduction:
     """The component ``"introduction"``, see :class:`router_core.registration.Introduction`.
 
-    ``counts_ranks``: each worker is asked how many data-parallel ranks it has. ``asks_model``: it is also asked for the
-    model that it serves.
+    ``counts_ranks``: each worker is asked how many data-parallel ranks it has. ``asks_model``: each worker is asked for
+    the model that it serves.
     """
 
     def __init__(self, router: Router, *, counts_ranks: bool) -> None:
@@ -53,19 +53,19 @@ class Introduction:
             return trouble
         if status == 404 and (wrong := await objection(worker, router.http)) is not None:
             return Refusal(wrong)
-        at = self._learn(worker, body) if status == 200 else None
+        model_path = self._learn(worker, body) if status == 200 else None
         if served is not None or worker.facts.get(TOLD_MODEL) is None:
-            worker.facts[TOLD_MODEL] = served or at  # ``at`` only once: it changes with updates from disk
+            worker.facts[TOLD_MODEL] = served or model_path  # the first path: updates from disk change it
         return None
 
     async def count_again(self, worker: Worker) -> None:
-        """Count the ranks of ``worker`` again: it is back, perhaps as another process with other ranks."""
+        """Count the ranks of ``worker`` again. It is back, perhaps as another process with other ranks."""
         trouble: object = f"no answer within {FIRST_LOOK_S:g} s"
         with anyio.move_on_after(FIRST_LOOK_S):
             try:
                 self._router.pool.split(worker, ranks_told(await self._server_info(worker)))
                 return
-            except Exception as error:  # httpcore on uvloop raises others, too; no worker may end the router
+            except Exception as error:  # of many kinds with httpcore on uvloop; it must not end the router
                 trouble = error
         logger.warning("worker %s does not say how many ranks it has: %s", worker.url, trouble)
 
@@ -79,10 +79,10 @@ class Introduction:
         return b""
 
     def _learn(self, worker: Worker, body: bytes) -> str | None:
-        """Note the weight version and the shape of routed experts in ``body``. Returns the path of the model."""
+        """Note the weight version and the shape of routed experts in ``body``. Return the path of the model."""
         info = document_in(body)
         if info is None:
-            return None  # not an SGLang server; it can be a worker all the same
+            return None  # not an SGLang server, but it can still be a worker
         shape = info.get("num_hidden_layers"), info.get("num_experts_per_tok")
         if all(type(size) is int and size > 0 for size in shape):
             worker.facts[EXPERTS_SHAPE] = shape
@@ -92,7 +92,7 @@ class Introduction:
             self._router.pool.set_version(worker, version)
             self._router.weights.see(version)
             if self._router.weights.current is None:
-                self._router.weights.move(version, worker.url)  # learnt, not changed: no hook
+                self._router.weights.move(version, worker.url)  # no hook: the version is learnt, not changed
         return model if isinstance(model, str) else None
 
 

@@ -13,7 +13,7 @@ _TOKENS = ("num_used_tokens", "num_tokens")
 
 
 def loads_in(document: Any) -> list[dict[str, Any]]:
-    """The load of each data-parallel rank. Raises WorkerBroke."""
+    """Return the load of each data-parallel rank. Raises WorkerBroke."""
     loads = document.get("loads") if isinstance(document, dict) else document
     if not isinstance(loads, list) or not all(isinstance(load, dict) for load in loads):
         raise WorkerBroke("its answer to /v1/loads has no list of loads")
@@ -21,7 +21,7 @@ def loads_in(document: Any) -> list[dict[str, Any]]:
 
 
 def tokens_of(loads: list[dict[str, Any]]) -> int:
-    """The number of tokens that all ranks hold: the SGLang gateway calls it the load. Raises WorkerBroke."""
+    """Return the number of tokens in the KV caches of all ranks, the load of the SGLang gateway. Raises WorkerBroke."""
     total = 0
     for load in loads:
         count = next((load[name] for name in _TOKENS if name in load), None)

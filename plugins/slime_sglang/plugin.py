@@ -25,7 +25,7 @@ provides = ("introduction",)
 logger = logging.getLogger(__name__)
 
 
-@hookimpl(trylast=True)  # it adds the gateway's flags that no other plugin has
+@hookimpl(trylast=True)  # last: it adds those of the gateway's flags that no other plugin has
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dp-aware",
@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="each worker has N data-parallel ranks, and is not asked for them (default: %(default)s)",
+        help="each worker has N data-parallel ranks, and is not asked for their number (default: %(default)s)",
     )
     add_gateway_flags(parser)
 

@@ -1,4 +1,4 @@
-"""Data-parallel ranks: the chosen rank is written into each request.
+"""Writes the chosen data-parallel rank into each request.
 
 A server with ``dp_size`` above 1 has a scheduler and a prefix cache for each rank. It uses its ranks in turn, unless a
 request names a rank. SGLang reads the rank in the body of a generation, vLLM in a header.
@@ -20,13 +20,13 @@ __all__ = ["Ranks", "ranks_told"]
 
 #: A larger ``dp_size`` counts as invalid.
 _MAX_RANKS = 1024
-#: The second is for SGLang before 0.5.9.
+#: The second field is for SGLang before 0.5.9.
 _FIELDS = ("routed_dp_rank", "data_parallel_rank")
 _HEADER = b"x-data-parallel-rank"
 
 
 def ranks_told(server_info: bytes) -> int:
-    """Return the ``dp_size`` in an answer to ``/server_info``; 1 when it has no valid one."""
+    """Return the ``dp_size`` in an answer to ``/server_info``; 1 when the answer has no valid ``dp_size``."""
     size = (document_in(server_info) or {}).get("dp_size")
     return size if isinstance(size, int) and 1 < size <= _MAX_RANKS else 1
 
@@ -34,11 +34,9 @@ def ranks_told(server_info: bytes) -> int:
 class Ranks:
     """A Sender that writes the rank into each generation for a rank, and leaves all else to ``inner``.
 
-    A rank that a client names is removed: the router chooses, and a server with a single rank may refuse it. Bodies
-    for passthrough workers stay as they are. ``in_header``: each request for a rank, whatever its path, also names the
-    rank in a header.
-
-    Servers read the header, too. So a client's own header is removed with the fields.
+    A rank that a client names, in the body or in the header, is removed from generations: the router chooses the rank,
+    and a server with a single rank may refuse the field. Bodies for passthrough workers stay as they are.
+    ``in_header``: each request for a rank, whatever its path, also names the rank in a header.
     """
 
     def __init__(self, inner: Sender, *, in_header: bool = False) -> None:
@@ -62,6 +60,7 @@ class Ranks:
                 body = with_fields(body, b",".join(b'"%b":%d' % (name.encode(), rank) for name in _FIELDS))
         told = [(_HEADER, b"%d" % rank)] if self._in_header and rank is not None else []
         if is_generation or told:
-            # In place: others identify this attempt by its Request. The proxy reads the headers before it awaits.
+            # Changed in place: other senders identify this attempt by its Request. The proxy reads the headers before
+            # it awaits.
             request.headers = [*(pair for pair in request.headers if pair[0] != _HEADER), *told]
         return await self._inner.send(exchange, request, body)

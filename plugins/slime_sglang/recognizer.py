@@ -1,7 +1,7 @@
-"""Recognition of vLLM servers, which know none of SGLang's calls.
+"""Recognition of vLLM servers, which do not have SGLang's calls.
 
-A vLLM server has no ``/model_info``; its ``/v1/models`` are ``owned_by`` ``vllm``. With ``--api-key`` it protects only
-``/v1``: then ``/v1/models`` answers 401, and ``/version`` answers ``{"version"}``.
+A vLLM server has no ``/model_info``, and the models in its ``/v1/models`` are ``owned_by`` ``vllm``. With ``--api-key``
+it protects only ``/v1``: then ``/v1/models`` answers 401, and ``/version`` answers ``{"version": ...}``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _REFUSAL = "{url} speaks vLLM's protocol; supported: SGLang (to proxy to it only
 
 
 async def objection(worker: Worker, http: httpx.AsyncClient) -> str | None:
-    """Return the reason why ``worker``, which does not introduce itself, cannot be registered; None when it can."""
+    """Return the reason why ``worker``, which has no ``/model_info``, cannot be registered; None when it can."""
     try:
         with anyio.fail_after(_DEADLINE_S):
             is_vllm = await _is_vllm(worker, http)
-    except Exception:  # httpcore on uvloop raises others than its own, too
+    except Exception:  # of many kinds with httpcore on uvloop
         return None  # unknown: it may register
     return _REFUSAL.format(url=worker.url) if is_vllm else None
 

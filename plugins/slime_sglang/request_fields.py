@@ -80,7 +80,8 @@ _SAMPLING = frozenset(
     )
 )
 _ASKS_FOR_MORE = "return_"
-#: An empty list of these is none, in SGLang too (``_normalize_image_data`` in srt/managers/io_struct.py).
+#: An empty list in one of these fields means no media, as in SGLang (``_normalize_image_data`` in
+#: srt/managers/io_struct.py).
 _MEDIA = ("image_data", "video_data", "audio_data")
 
 

@@ -1,13 +1,13 @@
 """Assembly of the events of one sampled sequence into the answer that an unstreamed request would have got.
 
 SGLang streams cumulative events (each has all text and ids so far) or, with ``--incremental-streaming-output``, deltas
-beside cumulative counters. Aborts have shapes of their own (its ``TokenizerManager._handle_abort_req``):
+beside cumulative counters. Aborts have shapes of their own (SGLang's ``TokenizerManager._handle_abort_req``):
 
-- In the waiting queue: no ``prompt_tokens``, all text, all logprobs, ``completion_tokens`` of all tokens; in a stream,
-  cumulative or incremental, ``output_ids`` is only the *last* id.
-- The same joined to unread deltas, in one event (``_coalesce_streaming_chunks``): ids, text and logprobs of the deltas,
-  then the last id again, all text and all logprobs.
-- In older versions: only ``id`` and ``finish_reason``.
+- Abort in the waiting queue: no ``prompt_tokens``, all text, all logprobs, ``completion_tokens`` of all tokens. In a
+  stream, cumulative or incremental, ``output_ids`` is only the *last* id.
+- Such an abort joined to unread deltas, in one event (``_coalesce_streaming_chunks``): ids, text and logprobs of the
+  deltas, then the last id again, all text and all logprobs.
+- Any abort in older versions: only ``id`` and ``finish_reason``.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import orjson
 from slime_sglang.answers import (
     PER_TOKEN,
     News,
+    extended,
     ids_in,
     ids_of,
     is_abort,
-    longer,
     with_missing,
     without_queued,
 )
@@ -44,8 +44,8 @@ class AnswerSoFar:
     """The answer so far, assembled from the events of one sequence.
 
     Inconsistent figures stay as the engine gave them, so that :func:`slime_sglang.contradiction` finds them.
-    ``cumulative``: an event repeated the ones before it. ``incremental``: an event did not. ``rewritten``: an event
-    repeated them with another text, or belonged to another request.
+    ``cumulative``: an event repeated the events before it. ``incremental``: an event had only new tokens.
+    ``rewritten``: an event repeated the earlier events with another text, or belonged to another request.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class AnswerSoFar:
         self.text = ""
         self._ids: list[int] = []
         self._event: dict[str, Any] | None = None
-        #: The lists ``PER_TOKEN`` with all entries; None while the last event has them all.
+        #: The lists ``PER_TOKEN`` with all entries; None while the last event has all entries itself.
         self._lists: dict[str, Any] | None = None
         self._names_ids = self._has_text = False
         self._held: bytes | None = None
@@ -87,7 +87,7 @@ class AnswerSoFar:
     def meta(self) -> dict[str, Any]:
         """``meta_info`` of the answer. Read only, and valid until the next event; empty before the first one.
 
-        It has no ``weight_version`` if events named several and no ``weight_versions`` tell whose tokens are whose.
+        It has no ``weight_version`` if events named several, and no ``weight_versions`` say which tokens each sampled.
         """
         self._catch_up()
         if self._event is None:
@@ -121,9 +121,9 @@ class AnswerSoFar:
         return twin
 
     def hold(self, event: bytes, text: str | None = None) -> None:
-        """Keep an ``event`` that repeats all before it, unparsed. ``text``: the new text in it, if that was read.
+        """Keep an unparsed ``event`` that repeats all before it. ``text``: its new text, if that was read.
 
-        It is parsed only when the next event does not repeat it: parsing each event would be quadratic.
+        The event is parsed only when the next event does not repeat it: to parse each event would be quadratic.
         """
         self._held = event
         self._text_is_told = text is not None
@@ -142,7 +142,7 @@ class AnswerSoFar:
             raise ValueError(f"wanted a text, got {type(text).__name__}")
         ids, count = ids_in(event, meta), meta.get("completion_tokens")
         if self._names_ids and event.get("output_ids") is None:
-            ids = None  # an engine that names ids does so in each event; logprobs alone may repeat the last one's
+            ids = None  # an engine that names ids does so in each event; logprobs alone may repeat the last event
         if self._is_next_delta(ids, count) and not is_abort(meta):
             return self._take_delta(event, meta, ids or [], text)
         if ids is None or len(ids) != count:
@@ -177,7 +177,7 @@ class AnswerSoFar:
     def _take_delta(
         self, event: dict[str, Any], meta: dict[str, Any], ids: list[int], text: str | None
     ) -> str:
-        """Take the usual event of an incremental stream, with half of the work of ``take``."""
+        """Take the usual event of an incremental stream. This is half of the work of ``take``."""
         self._append(meta, News(ids, has_all=False, is_full=False))
         self._event = event
         self._see_version(meta)
@@ -196,7 +196,7 @@ class AnswerSoFar:
             self._version = version
 
     def _see_request(self, meta: dict[str, Any]) -> None:
-        """Note an event with tokens that belongs to another request: streams were mixed up."""
+        """Note an event with tokens whose figures are of another request: an engine has mixed up streams."""
         if self._ids:
             for figure in _OF_THE_REQUEST:
                 told = meta.get(figure)
@@ -204,7 +204,7 @@ class AnswerSoFar:
                     self.rewritten = True
 
     def _see_mode(self, ids: list[int], news: News, aborted: bool) -> None:
-        """Note if the event repeats others. An abort may do so in any stream: it counts only if it names all ids."""
+        """Note whether the event repeats others. An abort may do so in any stream, so it counts only with all ids."""
         if news.has_all:
             self.cumulative |= not aborted or (news.ids is ids and len(ids) > 1)
         else:
@@ -219,7 +219,7 @@ class AnswerSoFar:
         if self._text_is_told:
             self.text = told
 
-    # An event is read by its counter first, which always counts all tokens.
+    # An event is read by its counter first: ``completion_tokens`` always counts all tokens.
 
     def _read(self, ids: list[int] | None, meta: dict[str, Any], text: str | None) -> News:
         known, count = self._ids, meta.get("completion_tokens")
@@ -232,8 +232,8 @@ class AnswerSoFar:
         if len(known) + len(ids) == count and not (begins and self._repeats_logprobs(ids, meta)):
             return News(ids, has_all=False, is_full=False)
         # The counter is missing, or wrong.
-        longer = len(ids) > len(known) or self.cumulative or (count is None and not self.incremental)
-        has_all = begins and longer
+        is_longer = len(ids) > len(known) or self.cumulative or (count is None and not self.incremental)
+        has_all = begins and is_longer
         return News(ids, has_all=has_all, is_full=has_all)
 
     def _repeats_logprobs(self, ids: list[int], meta: dict[str, Any]) -> bool:
@@ -285,7 +285,7 @@ class AnswerSoFar:
         return self.text[len(before) :]
 
     def _append(self, told: dict[str, Any], news: News) -> None:
-        """Append the ids of ``news``, and the entries for them in ``told``, to those of earlier events."""
+        """Append the ids of ``news``, and the entries of ``told`` for these ids, to the ids and lists so far."""
         if self._is_shared:
             known = self.meta
             self._ids = list(self._ids)
@@ -295,4 +295,4 @@ class AnswerSoFar:
         self._ids += news.ids
         for name in PER_TOKEN:
             if told.get(name) is not None:
-                self._lists[name] = longer(self._lists.get(name, []), told[name], len(self._ids), news)
+                self._lists[name] = extended(self._lists.get(name, []), told[name], len(self._ids), news)

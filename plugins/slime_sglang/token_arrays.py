@@ -1,7 +1,7 @@
 """Arrays with a row for each token in an engine's answer, such as ``routed_experts``.
 
-Format: standard base64 of little-endian int32 in C order. An answer may have 64 MiB of it. So it is cut out of the JSON
-before the parser (``array_cutter``), and is decoded in pieces to the narrowest type that holds its values.
+Format: standard base64 of little-endian int32 in C order. An answer may have 64 MiB of it. So ``array_cutter`` cuts it
+out of the JSON before parsing. It is decoded in pieces to the narrowest type that holds its values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 _UNIT, _UNIT_VALUES = 16, 3
 #: Characters that are decoded at once, so that the values fit in a core's cache.
 _BLOCK = 1 << 18
-#: Values for which memory is reserved at once, whatever length a body is said to have.
+#: The largest number of values for which memory is reserved at once, whatever length a body is said to have.
 _MAX_CAPACITY = 1 << 28
 
 _BYTE, _SHORT = np.dtype(np.uint8), np.dtype(np.uint16)
@@ -37,15 +37,17 @@ IntArray = npt.NDArray[np.integer[Any]]
 
 
 class TokenArray:
-    """One array, decoded while its characters come. ``values``: all of them, flat, as uint8, uint16 or int32.
+    """One array, decoded while its characters come. ``values``: all values, flat, as uint8, uint16 or int32.
 
-    ``capacity``: the most values that are expected. Memory that they do not use is reserved, but never touched.
+    ``capacity``: the largest number of values that is expected. Memory for all of them is reserved, but the memory
+    beyond the actual values is never touched.
     """
 
     __slots__ = ("_capacity", "_parts", "_rest", "_used", "_values")
 
     def __init__(self, capacity: int = 0) -> None:
-        #: Each is as wide as the one before, or wider. All but the last are full; that has ``_used`` values.
+        #: Each part is as wide as the part before, or wider. All parts but the last are full; the last part has
+        #: ``_used`` values.
         self._parts: list[IntArray] = []
         self._used = 0
         self._capacity = min(capacity, _MAX_CAPACITY)
@@ -61,13 +63,13 @@ class TokenArray:
 
     @classmethod
     def expecting(cls, characters: int) -> TokenArray:
-        """Return an array that is expected to come in at most ``characters``."""
+        """Return an array that is expected to have at most ``characters`` of base64."""
         return cls(characters * _UNIT_VALUES // _UNIT)
 
     def feed(self, characters: bytes | memoryview) -> None:
         """Decode the next ``characters``. Raises ValueError if they are not base64. O(characters)."""
         new = memoryview(characters)
-        if self._rest:  # only its unit is copied
+        if self._rest:  # only the unit that it begins is copied
             missing = -len(self._rest) % _UNIT or _UNIT
             begun = self._rest + bytes(new[:missing])
             new = new[missing:]
@@ -123,14 +125,16 @@ class TokenArray:
 
 def _narrowest(values: npt.NDArray[np.int32]) -> np.dtype[np.integer[Any]]:
     """Return uint8 or uint16 if it holds all ``values``, else int32."""
-    highest = np.maximum.reduce(
-        values.view(_UNSIGNED), initial=0
-    )  # a negative value is more than 1 << 31 there
+    # as unsigned, a negative value is at least 1 << 31
+    highest = np.maximum.reduce(values.view(_UNSIGNED), initial=0)
     return _BYTE if highest < 1 << 8 else _SHORT if highest < 1 << 16 else _SIGNED
 
 
 def array_in(value: Any) -> TokenArray | None:
-    """Return the array that ``value`` of a parsed answer stands for; None if it is none. ValueError comes later."""
+    """Return the array that ``value`` of a parsed answer stands for; None if ``value`` cannot be an array.
+
+    Raises ValueError for a text that is not base64. Its end is checked only by ``values``.
+    """
     if isinstance(value, TokenArray):
         return value
     if not isinstance(value, str) or not value.isascii():
@@ -141,10 +145,10 @@ def array_in(value: Any) -> TokenArray | None:
 
 
 def may_be_recomputed(meta: Mapping[str, Any], versions: Collection[object]) -> bool:
-    """Return True if the rows in ``meta`` may be of other weights than those that sampled its tokens.
+    """Return True if the rows in ``meta`` may come from other weights than ``versions``, which sampled the tokens.
 
-    ``versions`` sampled them. An engine that retracts a sequence computes all its tokens again later. SGLang then has
-    only the later rows (``RoutedExpertsCapturer``: by the place in the KV cache), and counts ``num_retractions``.
+    An engine that retracts a sequence computes all its tokens again later. SGLang then has only the later rows
+    (``RoutedExpertsCapturer``: by the place in the KV cache), and counts ``num_retractions``.
     """
     retractions = meta.get("num_retractions")
     if type(retractions) is int and not retractions:

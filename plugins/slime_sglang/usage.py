@@ -14,17 +14,17 @@ _NAMES = {
     b"prompt": "prompt_tokens", b"input": "prompt_tokens", b"completion": "completion_tokens",
     b"output": "completion_tokens", b"cached": "cached_tokens",
 }  # fmt: skip
-#: More bytes than a field has.
+#: Bytes of the last piece that are searched again. A field is shorter.
 _OVERLAP = 64
 #: SGLang numbers the sequences of a stream only if there are several.
 _LATER = re.compile(rb'"index"\s*:\s*[1-9]')
 
 
 class UsageTap:
-    """A tap that gives the numbers of tokens of an answer to ``note``: ``prompt_tokens`` and others that it finds.
+    """A tap that finds the numbers of tokens in an answer, such as ``prompt_tokens``, and gives them to ``note``.
 
-    In a stream the last event has them. A list of answers is added up. ``numbered``: events may belong to several
-    sequences; then the numbers stay unknown.
+    The last numbers of a stream count. The numbers of a list of answers are added up. ``numbered``: events may belong
+    to several sequences. If they do, ``note`` is not called.
     """
 
     def __init__(self, note: Callable[[Mapping[str, int]], object], *, numbered: bool) -> None:
@@ -46,13 +46,13 @@ class UsageTap:
         while at >= 0:
             start = data.rfind(b'"', max(0, at - 12), at) - 1
             field = _FIELD.match(data, start) if start >= 0 else None
-            if field is not None and field.end() >= seen:  # else it was complete in the last piece
+            if field is not None and field.end() >= seen:  # else the last piece had the whole field
                 name = _NAMES[field[1]]
                 self._found[name] = int(field[2]) + (self._found.get(name, 0) if self._is_list else 0)
             at = data.find(_END, at + 1)
         self._rest = data[-_OVERLAP:]
 
     def close(self, complete: bool) -> None:
-        """Give the numbers, also those of an answer that broke off."""
+        """Give the numbers to ``note``, also when the answer broke off."""
         if not self._several:
             self._note(self._found)

@@ -21,10 +21,10 @@ from slime_sglang.facts import BOOTSTRAP_PORT, MODEL_ID, described
 
 __all__ = ["WorkerRefused", "worker_routes"]
 
-#: Labels of a worker, and characters of a label's name or value, or of a model's name.
+#: The largest number of labels of a worker, and of characters in a label's name or value, or in a model's name.
 _MAX_LABELS, _MAX_LABEL = 64, 1024
 
-#: Members of a registration, or of a change of one.
+#: Fields of a registration, or of a change of a registration.
 _KNOWN = frozenset(
     (
         "api_key",
@@ -42,7 +42,7 @@ _KEY = re.compile(r"[!-~]([ -~]*[!-~])?")
 
 
 class WorkerRefused(HTTPError):
-    """The server at that URL is not an engine that the router can use."""
+    """The server at the given URL is not an engine that the router can use."""
 
     status, type, code = 400, "invalid_request_error", "WORKER_REFUSED"
 
@@ -54,7 +54,7 @@ class _Workers:
     # slime's spelling
 
     async def _named(self, request: Request) -> tuple[str, dict[str, Any]]:
-        """Return the worker URL in the query or the body, and the body."""
+        """Return the URL of the worker that the query or the body names, and the body."""
         content = await json_object(request)
         given = request.query_params.get("url") or request.query_params.get("worker_url")
         url = given or content.get("url") or content.get("worker_url")
@@ -72,12 +72,12 @@ class _Workers:
         return JSON(answer if trouble is None else answer | _warning(url, trouble))
 
     async def _added(self, url: str, content: dict[str, Any]) -> tuple[Worker, str | None]:
-        """Register the worker at ``url``. Returns it, and the fault of its first answer or None.
+        """Register the worker at ``url``. Return the worker, and why it is not ready yet, or None if it is ready.
 
         Raises BadRequest and WorkerRefused.
         """
         about = _checked(content)
-        if about["worker_type"] is not None:  # another type may have another port
+        if about["worker_type"] is not None:  # the worker may have no bootstrap port in its new type
             about["facts"] = {BOOTSTRAP_PORT: None} | about["facts"]
         await self._router.addresses.admit(url)
         worker, trouble = await self._router.add_worker(url, **about)
@@ -105,7 +105,7 @@ class _Workers:
 
     async def list(self, _: Request) -> Response:
         workers = [described(choice) for worker in self._router.pool for choice in worker.choices]
-        counts = dict.fromkeys(("regular_count", "prefill_count", "decode_count"), 0)  # the gateway's
+        counts = dict.fromkeys(("regular_count", "prefill_count", "decode_count"), 0)  # as in the gateway
         for worker in self._router.pool:
             kind = f"{worker.worker_type}_count"
             counts[kind] = counts.get(kind, 0) + len(worker.choices)
@@ -130,7 +130,7 @@ class _Workers:
         about = _checked(content)
         if content.get("url") is not None and worker_url(str(content["url"])) != worker.url:
             raise BadRequest(
-                "the URL of a worker cannot be changed: register the other one, and remove this one"
+                "the URL of a worker cannot be changed: register the new URL, and remove this worker"
             )
         if about["worker_type"] not in (None, worker.worker_type):
             raise BadRequest("worker_type cannot be changed here: register the worker again")
@@ -185,7 +185,7 @@ def _checked(content: dict[str, Any]) -> dict[str, Any]:
     labels = {} if labels is None else labels
     if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
         raise BadRequest(f"labels: wanted an object of strings, got {shown(labels)}")
-    for name in ("priority", "cost"):  # labels here, as in the gateway
+    for name in ("priority", "cost"):  # stored as labels, as in the gateway
         number = content.get(name)
         if number is None:
             continue
@@ -194,7 +194,7 @@ def _checked(content: dict[str, Any]) -> dict[str, Any]:
             raise BadRequest(f"{name}: wanted a number from 0 on, got {shown(number)}")
         labels = {**labels, name: str(number)}
     key = content.get("api_key")
-    # httpx refuses a key with a space at its end, and shows the key in its error.
+    # httpx refuses a key with a space at an end, and its error shows the key.
     if key is not None and not (isinstance(key, str) and _KEY.fullmatch(key)):
         raise BadRequest("api_key: wanted a string of printable ASCII, without a space at its ends")
     return {
@@ -213,7 +213,7 @@ def _bounded(labels: dict[str, str]) -> dict[str, str]:
     if len(labels) > _MAX_LABELS or longest > _MAX_LABEL:
         raise BadRequest(
             f"labels: wanted at most {_MAX_LABELS}, with names and values of at most {_MAX_LABEL} characters each,"
-            f" got {len(labels)} of up to {longest}"
+            f" got {len(labels)} labels with up to {longest} characters"
         )
     return labels
 
