@@ -25,15 +25,16 @@ __all__ = ["Attempt", "Pair"]
 #: Seconds to wait for the end of the prefill after the decode worker, which needs the KV cache, has answered.
 _OVERDUE_S = 10.0
 #: Seconds to wait for the prefill worker after a 5xx of the decode worker: a failed prefill may be the cause.
-_BLAMED_S = 0.2
-#: Fields that ask for arrays of which each worker knows a part.
+_CAUSE_WAIT_S = 0.2
+#: Fields that ask for arrays. Each worker knows only a part of such an array.
 _ROWS = (b'"return_routed_experts":', b'"return_indexer_topk":')
 
 
 class Pair:
-    """State of an exchange. ``part`` leases the prefill worker; ``asked`` and ``failed`` are servers.
+    """State of an exchange, kept for its next attempts. ``part`` leases the prefill worker.
 
-    A failure counts for both servers of a pair: the one that reports a broken transfer may not have caused it.
+    ``asked``: the servers that got the request. ``failed``: the servers of failed attempts. A failure counts for both
+    servers of a pair: the server that reports a broken transfer may not have caused it.
     """
 
     __slots__ = ("asked", "failed", "part")
@@ -70,22 +71,22 @@ class Attempt:
     async def settled(self, pending_aborts: PendingAborts, *, may_rename: bool) -> None:
         """Return when the last attempt has ended at these workers, or this attempt has a new rid.
 
-        An engine may know the rid of an aborted request for some seconds, and refuses another request with it. Once
-        there is a reply, the client may know the rid, so it stays. Raises Aborted.
+        An engine may know the rid of an aborted request for some seconds, and refuses another request with this rid.
+        Once there is a reply, the client may know the rid, so the rid stays. Raises Aborted.
         """
         both = (self._prefill.server, self._decode.server)
         again = [worker for worker in both if worker in self._pair.asked]
         self._pair.asked.update(both)
-        unheard = self._request is self._exchange.request and self._exchange.reply is None
-        if again and may_rename and unheard and pending_aborts.rename(self._request):
+        is_unknown = self._request is self._exchange.request and self._exchange.reply is None
+        if again and may_rename and is_unknown and pending_aborts.rename(self._request):
             return
         for worker in again:
             await pending_aborts.settled(worker, self._exchange)
 
     async def run(self, body: bytes, count: int | None = None) -> Reply:
-        """Return the decode worker's reply merged with the prefill worker's, or a failed worker's. Raises HTTPError.
+        """Return the decode worker's reply with the prefill worker's fields, or a failed worker's reply.
 
-        ``count``: the sequences of ``body``, if it is a batch.
+        ``count``: the number of sequences of ``body``, if it is a batch. Raises HTTPError.
         """
         prefill, rank = self._prefill.server, self._prefill.rank
         self._asks_rows = any(field in body for field in _ROWS)
@@ -132,7 +133,7 @@ class Attempt:
             self._fail(self._part, error)
         finally:
             reply.close()
-        self._part.release()  # it has computed the prompt, and handed over the keys and values
+        self._part.release()  # the prefill worker has handed over the keys and values of the prompt
         self._prefill_done.set()
 
     async def _ask_decode(self, body: bytes) -> None:
@@ -140,7 +141,7 @@ class Attempt:
             self._reply = reply = await self._inner.send(self._exchange, self._request, body)
             if not 200 <= reply.status < 300:
                 if reply.status >= 500:  # perhaps because the prefill worker has died
-                    with anyio.move_on_after(_BLAMED_S):
+                    with anyio.move_on_after(_CAUSE_WAIT_S):
                         await self._prefill_done.wait()
                 self._fail(self._exchange, reply)
             elif _streams(reply):
@@ -170,7 +171,7 @@ class Attempt:
         self._fail(self._part, WorkerTimeout(late))
 
     def _fail(self, where: Exchange, how: Reply | HTTPError) -> None:
-        """End the attempt with ``how``, one worker's reply or error. Cancel the other's request."""
+        """End the attempt with ``how``, one worker's reply or error. Cancel the request at the other worker."""
         if self._failure is None:
             self._failure = where, how
             self._both.cancel()
@@ -180,7 +181,7 @@ class Attempt:
             how.close()
 
     def _failed(self, where: Exchange, how: Reply | HTTPError) -> Reply:
-        """Return or raise ``how``. The exchange keeps the lease on the failed worker, and releases the other."""
+        """Return or raise ``how``. The exchange keeps the lease on the failed worker, and releases the other lease."""
         exchange, at_prefill = self._exchange, where is self._part
         self._pair.failed += (self._prefill.server, self._decode.server)
         if self._reply is not None and self._reply is not how:

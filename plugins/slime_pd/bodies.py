@@ -1,4 +1,4 @@
-"""Bodies passed on from a decode worker's stream."""
+"""Bodies that pass on the stream of a decode worker."""
 
 from __future__ import annotations
 

@@ -15,9 +15,10 @@ from slime_sglang.facts import bootstrap_port
 
 __all__ = ["bootstrap_fields", "may_be_many", "sequences"]
 
-#: Members that may ask for many sequences. Inside a JSON string the quotes would be escaped.
+#: Fields that may ask for many sequences. Inside a JSON string the quotes would be escaped.
 _MAYBE_MANY = re.compile(rb'"(?:(?:text|prompt|input_embeds)"\s*:\s*\[|input_ids"\s*:\s*\[\s*\[|n"\s*:)')
-#: Most rooms in a request. A few bytes may ask for any number; then SGLang counts the rooms on from the first.
+#: The largest number of rooms in a list, since a few bytes may ask for any number of sequences. For more sequences only
+#: the first room is sent, and SGLang counts up from it.
 _MANY = 1 << 14
 
 
@@ -27,7 +28,7 @@ def may_be_many(body: bytes) -> bool:
 
 
 def bootstrap_fields(count: int | None, prefill: Worker) -> bytes:
-    """Return the bootstrap fields in JSON: lists for a batch of ``count``; single values for None or too many."""
+    """Return the bootstrap fields in JSON: lists for a batch of ``count``, single values if it is None or too large."""
     host = urlsplit(prefill.url).hostname or ""
     host = f"[{host}]" if ":" in host else host
     port = bootstrap_port(prefill)
@@ -43,9 +44,9 @@ def _room() -> int:
 
 
 def sequences(document: Any, path: str) -> int | None:
-    """Count the sequences that the batch in ``document`` asks for; None when it is no batch.
+    """Count the sequences that the batch in ``document`` asks for; None if it is no batch.
 
-    As SGLang counts (``GenerateReqInput``): prompts times ``n``, and ``n`` above 1 makes a batch of a single prompt.
+    As in SGLang (``GenerateReqInput``), the count is prompts times ``n``. ``n`` above 1 makes a single prompt a batch.
     """
     if not isinstance(document, dict):
         return None
@@ -61,7 +62,7 @@ def sequences(document: Any, path: str) -> int | None:
 
 
 def _prompts(document: dict[str, Any]) -> int | None:
-    """The length of a list of prompts; None for a single one, which may be a list of ids, or of vectors."""
+    """Return the length of a list of prompts; None for a single prompt, which may be a list of ids or of vectors."""
     for name, levels in (("text", 0), ("input_ids", 1), ("input_embeds", 2), ("prompt", 1)):
         value = document.get(name)
         if not isinstance(value, list) or not value:

@@ -77,7 +77,7 @@ class Pairs:
         return self._select(exchange, workers) or least_in_flight(workers)
 
     async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:
-        """Ask both workers; the reply is the decode worker's, unless the prefill worker failed. Raises HTTPError."""
+        """Ask both workers. The reply is the decode worker's, unless the prefill worker failed. Raises HTTPError."""
         pair: Pair | None = exchange.notes.get(_NAME)
         if pair is None or pair.part.worker is None:
             return await self._inner.send(exchange, request, body)
@@ -88,7 +88,7 @@ class Pairs:
         return await attempt.run(asked.body, await self._sequences(exchange, asked))
 
     async def _sequences(self, exchange: Exchange, request: Request) -> int | None:
-        """Count the sequences of ``request`` if it is a batch; None for one sequence, or when it is no JSON."""
+        """Count the sequences of ``request`` if it is a batch; None for one sequence, or if the body is no JSON."""
         if not may_be_many(request.body):
             return None
         if request.is_long_work:
@@ -96,11 +96,11 @@ class Pairs:
         try:
             return sequences(request.json(), request.path)
         except BadRequest:
-            return None  # the workers say what is wrong with it
+            return None  # the workers' answers say what is wrong with the body
 
 
 def _left(workers: Sequence[Worker], avoided: Sequence[Worker]) -> Sequence[Worker]:
-    """Return the ``workers`` that are not ``avoided``, else all but the one avoided last, else all."""
+    """Return the ``workers`` that are not ``avoided``; else all but the last of ``avoided``; else all."""
     servers = {worker.server for worker in workers}
     if last := [server for server in avoided if server in servers][-1:]:
         left = [worker for worker in workers if worker.server not in avoided]
@@ -109,6 +109,6 @@ def _left(workers: Sequence[Worker], avoided: Sequence[Worker]) -> Sequence[Work
 
 
 def _alike(decodes: Sequence[Worker], prefill: Worker) -> Sequence[Worker]:
-    """Return the ``decodes`` with the weights of ``prefill``, as far as the router knows; all if none has them."""
+    """Return the ``decodes`` whose known weight version is that of ``prefill``; all if there are none."""
     version = prefill.server.weight_version
     return [worker for worker in decodes if worker.server.weight_version == version] or decodes

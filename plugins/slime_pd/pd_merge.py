@@ -1,4 +1,4 @@
-"""Merges what only the prefill worker knows into the answer of the decode worker."""
+"""Merges fields that only the prefill worker knows into the answer of the decode worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Prefilled", "event_data"]
 
 Meta = dict[str, Any]
 
-#: The version as JSON shows it. Inside a JSON string the quotes would be escaped.
+#: The weight version as it stands in JSON. Inside a JSON string the quotes would be escaped.
 _VERSION = re.compile(rb'"weight_version"\s*:\s*("[^"\\]*"|null)')
 _SPANS = b'"weight_versions"'
 _JOINED = ("input_token_logprobs", *TOKEN_ARRAYS)
@@ -56,7 +56,7 @@ class Prefilled:
         return cls(metas)
 
     def adds_to(self, beginning: bytes) -> bool:
-        """Return True when something must be merged into an answer. ``beginning``: its first piece, or all of it."""
+        """Return True when fields must be merged into an answer. ``beginning``: the answer or its first piece."""
         if any(name in meta for meta in self._metas.values() for name in _JOINED):
             return True
         if any(name in beginning for name in _ARRAYS):
@@ -67,14 +67,15 @@ class Prefilled:
         return len(told) != 1 or told != self._versions or _SPANS in beginning
 
     def adds_to_stream(self, first: bytes, *, asks_rows: bool = False) -> bool:
-        """Do the same for a stream. Of several sequences, later ones may begin after an update.
+        """Return True when fields must be merged into a stream. ``first``: its first piece.
 
-        ``asks_rows``: the request asks for arrays, which come in the last events.
+        ``asks_rows``: the request asks for arrays, which come in the last events. In a stream of several sequences,
+        later sequences may begin after an update of the weights.
         """
         return asks_rows or (len(self._metas) > 1 and bool(self._versions)) or self.adds_to(first)
 
     def merge(self, body: bytes) -> bytes:
-        """Merge into ``body``, the decode worker's whole answer. Raises WorkerBroke."""
+        """Return ``body``, the decode worker's whole answer, with the merged fields. Raises WorkerBroke."""
         try:
             document = orjson.loads(body)
         except orjson.JSONDecodeError as error:
@@ -84,7 +85,7 @@ class Prefilled:
         return orjson.dumps(document)
 
     def merge_event(self, data: bytes) -> bytes:
-        """Merge into ``data``, the data of one event. Raises WorkerBroke."""
+        """Return ``data``, the data of one event, with the merged fields. Raises WorkerBroke."""
         output = event_data(data)
         if output is None:
             return data
@@ -102,7 +103,7 @@ class Prefilled:
                 if isinstance(first, str) and _fit(first, before, meta[name], meta, f"{name}_start_len"):
                     meta[name] = _overlaid(first, meta[name])
                 else:
-                    del meta[name]  # the decode worker alone does not know the rows of the prompt
+                    del meta[name]  # the decode worker does not know the rows of the prompt
         if "weight_version" in before:
             _tell_first_version(meta, _first_version(before))
 
@@ -129,9 +130,9 @@ def _index(output: dict[str, Any]) -> int:
 
 
 def _fit(first: str, before: Meta, second: str, meta: Meta, start: str) -> bool:
-    """Return False if ``first`` and ``second`` cannot be rows of one size, from one place of one prompt on.
+    """Return False if ``first`` and ``second`` have rows of different sizes, or begin at different places of a prompt.
 
-    ``start``: the name of the field with that place. Without the figures this is not known.
+    ``start``: the name of the field with that place. Return True if the metas lack the figures to decide this.
     """
     names = ("prompt_tokens", "completion_tokens", start)
     told: list[list[Any]] = [
@@ -165,14 +166,14 @@ def _overlaid(first: str, second: str) -> str:
 
 
 def _first_version(meta: Meta) -> object:
-    """Return the version of the weights that sampled the first token. The weights may have changed since."""
+    """Return the version of the weights that sampled the first token. Later tokens may have another version."""
     spans = meta.get("weight_versions")
     first = spans[0] if isinstance(spans, list) and spans else None
     return first["version"] if isinstance(first, dict) and "version" in first else meta["weight_version"]
 
 
 def _tell_first_version(meta: Meta, version: object) -> None:
-    """Note in ``meta`` that the first token has ``version``, the prefill worker's, if the decode worker names another.
+    """Note in ``meta`` that the first token has ``version``, the prefill worker's, if ``meta`` names another version.
 
     ``weight_versions``, a list of spans, is SGLang's field for weights that change within a request.
     """
@@ -187,5 +188,5 @@ def _tell_first_version(meta: Meta, version: object) -> None:
         if begin["end"] > 1:
             rest = [{**begin, "start": 1}, *rest]
     except (TypeError, KeyError, ValueError):
-        rest = []  # an unknown form: the spans do not cover all tokens, which is clearly an error
+        rest = []  # an unknown form: spans that do not cover all tokens show readers the error
     meta["weight_versions"] = [{"version": version, "start": 0, "end": 1}, *rest]

@@ -1,4 +1,4 @@
-"""The plugin: a layer around the proxy, which gives each generation to a pair of workers."""
+"""The plugin: a Sender around the proxy that gives each generation to a pair of workers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_plugin(options: argparse.Namespace) -> Disaggregation | None:
-    """The plugin; None without ``--pd-disaggregation``. Raises SettingsError."""
+    """Make the plugin; None without ``--pd-disaggregation``. Raises SettingsError."""
     settings = Settings.from_options(options)
     return Disaggregation(settings) if settings.enabled else None
 
 
 class Disaggregation:
-    """Gives each generation to a pair of workers, by the hook ``sender`` alone."""
+    """Gives each generation to a pair of workers, by the hook ``sender``."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -1,4 +1,4 @@
-"""The flags, as the SGLang gateway spells them."""
+"""The flags of prefill/decode disaggregation, as the SGLang gateway spells them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``enabled``: generations go to pairs of workers. ``prefill``: URLs with bootstrap ports; ``decode``: URLs."""
+    """Settings from the command line. ``enabled``: generations go to pairs of workers.
+
+    ``prefill``: the URLs and bootstrap ports of prefill workers. ``decode``: the URLs of decode workers.
+    """
 
     enabled: bool = False
     prefill: tuple[tuple[str, int | None], ...] = ()
@@ -66,7 +69,7 @@ def _url(flag: str, url: str) -> str:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
+    """Add the flags to ``parser``."""
     parser.add_argument(
         "--pd-disaggregation", action="store_true",
         help="give each generation to a prefill and a decode worker",
