@@ -1,4 +1,4 @@
-"""The flags of the policies, as the SGLang gateway spells them."""
+"""The flags of the policies. Flags that the SGLang gateway has, too, are spelt as there."""
 
 from __future__ import annotations
 
