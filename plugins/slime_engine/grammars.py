@@ -37,9 +37,9 @@ _MISSING = (
 class Bound:
     """The grammar state of one answer."""
 
-    def __init__(self, matcher: Any, marks: _Marks, *, is_json: bool) -> None:
+    def __init__(self, matcher: Any, closing_tokens: _ClosingTokens, *, is_json: bool) -> None:
         self._matcher = matcher
-        self._marks = marks
+        self._closing_tokens = closing_tokens
         self._is_json = is_json
 
     def allowed(self, *, closing: bool) -> BoolArray:
@@ -49,8 +49,8 @@ class Bound:
         these. A tiny language model rarely ends strings and lists by itself.
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        allowed = np.unpackbits(bits, count=self._marks.size, bitorder="little").astype(np.bool_)
-        return self._marks.closing(allowed, is_json=self._is_json) if closing else allowed
+        allowed = np.unpackbits(bits, count=self._closing_tokens.size, bitorder="little").astype(np.bool_)
+        return self._closing_tokens.closing(allowed, is_json=self._is_json) if closing else allowed
 
     def advance(self, token_id: int) -> None:
         """Advance by the sampled ``token_id``."""
@@ -66,14 +66,16 @@ class Grammars:
 
     def __init__(self, tokenizer: ModelTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._marks = _Marks(tokenizer)
+        self._closing_tokens = _ClosingTokens(tokenizer)
         self._vocabulary: Any = None
         self._lock = threading.Lock()
         self._compiled = lru_cache(_CACHED_GRAMMARS)(self._compile)
 
     def bind(self, grammar: Grammar) -> Bound:
         """Return the state of a new answer. A new grammar takes milliseconds to compile. Raises BadRequest."""
-        return Bound(self._compiled(grammar).deep_copy(), self._marks, is_json=grammar[0] == "json_schema")
+        return Bound(
+            self._compiled(grammar).deep_copy(), self._closing_tokens, is_json=grammar[0] == "json_schema"
+        )
 
     def _compile(self, grammar: Grammar) -> Any:
         kind, text = grammar
@@ -116,7 +118,7 @@ class _Vocabulary:
         return list(self._encode(text.decode("utf-8", "replace")))
 
 
-class _Marks:
+class _ClosingTokens:
     """The tokens that end an answer, and the tokens that close something in JSON."""
 
     def __init__(self, tokenizer: ModelTokenizer) -> None:

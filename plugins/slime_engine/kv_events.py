@@ -83,7 +83,7 @@ class KVEventsConfig:
             if value is None and name == "replay_endpoint":
                 continue
             if found is None or not 0 < int(found[2]) <= _MAX_PORT:
-                raise ValueError(f"{name} must be such as tcp://*:5557, got {value!r}")
+                raise ValueError(f"{name} must be an address such as tcp://*:5557, got {value!r}")
         for name in ("buffer_steps", "hwm", "max_queue_size"):
             value = getattr(self, name)
             if type(value) is not int or value < 0:

@@ -112,7 +112,10 @@ class Scheduler:
             self._changed.notify()
 
     async def hand_over(self, room: int, dp_rank: int | None) -> Handover:
-        """Wait for the first token of the sequence in ``room``, end the sequence, and return the token."""
+        """Wait for the first token of the sequence in ``room``, end the sequence, and return the token.
+
+        Raises BadRequest if the sequence is on another rank than ``dp_rank``.
+        """
         await self._changed.wait_for(lambda: room in self.handing)
         sequence = self.handing[room]
         if dp_rank not in (None, sequence.entry.dp_rank):
@@ -139,10 +142,9 @@ class Scheduler:
             self.abort(rid)
 
     def pause(self, mode: PauseMode) -> None:
-        """Sample nothing until ``resume``.
+        """Sample nothing until ``resume``. ``abort`` ends all sequences, ``in_place`` leaves them in the batch.
 
-        ``abort`` ends all sequences. ``retract`` puts running sequences back in the queue, with their tokens.
-        ``in_place`` leaves them in the batch.
+        ``retract`` puts running sequences back in the queue, with their tokens.
         """
         self.paused = True
         if mode == "abort":
@@ -201,8 +203,6 @@ class Scheduler:
         unfinished = [*self.running.values(), *self.waiting.values(), *self.handing.values()]
         self.running, self.waiting, self.handing = {}, {}, {}
         self.fail(unfinished, reason)
-
-    # The loop.
 
     async def run(self, rank: int = 0) -> None:
         """Step for ever with the sequences of one rank. An exception here is a crash of the engine."""

@@ -27,7 +27,7 @@ _ANSWER = ("content", "reasoning_content", "tool_calls")
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Conditions on a prompt. All given ones must hold; an entry without conditions matches every prompt.
+    """Conditions on a prompt. All that are given must hold; an entry without conditions matches every prompt.
 
     ``user``: text in the last message, unless that is a tool's result. ``tool``: text in the tool results at the
     prompt's end. ``prompt``: a regular expression found anywhere in the prompt, markup included. ``turn``: 1 for the

@@ -60,8 +60,8 @@ class Sequence:
         self.run: Run | None = None  # the backend's state, from admission on; still set after its release
         self.retractions = 0
         self.expected = False  # the first token comes from a prefill engine, and has not arrived
-        self.given = False  # that token has arrived, but was neither checked nor sent yet
-        self.taken_for: str | None = None  # this engine's weight version when that token arrived
+        self.given = False  # the prefill engine's token has arrived, but was neither checked nor sent yet
+        self.taken_for: str | None = None  # this engine's weight version when the token arrived
         self.cached_before: int | None = None  # prompt tokens that the prefill engine had in its cache
 
     @property
@@ -121,7 +121,7 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class TokenDelta:
-    """Tokens sampled since the last delta of this sequence; counters are totals at that moment."""
+    """Tokens sampled since the last delta of this sequence. Counters are totals up to this delta."""
 
     sequence: Sequence
     token_ids: list[int]

@@ -70,11 +70,11 @@ def _attend(
     for segment in segments:
         here = slice(segment.begin, segment.begin + segment.size)
         keys, values = segment.rows.extended(module.layer_idx, key[0, :, here], value[0, :, here])
-        parts.append(_one(query[0, :, here], keys, values, scaling, sliding_window))
+        parts.append(_attend_one(query[0, :, here], keys, values, scaling, sliding_window))
     return torch.cat(parts, dim=1).transpose(0, 1)[None], None
 
 
-def _one(
+def _attend_one(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,

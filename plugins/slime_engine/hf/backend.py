@@ -97,7 +97,7 @@ class TransformersBackend:
         for run in list(self._running):
             run.forget()
 
-    # In the thread.
+    # The methods from here on run in the thread.
 
     def _collect(self) -> None:
         while self._released:

@@ -130,7 +130,10 @@ class PrefixCache:
         self._tokens = 0
 
     def longest(self, ids: Sequence[int], limit: int, running: Iterable[KVRun]) -> tuple[KVRun | None, int]:
-        """Return the ended or ``running`` sequence that shares most first ids with ``ids[:limit]``, and how many."""
+        """Return the sequence that shares the longest prefix with ``ids[:limit]``, and the length of this prefix.
+
+        The sequence has ended, or is one of ``running``. None: no sequence shares an id.
+        """
         wanted = np.asarray(ids[:limit])
         best: tuple[KVRun | None, int] = (None, 0)
         for run in (*self._runs, *running):
