@@ -74,9 +74,8 @@ class _RankPublisher:
     def publish(self, events: Sequence[Event]) -> None:
         number, self._next = self._next.to_bytes(8, "big"), self._next + 1
         payload: bytes = msgpack.packb([time.time(), events, self._rank])
-        self._pub.send_multipart(
-            (self._topic, number, payload)
-        )  # sent or dropped at once: there is nothing to await
+        # sent or dropped at once: there is nothing to await
+        self._pub.send_multipart((self._topic, number, payload))
         self._sent.append((number, payload))
 
     async def serve_replays(self) -> None:

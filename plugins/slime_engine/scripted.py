@@ -50,9 +50,8 @@ class ScriptedAnswers:
 
     def _bound(self, entry: Entry, bound: Bound) -> list[int]:
         calls = [{"name": call.name, "parameters": call.arguments} for call in entry.calls]
-        text = (
-            json.dumps(calls, ensure_ascii=False) if calls else entry.content
-        )  # with the white space that the grammar requires
+        # json writes the white space that the grammar requires
+        text = json.dumps(calls, ensure_ascii=False) if calls else entry.content
         answer = list(self._tokenizer.encode(text + END_OF_TURN))
         if not bound.fits(answer):
             place = f"{self._script.path}:{entry.line}"

@@ -109,6 +109,6 @@ def _left(workers: Sequence[Worker], avoided: Sequence[Worker]) -> Sequence[Work
 
 
 def _alike(decodes: Sequence[Worker], prefill: Worker) -> Sequence[Worker]:
-    """Return the ``decodes`` whose known weight version is that of ``prefill``; all if there are none."""
+    """Return the ``decodes`` with the weight version of ``prefill``, as the router knows it; all if there are none."""
     version = prefill.server.weight_version
     return [worker for worker in decodes if worker.server.weight_version == version] or decodes

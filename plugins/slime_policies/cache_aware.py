@@ -69,7 +69,7 @@ class CacheAware:
 
     The cost of a worker, in tokens, is the sum of:
 
-    - 240 for each request in flight, more for a request with a very high limit
+    - 240 for each request in flight, more for a request with a very high ``max_new_tokens``
       (:class:`slime_policies.long_requests.LongRequests`),
     - half of the tokens of other prompts that the worker probably has to prefill yet,
     - 3 for each token of this prompt that it lacks. A prefix that many requests have had costs less:

@@ -19,8 +19,9 @@ _OVERLAP = 64
 class CachedTokens:
     """A tap that gives ``note`` the number of prompt tokens, and how many of these the engine had in its cache.
 
-    It stops when it has found both numbers. If an answer has several sequences, they are the first sequence's. SGLang
-    and vLLM use these names in ``meta_info`` and in ``usage``. An answer that lacks one of them is ignored.
+    It reads ``prompt_tokens`` and ``cached_tokens``, as SGLang and vLLM write them in ``meta_info`` and in ``usage``.
+    It stops when it has found both; in an answer with several sequences, both are the first sequence's. An answer
+    without both is ignored.
     """
 
     __slots__ = ("_cached", "_is_done", "_note", "_prompt", "_reply", "_rest")

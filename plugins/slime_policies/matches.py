@@ -47,7 +47,7 @@ def cheapest(
     now: float,
     further: Sequence[float] = (),
 ) -> int:
-    """Return the place of the worker with the least cost; among equal workers, the place of that chosen longest ago.
+    """Return the place of the worker with the least cost; of equal workers, the place of the one chosen longest ago.
 
     ``further``: a further cost of each worker, in tokens.
     """

@@ -59,7 +59,7 @@ class Settings:
     )  # fmt: skip
     cache_threshold: float | None = flag(
         "--cache-threshold", at_least=0, at_most=1, type=float, metavar="RATIO",
-        help="cache_aware: share of the prompt, 0 to 1, that a worker must have seen for it to count"
+        help="cache_aware: share of the prompt, 0 to 1; a worker that has not seen more counts as having none"
         " (default: any part counts)",
     )  # fmt: skip
     balance_abs_threshold: int | None = flag(
@@ -75,7 +75,7 @@ class Settings:
     )  # fmt: skip
     max_tree_size: int = flag(
         "--max-tree-size", default=1 << 26, at_least=1, metavar="BYTES",
-        help="cache_aware: size of the prefixes that are remembered, each once for all workers",
+        help="cache_aware: size of all prefixes that are remembered; a prefix counts once for all workers",
     )  # fmt: skip
     kv_events: bool = flag(
         "--kv-events", default=False,
@@ -164,7 +164,7 @@ def add_policy_options(parser: argparse.ArgumentParser, policies: list[str], for
     """Add the flags to ``parser``."""
     parser.add_argument(
         "--policy", choices=policies, default=Settings().policy,
-        help="how a worker is chosen; a session keeps its worker, except with consistent_hashing"
+        help="how a worker is chosen; a session keeps its worker, except with auto and consistent_hashing"
         " (default: %(default)s)",
     )  # fmt: skip
     for kind, choices in (("prefill", [*policies, *for_prefill]), ("decode", policies)):

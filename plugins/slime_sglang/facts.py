@@ -1,4 +1,4 @@
-"""Facts about an SGLang worker: the model that it serves, and the bootstrap port of a prefill worker."""
+"""Facts about an SGLang worker: its model, the shape of the routed experts, and a prefill worker's bootstrap port."""
 
 from __future__ import annotations
 

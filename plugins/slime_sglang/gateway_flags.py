@@ -1,7 +1,7 @@
 """Flags of the SGLang gateway (sglang-router 0.3.2) without effect here, so that its launch lines can be used.
 
 A flag that the core or a loaded plugin defines is not handled here. Other flags that do not matter to requests are
-accepted, and a line in the log says why the flag has no effect. Other flags that matter to requests are refused: the
+accepted, and a line in the log says why each has no effect. Other flags that matter to requests are refused: the
 router does not start. Values are never shown, since some are secrets.
 """
 
@@ -77,7 +77,6 @@ _REFUSED: tuple[_Row, ...] = (
 
 _UNLESS = {"--backend": ("sglang",), "--history-backend": ("memory", "none")}
 
-#: All flags.
 FLAGS = tuple(
     GatewayFlag(name, why, nargs, refused=rows is _REFUSED, unless=_UNLESS.get(name, ()))
     for rows in (_IDLE, _REFUSED)

@@ -18,7 +18,7 @@ __all__ = ["Cleared", "Event", "Hash", "MalformedBatch", "Removed", "Stored", "r
 #: The engine's own name of a block: 64 bits in SGLang, bytes in some versions of vLLM.
 Hash: TypeAlias = int | bytes
 
-#: The fields of a list after its type. The place of ``lora_name`` had two other fields in some versions of SGLang.
+#: The fields of a list after its type. The place of ``lora_name`` held other fields in some versions of SGLang.
 _FIELDS = {
     "BlockStored": (
         "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name",
@@ -72,9 +72,9 @@ def read_batch(payload: bytes) -> list[Event]:
     try:
         batch = msgpack.unpackb(payload)
     except Exception as error:  # each version of msgpack raises other errors
-        raise MalformedBatch(f"no msgpack: {type(error).__name__}") from None
+        raise MalformedBatch(f"it is not msgpack: {type(error).__name__}") from None
     if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
-        raise MalformedBatch("no list of a time and a list of events")
+        raise MalformedBatch("it is not a list of a time and a list of events")
     return [event for raw in batch[1] for event in _read(raw)]
 
 
@@ -87,7 +87,7 @@ def _read(raw: Any) -> Iterator[Event]:
         return
     hashes = fields.get("block_hashes")
     if not isinstance(hashes, list) or not {*map(type, hashes)} <= {int, bytes}:
-        raise MalformedBatch(f"block_hashes of {kind} is no list of hashes")
+        raise MalformedBatch(f"block_hashes of {kind} is not a list of hashes")
     if kind == "BlockRemoved":
         yield Removed(hashes)
     elif not _depends_on_more_than_ids(fields):
@@ -123,14 +123,14 @@ def _stored(hashes: list[Hash], fields: dict[Any, Any]) -> Iterator[Stored]:
     if type(size) is not int or size < 1:
         raise MalformedBatch(f"block_size is {size!r}"[:100])
     if parent is not None and type(parent) not in (int, bytes):
-        raise MalformedBatch("parent_block_hash is no hash")
+        raise MalformedBatch("parent_block_hash is not a hash")
     if not isinstance(ids, list) or len(ids) != size * len(hashes):
         raise MalformedBatch("token_ids has another length than the blocks")
     if (kinds := {*map(type, ids)}) == {list}:  # with EAGLE: pairs of a token and the next one
         ids = [pair[0] if pair else None for pair in ids]
         kinds = {*map(type, ids)}
     if not kinds <= {int}:
-        raise MalformedBatch("token_ids has something else than ids")
+        raise MalformedBatch("token_ids has values that are not ids")
     for start in range(0, len(hashes), _BLOCKS_AT_ONCE):
         end = start + _BLOCKS_AT_ONCE
         before = hashes[start - 1] if start else parent
