@@ -1,6 +1,6 @@
 """Deltas of an answer, and the message that they add up to.
 
-A stream sends the deltas as they are made. A whole answer has the message that :func:`message` makes of them.
+A stream sends the deltas as they are made. A whole answer has the message that :func:`message` makes of all deltas.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class Writer:
     """Makes deltas of the parts of an answer.
 
     White space around calls and newlines around thoughts belong to the format and are left out. So white space is held
-    back until the next part is known. It is kept if content follows: a call may stand between two pieces of content.
+    back until the next part is known. If content follows, the white space is kept, even behind a call.
 
-    ``tools``: the parameters' JSON schema of each callable tool, by name. ``calls``: the number of calls that began.
+    ``tools``: the parameters' JSON schema of each callable tool, by name. ``calls``: the number of calls so far.
     ``behind_call``: True while only white space has followed a call.
     """
 
@@ -128,7 +128,7 @@ class Writer:
             self._pieces.append(text)
 
     def drain(self) -> list[Delta]:
-        """Return the deltas since the last drain; without ``stream_reasoning``, thoughts only once complete."""
+        """Return the deltas since the last drain. Without ``stream_reasoning``, incomplete thoughts wait."""
         if self._stream_reasoning or self._kind is not Reasoning:
             self._flush()
         deltas, self._deltas = self._deltas, []

@@ -19,7 +19,7 @@ _GRAMMARS = ("json_schema", "regex", "ebnf")
 
 
 class Formats:
-    """Makes a parser for each answer. Raises SettingsError for names that are not known."""
+    """Makes a parser for each answer. Raises SettingsError for an unknown name of a format."""
 
     def __init__(self, template: str, tokenizer: Tokenizer, *, calls: str, reasoning: str) -> None:
         self._calls = _named("--tool-call-parser", calls, CALL_FORMATS, choose_calls(template))
@@ -32,7 +32,7 @@ class Formats:
         )
 
     def parser(self, request: ChatRequest, prompt: str) -> Parser:
-        """Return a parser for one answer to ``request``. ``prompt``: the end of its prompt."""
+        """Return a parser for one answer to ``request``. ``prompt``: the end of the prompt's text."""
         reasoning = self._reasoning if request.separate_reasoning else None
         last = request.messages[-1]
         prefilled = (last.content or "") if request.continue_final_message else ""
@@ -44,7 +44,7 @@ class Formats:
             parallel=request.parallel_tool_calls,
             stop=() if request.sampling.get("no_stop_trim") else request.stop,
             stream_reasoning=request.stream_reasoning,
-            # Forced calls need these ids, too: the template will check them.
+            # The ids fit the model's own format, also for forced calls: the chat template checks them in the next turn.
             new_id=self._calls.new_id if self._calls else None,
         )
 

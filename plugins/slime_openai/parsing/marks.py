@@ -1,4 +1,4 @@
-"""Strings to look for in text that comes in pieces: stop strings, tags."""
+"""Search for marks (stop strings and tags) in text that comes in pieces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["find", "held"]
 
 
 def find(text: str, marks: Sequence[str], start: int = 0) -> tuple[int, str] | None:
-    """Return the beginning of the mark that ends first, and this mark.
+    """Return the index of the mark that ends first in ``text``, and the mark; None if there is none.
 
     The ends are compared, not the beginnings, so that reading character by character finds the same mark.
     """

@@ -19,7 +19,8 @@ class Parser:
 
     ``reasoning``: the format of thoughts; ``starts_inside``: the prompt ended within thoughts. ``calls``: the format of
     calls to ``tools``. Without a format, thoughts or calls are content. Without ``parallel``, later calls are content.
-    ``stop``: strings that are not shown, not even in part. Without ``stream_reasoning``, thoughts come in one piece.
+    ``stop``: strings that end the answer; no part of them is shown. Without ``stream_reasoning``, thoughts come in one
+    piece.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Parser:
         return self._writer.drain()
 
     def finish(self, matched: str | None = None) -> list[Delta]:
-        """Return the deltas held back, at the answer's end. ``matched``: the stop string that the engine ended at."""
+        """End the answer, and return the last deltas. ``matched``: the stop string that the engine ended at."""
         text = self._stops.finish(matched)
         self._source.ended = True
         self._read_on(text)

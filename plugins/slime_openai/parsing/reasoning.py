@@ -5,7 +5,7 @@ Magistral (``[THINK]``) and Kimi-VL-Thinking (``◁think▷``) have other tags. 
 thoughts when they write them again, so these newlines belong to neither text.
 
 Only thoughts at the beginning of an answer count: a later tag is content. Without an end tag, all text behind the start
-tag is thoughts: the answer was cut there.
+tag is thoughts: the answer was cut short.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["REASONING_FORMATS", "ReasoningFormat", "choose_reasoning"]
 class ReasoningFormat:
     """Thoughts from ``start`` to ``end``. ``always``: the model thinks from its first token, with or without a tag.
 
-    ``calls``: the tag of a call, which ends the thoughts too: some models omit ``end`` before a call.
+    ``calls``: the tag that begins a call. It ends the thoughts, too, since some models omit ``end`` before a call.
     """
 
     name: str
@@ -84,7 +84,7 @@ REASONING_FORMATS = {
 def choose_reasoning(template: str) -> ReasoningFormat | None:
     """Return the format of thoughts in a chat template; None if it has no thoughts.
 
-    It does not matter here if answers begin within thoughts: each prompt shows that.
+    It does not say if an answer begins within thoughts: the prompt of the answer shows that.
     """
     if "◁think▷" in template:
         return REASONING_FORMATS["kimi"]

@@ -1,4 +1,4 @@
-"""Text that comes in pieces, read as if it were all there.
+"""Text that comes in pieces, read as if all of it had come.
 
 A reader is a generator. It asks a :class:`Source` for the part that should come next, and ``yield`` waits for more
 text. So its code looks like a grammar, and its result does not depend on how the text was split.
@@ -29,7 +29,7 @@ class Malformed(Exception):
 class Source:
     """A text and a position in it: ``text[at:]`` is next. Text stays until it is taken, so that a reader can go back.
 
-    An index into ``text`` is wrong after a ``yield``, since taken text may have been removed. Use an ``offset``.
+    A ``yield`` makes an index into ``text`` wrong, since taken text may have been removed. Use an ``offset``.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Source:
         return self.text[self.at]
 
     def expect(self, *literals: str) -> Reading[str]:
-        """Read the one of ``literals`` that is next, and return it. Raises Malformed if none is."""
+        """Read and return the literal that is next. Raises Malformed if it is none of ``literals``."""
         while True:
             for literal in literals:
                 if self.text.startswith(literal, self.at):
@@ -103,7 +103,7 @@ class Source:
             yield
 
     def pass_on(self, write: Callable[[str], object] | None, *marks: str) -> Reading[str | None]:
-        """Write the text before the first of ``marks`` piece by piece; return this mark, unread, or None at the end.
+        """Write the text before the first mark piece by piece. Return the mark, which stays unread; None at the end.
 
         Without ``write`` the text is only read.
         """

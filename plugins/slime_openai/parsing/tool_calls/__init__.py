@@ -1,6 +1,7 @@
 """Tool calls in the text of a model.
 
-Each module is the grammar of one format, over :class:`slime_openai.parsing.source.Source`.
+Each format has a module with its grammar. ``calls`` and ``values`` are parts of grammars. A grammar reads from a
+:class:`slime_openai.parsing.source.Source`.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ __all__ = ["CALL_FORMATS", "FORCED_CALLS", "CallFormat", "choose_calls"]
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """The tool call format of a family of models. ``new_id`` makes ids that their chat templates accept."""
+    """The tool call format of a family of models. ``new_id`` makes ids that the family's chat templates accept."""
 
     name: str
     read: Callable[[Source, Writer], Reading[None]]
     new_id: Callable[[], str] = new_call_id
 
 
-#: The format of answers with ``tool_choice`` "required": the grammar allows nothing else.
+#: The format of answers in which ``tool_choice`` forces a call: the JSON schema allows nothing else.
 FORCED_CALLS = CallFormat("json", json_array.read)
 
 #: Formats by their names in SGLang's ``--tool-call-parser`` (``function_call/function_call_parser.py``).

@@ -1,4 +1,4 @@
-"""Parts that formats of tool calls share: tags that may begin a call, and calls written in JSON.
+"""Grammars that formats of tool calls share: tags that may begin a call, and calls written in JSON.
 
 A call begins when it has named a callable tool, and the JSON object of its arguments has begun. Until then its text is
 held back; if it turns out to be no call, every character becomes content. A call that has begun stays a call, and its
@@ -35,7 +35,7 @@ def read_tagged(
 ) -> Reading[None]:
     """Read content, with calls that begin with one of ``tags``. A tag that begins no call is content.
 
-    ``read_call`` is called behind the tag. It may raise Malformed only while it has not taken any text.
+    ``read_call`` reads what follows the tag. It may raise Malformed only while it has not taken any text.
     """
     while tag := (yield from source.pass_on(writer.content, *tags)):
         yield from source.expect(tag)
@@ -47,7 +47,7 @@ def read_tagged(
 
 
 def settle(source: Source, writer: Writer, known: bool) -> None:
-    """End a call. Drop the rest of its text, which is markup; if the call is not ``known``, all its text is content."""
+    """End a call. Drop the rest of its text, which is markup. If the call is not ``known``, all its text is content."""
     text = source.take()
     if not known:
         writer.content(text)
@@ -56,8 +56,8 @@ def settle(source: Source, writer: Writer, known: bool) -> None:
 def arguments(source: Source, writer: Writer, name: str, *end: str) -> Reading[bool]:
     """Begin the call of ``name``, and stream its arguments: the JSON object that is next.
 
-    Return False if this call is not allowed: the object is read, but not written. Raises Malformed if no object begins
-    here. An unclosed object ends at one of ``end``, tags of the format, unless the tag stands in a string.
+    Return False if this call is not allowed: the object is read, but not written. ``end``: tags of the format. Outside
+    of a string, such a tag ends an unclosed object. Raises Malformed if no object begins here.
     """
     opening = yield from source.expect("{")
     opening += yield from source.run(SPACE)
@@ -72,9 +72,9 @@ def arguments(source: Source, writer: Writer, name: str, *end: str) -> Reading[b
 
 
 def call_object(source: Source, writer: Writer, *end: str) -> Reading[bool]:
-    """Read ``{"name": ..., "arguments": {...}}``; also with ``parameters``, in any order, and with more keys.
+    """Read ``{"name": ..., "arguments": {...}}``. The keys may have any order, and there may be more.
 
-    Return False as :func:`arguments` does. Raises Malformed for any other text.
+    ``arguments`` may be named ``parameters``. Return False as :func:`arguments` does. Raises Malformed for other text.
     """
     yield from source.expect("{")
     name, early = None, "{}"
@@ -169,8 +169,8 @@ def _rest_of_value(
 ) -> Reading[None]:
     """Read the rest of an object or a list, up to its closing bracket or one of ``end``.
 
-    Only strings and brackets matter. A string with a raw control character is invalid JSON, and probably not closed;
-    so ``end`` is recognised behind that character.
+    Only strings and brackets matter. A string with a raw control character is invalid JSON, and probably not closed.
+    So ``end`` is recognised behind that character.
     """
     depth = 1
     quoted = torn = False

@@ -3,7 +3,7 @@
 - DeepSeek-V3 and R1: ``function<｜tool▁sep｜>name``, and the arguments in a fenced block of ``json``.
 - DeepSeek-V3.1: ``name<｜tool▁sep｜>{...}``.
 
-From the chat templates of deepseek-ai/DeepSeek-V3-0324 and deepseek-ai/DeepSeek-V3.1.
+Sources: the chat templates of deepseek-ai/DeepSeek-V3-0324 and deepseek-ai/DeepSeek-V3.1.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """``[{"name": ..., "parameters": {...}}, ...]`` and nothing else: a forced call, in place of the model's own format.
 
-With ``tool_choice`` "required", a JSON schema constrains the answer to this form (SGLang: ``JsonArrayParser``).
+With ``tool_choice`` "required" or a named tool, a JSON schema constrains the answer to this form (SGLang:
+``JsonArrayParser``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``{"name": ..., "parameters": {...}}`` as the whole answer: Llama 3.1, 3.2 and 3.3.
 
-From the chat template of meta-llama/Llama-3.1-8B-Instruct. ``<|python_tag|>`` may come before; several calls are
-separated by ``;`` (SGLang's ``Llama32Detector``) or white space. Anywhere else a brace is content. So is any other text
-behind the tag, such as ``brave_search.call(query="...")`` or Python code.
+``<|python_tag|>`` may come before a call. Several calls are separated by ``;`` (SGLang's ``Llama32Detector``) or white
+space. Anywhere else a brace is content. Other text behind the tag is content, too, such as
+``brave_search.call(query="...")`` or Python code. Source: the chat template of meta-llama/Llama-3.1-8B-Instruct.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``<tool_call><function=name><parameter=key>value</parameter></function></tool_call>``: Qwen3-Coder, Qwen3.5.
 
-From the chat template of Qwen/Qwen3-Coder-30B-A3B-Instruct and the parser in the same repository
-(``qwen3coder_tool_parser.py``). Values are text; the tool's schema says which of them are JSON. The word null is JSON's
+Sources: the chat template of Qwen/Qwen3-Coder-30B-A3B-Instruct, and the parser in the same repository
+(``qwen3coder_tool_parser.py``). Values are text. The tool's schema says which values are JSON. The word null is JSON's
 null. One newline at each end of a value belongs to the format. If ``</parameter>`` is missing, ``<parameter=`` or
 ``</function>`` ends the value. ``<tool_call>`` may be missing, too.
 """
@@ -66,7 +66,7 @@ def _skipped(source: Source, key: str | None) -> Reading[None]:
 
 
 def _arguments(source: Source, writer: Writer, key: str | None, schema: Mapping[str, Any]) -> Reading[None]:
-    """Write the parameters as a JSON object. It stays open if the text ends before the function does."""
+    """Write the parameters as a JSON object. The object stays open if the text ends before the function does."""
     properties = schema.get("properties")
     separator = "{"
     while key is not None:
