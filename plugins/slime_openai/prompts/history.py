@@ -1,7 +1,7 @@
 """The conversations that the router has served, as a tree of turns.
 
-A turn is the messages that one request added to a conversation, and the model's answer. A turn's tokens are those that
-an engine consumed and sampled. Sub-agents and parallel branches of one session are branches of the tree.
+A turn is the messages that one request added to a conversation, and the model's answer. Its tokens are the
+tokens that an engine consumed and sampled. Sub-agents and parallel branches of one session are branches of the tree.
 """
 
 from __future__ import annotations
@@ -19,26 +19,25 @@ from slime_openai.responses.evidence import LostSessions
 
 __all__ = ["Alike", "Answers", "Asking", "History", "Turn"]
 
-#: Returns a digest of what assistants say in the messages from the first number up to the second.
+#: ``(first, last)``: returns a digest of the assistants' messages from index ``first`` up to, not including, ``last``.
 Answers: TypeAlias = Callable[[int, int], bytes]
-# Bytes in CPython 3.11. A turn without tokens and text; an ASCII string without its characters; at most, a wide (not
-# ASCII) string without its characters. Each character of a wide string has up to 8 bytes: 4, and 4 in UTF-8,
-# which CPython keeps once the string was written as JSON.
-_TURN_BYTES = 1_280
-_STRING_BYTES = 49
-_WIDE_STRING_BYTES = 77
-_WIDE = 8
+# Bytes of memory in CPython 3.11. A character of a wide (not ASCII) string takes up to 4 bytes in the string, and up to
+# 4 in the UTF-8 copy that CPython keeps once the string was written as JSON.
+_TURN_BYTES = 1_280  # a turn without its tokens and text
+_STRING_BYTES = 49  # an empty ASCII string
+_WIDE_STRING_BYTES = 77  # a wide string without its characters, at most
+_WIDE = 8  # a character of a wide string, at most
 
 
 class Turn:
-    """One request and its answer. ``asked`` (the ids behind those of ``parent``) and ``sampled`` are packed int32 ids.
+    """One request and its answer. ``asked``: the ids that the request added to those of ``parent``.
 
-    ``key``: of the conversation with the ``reply``, which is message number ``count``; ``place``: key of the
-    conversation before the reply. ``answers``: a digest of the other assistants' messages behind ``parent``. ``text``:
-    the decoded asked and sampled ids, with special tokens. ``ending``: the stop token or stop string, which a reply
-    usually does not show; ``hidden``: how many sampled ids spell it; ``closed``: the ending is a special token, and
-    none of the request's ``stop_token_ids``. ``size_bytes``: memory of the turn, roughly. ``record``: the key of its
-    record in a store, or empty.
+    ``asked`` and ``sampled`` are packed int32 ids; ``text`` is their text, with special tokens. ``key``: the key of the
+    conversation that ends with ``reply``, message number ``count``. ``place``: the key of the conversation before
+    ``reply``. ``answers``: a digest of the assistants' messages between ``parent`` and ``reply``. ``ending``: the stop
+    token or stop string, which a reply usually does not show. ``hidden``: the number of sampled ids that spell the
+    ending. ``closed``: the ending is a special token, and none of the request's ``stop_token_ids``. ``size_bytes``:
+    memory of the turn, roughly. ``record``: the key of its record in a store, or empty.
     """
 
     __slots__ = (
@@ -93,21 +92,21 @@ class Turn:
         self.size_bytes = _TURN_BYTES + len(asked) + len(sampled) + sum(map(_size_of, words))
 
     def chain(self) -> Iterator[Turn]:
-        """Yield this turn and those before it, the latest first."""
+        """Yield this turn and the turns before it, the latest first."""
         turn: Turn | None = self
         while turn is not None:
             yield turn
             turn = turn.parent
 
-    def is_behind(self, answers: Answers) -> bool:
-        """Return True when ``answers`` gives the digests that this turn and those before it have."""
+    def has_answers(self, answers: Answers) -> bool:
+        """Return True when ``answers`` gives the digest of this turn, and of each turn before it."""
         return all(
             answers(turn.parent.count if turn.parent is not None else 0, turn.count - 1) == turn.answers
             for turn in self.chain()
         )
 
     def likeness(self, messages: Sequence[Message]) -> int:
-        """Score how exactly ``messages`` repeat call ids, thoughts and content: keys ignore changes in these."""
+        """Score how exactly ``messages`` repeat call ids, thoughts and content, which keys do not compare exactly."""
         return sum(_likeness(turn.reply, messages[turn.count - 1]) for turn in self.chain())
 
     def ids(self) -> bytes:
@@ -126,7 +125,7 @@ class Turn:
 class Alike(NamedTuple):
     """Turns that differ only in what clients may change in answers, newest first.
 
-    ``needs_check``: they are other sessions' turns, which the session may continue only if Ownership allows it.
+    ``needs_check``: the turns belong to other sessions. The session may continue one only if Ownership allows it.
     """
 
     turns: list[Turn]
@@ -134,7 +133,7 @@ class Alike(NamedTuple):
 
 
 def _size_of(text: str | None) -> int:
-    """Return the most bytes that ``text`` takes: ``sys.getsizeof`` grows when the text is written as JSON."""
+    """Return the most bytes that ``text`` may take. ``sys.getsizeof`` tells less before it is written as JSON."""
     if text is None:
         return 0
     return _STRING_BYTES + len(text) if text.isascii() else _WIDE_STRING_BYTES + _WIDE * len(text)
@@ -151,7 +150,7 @@ def _likeness(reply: Message, message: Message) -> int:
 
 
 class History:
-    """Turns by their conversation; the least recently used are evicted. Synchronous: one event loop needs no lock.
+    """Turns by their conversation; the least recently used are evicted. No change awaits, so no lock is needed.
 
     ``lost``: the sessions that have lost turns or other records.
     """
@@ -168,7 +167,7 @@ class History:
         return len(self._used)
 
     async def load(self, question: Question) -> bool:
-        """Put into memory what ``question`` may continue. Returns False if it cannot be read now."""
+        """Load the turns that ``question`` may continue. Return False if they cannot be read now."""
         return True
 
     def _is_anyones(self, turn: Turn) -> bool:
@@ -178,14 +177,15 @@ class History:
     def find(
         self, places: Sequence[Key], asked: Key, session: str | None, answers: Answers
     ) -> Iterator[Alike]:
-        """Yield the turns that a conversation may continue: own turns, then others; of both, the longest first.
+        """Yield the turns that a conversation may continue: the session's own turns, then others, each longest first.
 
-        ``places``: its key behind each message; ``asked``: its key where the answer belongs. ``answers(first, last)``:
-        a digest of what assistants say in these messages.
+        ``places``: the conversation's key behind each message; ``asked``: its key before the answer. ``answers``: see
+        Answers.
 
         A session continues its own turns. If it has asked before at one of ``places``, it may also continue the turns
-        that those requests continued, and earlier ones. Otherwise the branch is new to it: it may continue any turn
-        that Ownership allows. A session with lost turns continues only its own: the client may mean a lost turn.
+        that it continued there, and all turns before them. Otherwise the branch is new to it, and it may continue any
+        turn that Ownership allows. A session with lost turns continues only its own, since the client may mean a lost
+        turn.
         """
         if session is None:
             return self._longest(places, answers, self._is_anyones)
@@ -209,12 +209,12 @@ class History:
     ) -> Iterator[Alike]:
         for place in reversed(places):
             turns = reversed(self._turns.get(place, ()))
-            alike = [turn for turn in turns if is_open(turn) and turn.is_behind(answers)]
+            alike = [turn for turn in turns if is_open(turn) and turn.has_answers(answers)]
             if alike:
                 yield Alike(alike, needs_check)
 
     def asking(self, session: str | None, place: Key) -> Asking:
-        """Begin a request of ``session`` at ``place``. The session counts as having asked there, also after the end."""
+        """Begin a request of ``session`` at ``place``. From then on, the session counts as having asked there."""
         return Asking(self._speakers, session, place, self.lose)
 
     def lose(self, session: str | None) -> None:
@@ -256,7 +256,7 @@ class History:
 
 
 class Asking:
-    """One request in flight. ``on_end`` is called when it ends."""
+    """One request in flight. ``on_end`` is called when the request ends."""
 
     def __init__(
         self,
@@ -265,7 +265,7 @@ class Asking:
         place: Key,
         lose: Callable[[str | None], None],
     ) -> None:
-        self._end: list[Callable[[], None]] = []
+        self._stop_deciding: list[Callable[[], None]] = []
         self._lose = lose
         self._context: tuple[str, Key, Turn | None] | None = None
         self._speakers = speakers
@@ -273,10 +273,10 @@ class Asking:
         self._place = place
         self.on_end: Callable[[], None] | None = None
         if session is not None:
-            self._end.append(speakers.deciding(session, place))
+            self._stop_deciding.append(speakers.deciding(session, place))
 
     def goes_on_from(self, parent: Turn | None) -> None:
-        """Note that the request continues ``parent``, None for no turn; the last call counts."""
+        """Note that the request continues ``parent`` (None: no turn). Only the last call counts."""
         self._decided()
         if self._session is not None:
             if self._context is not None:
@@ -285,11 +285,11 @@ class Asking:
             self._speakers.add(*self._context)
 
     def _decided(self) -> None:
-        while self._end:
-            self._end.pop()()
+        while self._stop_deciding:
+            self._stop_deciding.pop()()
 
     def end(self) -> None:
-        """End the request. The session has asked at its place, with or without a recorded turn. Idempotent."""
+        """End the request, with or without a recorded turn. A second call does nothing."""
         self._decided()
         on_end, self.on_end = self.on_end, None
         if on_end is not None:

@@ -1,8 +1,8 @@
-"""Keys of conversations, which ignore what clients change in answers.
+"""Keys of conversations. A key ignores what clients change in answers that they send back.
 
-Other messages are compared as the template writes them. In answers clients serialise arguments anew, drop thoughts
-and call ids, strip white space, or turn content into parts. None of that changes a key; another word does. So
-conversations with the same key may differ in their answers; see Parents.
+Clients serialise arguments again, drop thoughts and call ids, strip white space, or turn content into parts. None of
+these changes a key, but another word does. So conversations with the same key may differ in their answers; see Parents.
+Messages that are no answers are compared as the template writes them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ __all__ = ["Key", "answers_of", "beginning", "keys", "next_key", "unreachable_ke
 Key = bytes
 
 _DIGEST_BYTES = 16
-#: Roles that have a second name.
+#: Roles that are second names of other roles.
 _ROLES = {"developer": "system", "function": "tool"}
 _CALLS_FOLLOW = "Calling tools:\n"
-#: Characters. Longer lists of calls are not read: no agent writes them, and reading would take long.
+#: In characters. Longer lists of calls are not read: no agent writes them, and reading would take long.
 _LONGEST_CALLS = 1 << 16
 _THOUGHTS = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 
@@ -72,7 +72,7 @@ def keys(start: Key, messages: Iterable[Message], traits: TemplateTraits) -> lis
 
 
 def next_key(key: Key, message: Message, traits: TemplateTraits, call: int = 0) -> Key:
-    """Return the key behind ``message``, which follows ``key``. ``call``: index of the open call that it answers."""
+    """Return the key behind ``message``, which follows ``key``. ``call``: index of the call that a result answers."""
     if message.role == "assistant":
         return _digest(key, _answer(message))
     role = _ROLES.get(message.role, message.role)
@@ -85,14 +85,15 @@ def next_key(key: Key, message: Message, traits: TemplateTraits, call: int = 0) 
 
 
 def unreachable_key(place: Key) -> Key:
-    """Return a key behind ``place`` that no conversation has, for an answer that none may continue."""
+    """Return a key behind ``place`` that no conversation has, for an answer that no request may continue."""
     return _digest(place, b"unreachable")
 
 
 def answers_of(messages: Iterable[Message], traits: TemplateTraits) -> bytes:
     """Return a digest of what assistants say in ``messages``; empty when there are none.
 
-    For answers that no engine is known to have given. Only unshown call ids and the format of arguments are ignored.
+    It compares answers that no engine is known to have given, so it ignores little: the format of arguments, and call
+    ids that the template does not show.
     """
     said = [
         [
@@ -131,13 +132,13 @@ def _written_calls(content: str) -> tuple[str, tuple[ToolCall, ...]]:
         functions = [each["function"] for each in ast.literal_eval(written)]
         calls = [ToolCall(_name(each["name"]), write(each["arguments"])) for each in functions]
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
-        return content, ()  # it is no such list
+        return content, ()  # it is no list of calls
     return said, tuple(calls)
 
 
 def _name(name: object) -> str:
     if not isinstance(name, str):
-        raise TypeError("a function has a name")
+        raise TypeError("the name of a function is a string")
     name.encode()  # a Python literal may have half a surrogate pair, which UTF-8 cannot encode
     return name
 

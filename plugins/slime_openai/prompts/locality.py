@@ -1,8 +1,8 @@
 """Local templates: the text behind a message does not depend on earlier messages, except the one right before it.
 
 The proof reads the template's source. A local template is one loop over all messages. No state passes from one round
-of the loop to the next. Each round reads only its own message and the two beside it. After the loop, only the last
-message is read.
+of the loop to the next. Each round reads only its own message, the two beside it, and the last one. Behind the loop,
+only the last message is read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jinja2 import Environment, TemplateError, nodes
 __all__ = ["is_local", "trials"]
 
 _MESSAGES, _LOOP = "messages", "loop"
-#: Jinja's names with a state, or with a result by chance.
+#: Jinja's names that keep a state, or give a random result.
 _IMPURE = frozenset(("attr", "cycler", "joiner", "lipsum", "namespace", "random", "self"))
 #: Methods that change a list or an object.
 _CHANGING = frozenset(
@@ -40,7 +40,7 @@ _CHANGING = frozenset(
 _LASTING = frozenset(
     ("d", "default", "join", "length", "lower", "replace", "string", "tojson", "trim", "upper")
 )
-#: Members of ``loop`` that are equal without the earlier rounds. ``first``: false behind the first message.
+#: Members of ``loop`` that do not change if earlier messages are left out: ``first`` is false behind the first message.
 _UNCOUNTED = frozenset(("first", "last", "nextitem", "previtem", "revindex", "revindex0"))
 _STATEMENTS = (nodes.Assign, nodes.AssignBlock, nodes.For, nodes.If, nodes.Macro, nodes.Output)
 _EXPRESSIONS = (nodes.Expr, nodes.Keyword, nodes.Operand, nodes.Pair)
@@ -77,7 +77,7 @@ class _Reading:
         )
 
     def _read(self, body: Iterable[nodes.Node], *, is_certain: bool) -> bool:
-        """Return False if ``body`` is not local. ``is_certain``: no message decides if it is rendered."""
+        """Return False if ``body`` is not local. ``is_certain``: no message decides if ``body`` is rendered."""
         return all(self._read_one(node, is_certain=is_certain) for node in body)
 
     def _read_one(self, node: nodes.Node, *, is_certain: bool) -> bool:
@@ -120,9 +120,9 @@ class _Reading:
         )
 
     def _is_near(self, node: nodes.Node, where: _Where) -> bool:
-        """Return True if ``node`` reads only messages that may be read there. O(its nodes)."""
+        """Return True if ``node`` reads only messages that may be read in that part. O(nodes in ``node``)."""
         if isinstance(node, nodes.Macro):
-            return False  # it would see the names of its surroundings
+            return False  # a macro here would see the names around it
         if isinstance(node, nodes.For):
             own = [node.target, node.iter]
             within: _Where = "part" if where in ("round", "part") else where
@@ -180,7 +180,7 @@ def _is_uncounted(node: nodes.Node) -> bool:
 
 
 def _asks_if_first(node: nodes.Node) -> bool:
-    """Return True for comparisons that are equal for all messages behind the first one: ``loop.index0 == 0``."""
+    """Return True for comparisons with one result for all messages behind the first one: ``loop.index0 == 0``."""
     first = {"index": 1, "index0": 0}
     if not isinstance(node, nodes.Compare) or len(node.ops) != 1:
         return False
@@ -194,7 +194,11 @@ def _is_only_for_first(node: nodes.Node) -> bool:
 
 
 def _is_readable(place: nodes.Node, where: _Where) -> bool:
-    """Return True if the message at ``place`` may be read: the last one; in a round, those beside its own."""
+    """Return True if the message at ``place`` may be read.
+
+    Every part may read the last message, the part before the loop also the first one. A round may read its own message
+    and both neighbours.
+    """
     if _is_const(place, -1):
         return True
     if where == "before":

@@ -1,4 +1,4 @@
-"""Records of the log of conversations, and the name of readers that can use them. Sizes are in tokens."""
+"""Records in the log of conversations, and a name that says which router can read them. Sizes are in tokens."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ _SAMPLE = (
 
 
 class Said(NamedTuple):
-    """An added turn; fields as in Turn. ``parent``: the serial of the turn's parent, 0 for none.
+    """An added turn, with the fields of Turn. ``parent``: the serial of the turn's parent, 0 for none.
 
-    ``messages``: its ``count``. ``content``, ``reasoning`` and ``calls`` (name, arguments and id of each): its reply.
+    ``messages``: the turn's ``count``. ``content``, ``reasoning`` and ``calls`` are members of its ``reply``. Each call
+    is a name, arguments and an id.
     """
 
     serial: int
@@ -58,7 +59,7 @@ class Said(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """An evicted turn of this ``size``."""
+    """An evicted turn."""
 
     serial: int
     size: int

@@ -14,7 +14,8 @@ __all__ = ["LoggedHistory"]
 class LoggedHistory(History):
     """A history that begins with the turns in ``log``, which it owns. Raises StartupError.
 
-    Additions and evictions are logged: reading the log evicts nothing else. The limit holds from the next addition on.
+    Evictions are logged like additions, so reading the log evicts no other turns. The memory limit holds from the next
+    addition on.
     """
 
     def __init__(self, max_bytes: int, lost: LostSessions, log: RecordLog) -> None:
@@ -23,11 +24,11 @@ class LoggedHistory(History):
         self._serials: dict[Turn, int] = {}
         self._gone: list[Record] = []
         self._replayed: dict[int, Turn] | None = {}
-        log.replay(self._again)
+        log.replay(self._replay)
         self._replayed = None
 
     async def tidy(self) -> None:
-        """Rewrite files when their turns are evicted, until the log is given up."""
+        """Rewrite files that have evicted turns, until the log cannot be written any more."""
         await self._log.tidy(lambda record: False)
 
     def close(self) -> None:
@@ -56,7 +57,7 @@ class LoggedHistory(History):
         if self._replayed is None:
             super()._make_room()
 
-    def _again(self, record: Record) -> None:
+    def _replay(self, record: Record) -> None:
         replayed = self._replayed
         assert replayed is not None  # narrowing: the log is being read
         if isinstance(record, Said):

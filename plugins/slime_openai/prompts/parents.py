@@ -1,4 +1,4 @@
-"""The recorded turn that a conversation continues, if one is proved."""
+"""The recorded turn that a conversation continues, if that is certain."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ __all__ = ["Parent", "Parents", "as_recorded"]
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """A turn to continue. ``is_verbatim``: the template writes the client's messages like the recorded ones."""
+    """A turn to continue. ``is_verbatim``: the template writes the client's and the recorded messages alike."""
 
     turn: Turn
     is_verbatim: bool
 
 
 class Parents:
-    """Finds the parent of a conversation in ``history``. ``ownership``: knows the requests that were no chats.
+    """Finds the parent of a conversation in ``history``. ``ownership``: says if a session may continue another's turn.
 
-    Clients change white space, thoughts and the format of JSON in answers. Keys ignore these, so several turns may
-    match. The parent is the turn whose recorded answers render to the client's text. If there is none, all matching
-    turns must render to one text. If they do not, no turn is proved, and a shorter beginning is looked for.
+    Clients change white space, thoughts and the format of JSON in answers. Keys ignore these changes, so several turns
+    may match. The parent is the turn whose recorded answers render to the client's text. If no turn does, all matching
+    turns must render to one text, and the most similar turn is the parent. Otherwise a shorter beginning of the
+    conversation is looked for.
     """
 
     def __init__(self, history: History, renderer: Renderer, ownership: Ownership) -> None:
@@ -40,7 +41,7 @@ class Parents:
         """Return the parent for ``question``, or None. ``chat``: the input of the template. Raises InvalidRequest."""
         sent: str | None = None
         if not await self._history.load(question):
-            return None  # a longer beginning may be in the store
+            return None  # the store may have a turn that matches a longer beginning
         found = self._history.find(question.keys[1:], question.place, question.session, question.answers)
         for each in found:
             alike = await self._allowed(each, question.session)
@@ -54,7 +55,7 @@ class Parents:
                 return Parent(alike[0], is_verbatim=True)
             if sent is None:
                 sent = await self._renderer.render(chat)
-            parent = await self._meant(alike, question, chat, sent)
+            parent = await self._proved(alike, question, chat, sent)
             if parent is not None:
                 return parent
         return None
@@ -64,10 +65,10 @@ class Parents:
             return alike.turns
         return [turn for turn in alike.turns if await self._ownership.may_take(turn.ids(), session)]
 
-    async def _meant(
+    async def _proved(
         self, alike: Sequence[Turn], question: Question, chat: Conversation, sent: str
     ) -> Parent | None:
-        """Return the first of ``alike`` that renders to ``sent``. Else the first if all texts are equal, or None."""
+        """Return the first of ``alike`` that renders to ``sent``; else the first if all render to one text, or None."""
         texts: dict[tuple[tuple[int, Message], ...], str | None] = {}
         for turn in alike:
             replies = tuple((one.count, one.reply) for one in turn.chain())

@@ -15,9 +15,9 @@ __all__ = ["Question"]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A conversation that waits for its next message. ``keys``: before the first message, and behind each message.
+    """A conversation that waits for its next message. ``keys``: its key before the first message, and behind each.
 
-    ``samples``: the number of answers that it gets.
+    ``samples``: the number of answers that the client wants.
     """
 
     messages: tuple[Message, ...]
@@ -30,7 +30,7 @@ class Question:
 
     @classmethod
     def of(cls, request: ChatRequest, session: str | None, traits: TemplateTraits) -> Question:
-        """Make the question of ``request`` in ``session``. ``traits``: of the model's template."""
+        """Make the question of ``request`` in ``session``. ``traits``: traits of the model's template."""
         start = beginning(request.tools.shown, request.template_kwargs)
         known = [start, *keys(start, request.messages, traits)]
         stops = request.sampling.get("stop_token_ids", ())

@@ -40,10 +40,11 @@ _BEFORE: Sequence[Sequence[Mapping[str, Any]]] = (
         {"role": "user", "content": "?"},
     ],
 )
-#: Combinations of variables for which the end of a turn is cached.
+#: The number of combinations of variables for which the end of a turn is cached.
 _MOST_ENDS = 256
+#: In characters, for one combination.
 _LONGEST_KEY = 1024
-#: Of so many shortened conversations one is rendered as a whole, too.
+#: One of so many shortened conversations is rendered as a whole, too, to compare the texts.
 _COMPARED_EVERY = 101
 
 
@@ -83,7 +84,10 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """The form of messages with calls for a template: arguments as text or object, no content as "" or as None."""
+    """The form in which a template reads messages with calls.
+
+    Arguments are an object or text. Missing content is "" or None.
+    """
 
     arguments_as_text: bool = False
     content_as_none: bool = False
@@ -105,7 +109,7 @@ _FORMS = (_Form(), _Form(arguments_as_text=True), _Form(content_as_none=True), _
 
 
 class Renderer:
-    """A tokenizer's chat template, or the one in ``source``. Threads may share it. Raises SettingsError without one."""
+    """The chat template in ``source``, or the tokenizer's. Threads may share it. Raises SettingsError without one."""
 
     def __init__(
         self, tokenizer: Tokenizer, source: str | None = None, threads: FairThreads | None = None
@@ -131,10 +135,11 @@ class Renderer:
         return self._render(conversation)
 
     async def behind(self, conversation: Conversation, place: int, *, is_known: bool = False) -> str | None:
-        """Return the text of ``conversation`` behind content or calls of the assistant's message ``place``.
+        """Return the text of ``conversation`` behind the content or the calls of the assistant's message ``place``.
 
-        ``is_known``: the template has rendered the messages before it. If it is local, it renders only those behind.
-        None when the template does not show where one ends. Raises InvalidRequest.
+        ``is_known``: the template has rendered the messages before this one. A local template (see ``locality``) then
+        renders only the last of them, and what follows. Return None when the template does not show where the message
+        ends. Raises InvalidRequest.
         """
         if not is_known or not self._is_local or place < 2:
             return await self._behind(conversation, place)
@@ -180,17 +185,17 @@ class Renderer:
         )
 
     def _is_local_in(self, trial: Conversation, place: int) -> bool:
-        """Return True unless the template writes other text behind ``place`` if earlier messages are left out."""
+        """Return True if the text behind ``place`` is the same when earlier messages are left out."""
         try:
             return self._text_behind(trial.since(place - 1), 1) == self._text_behind(trial, place)
         except InvalidRequest:
-            return True  # then whole conversations are rendered
+            return True  # such a conversation is rendered as a whole
 
     def end_of_turn(self, conversation: Conversation) -> str | None:
-        """Return the text behind the content of an assistant's last message, if without calls, whatever precedes it.
+        """Return the text behind the content of an assistant's message without calls at the end of a conversation.
 
-        The template is tried once for the variables of ``conversation``, with tools or without. None: the text varies,
-        or the cache is full or the variables are too long.
+        The template is tried on other messages with the variables of ``conversation``, and with tools if it has any.
+        None: the text depends on the messages before, the cache is full, or the variables are too long.
         """
         tools = None if conversation.tools is None else [_TOOL]
         key = f"{tools is None} {conversation.variables or ''}"
@@ -212,9 +217,10 @@ class Renderer:
         return ends.pop() if len(ends) == 1 else None
 
     def _form_of_calls(self) -> _Form:
-        """Find the form that the template reads: most encode arguments from an object, some want them as JSON text.
+        """Find the form that the template reads.
 
-        Some templates look for calls only if the content is None.
+        Most templates encode arguments from an object, but some want JSON text. Some look for calls only if the content
+        is None.
         """
         function = {"name": "probed", "arguments": {"a": "b"}}
         call = {"type": "function", "id": "call00000", "function": function}
@@ -272,7 +278,7 @@ def _with_text(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _marked(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return ``message`` with the mark as its content; if it has calls, also with the mark as the last argument."""
+    """Return ``message`` with the mark as its content; if it has calls, also with the mark in the last call."""
     spoken = {**message, "content": _MARK}
     calls = message.get("tool_calls")
     if not calls:

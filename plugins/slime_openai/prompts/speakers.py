@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 __all__ = ["Speakers"]
 
-#: The number of requests without a turn that are remembered.
+#: The number of remembered requests that made no turn.
 _REMEMBERED = 16_384
 #: A place in a conversation.
 Place = bytes
@@ -40,7 +40,7 @@ class Speakers(Generic[Context]):
             del self._asked[session, place]
 
     def leave(self, session: str, place: Place, context: Context | None) -> str | None:
-        """End an added request. Remember it if it made no turn; then the oldest remembered request may be forgotten.
+        """End an added request. If it made no turn, remember it, and perhaps forget the oldest remembered request.
 
         Return the session of the forgotten request, if there is one.
         """
@@ -67,15 +67,15 @@ class Speakers(Generic[Context]):
         the same context as the current one.
         """
         found: list[Context | None] = []
-        has_spoken = False
+        has_asked = False
         for place in places:
             contexts = self._asked.get((session, place))
             if contexts is not None:
                 found += contexts
-                has_spoken = True
+                has_asked = True
             elif place != own and (session, place) in self._deciding:
-                has_spoken = True
-        return found if has_spoken else None
+                has_asked = True
+        return found if has_asked else None
 
 
 def _count_down(counts: dict[Key, int], key: Key) -> None:

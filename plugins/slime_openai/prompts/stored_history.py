@@ -1,4 +1,4 @@
-"""Conversations that outlive the process in the store of demoted trajectories."""
+"""Conversations that outlive the process, in the store to which ``radix_cache`` demotes trajectories."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DIGEST_BYTES = 16
 
 
 class Behind(NamedTuple):
-    """The key of the record of the turn's parent, empty for none."""
+    """The key of the parent's record, empty for none; stored in front of each turn, under this class's name."""
 
     parent: bytes
 
@@ -35,10 +35,10 @@ _FRAMES = Frames((Behind, Said))
 
 
 class StoredHistory(History):
-    """A history with the turns that ``records`` has; without a store of trajectories, a plain history.
+    """A history that also has the turns in a store; without a store, a plain history.
 
     A turn is stored when an answer of its session is demoted. It comes back into memory for a question that may
-    continue it. ``reader``: a digest of all that decides which conversations are the same.
+    continue it.
     """
 
     def __init__(self, max_bytes: int, lost: LostSessions) -> None:
@@ -48,12 +48,12 @@ class StoredHistory(History):
         self._names = 0
         #: Turns in memory by the keys of their records.
         self._by_record: dict[bytes, Turn] = {}
-        #: Numbers of requests in flight by their places.
+        #: The number of requests in flight at each place.
         self._asked: Counter[bytes] = Counter()
         self._is_loading = False
 
     def keep_in(self, records: SideRecords, reader: str) -> None:
-        """Begin to keep turns in ``records``."""
+        """Begin to keep turns in ``records``. Only routers with the same :func:`log_records.reader` find them."""
         self._records, self._reader = records, f"{CHATS.format} {reader}".encode()
         self._names = _mask(self._reader, b"answer")
 
@@ -73,11 +73,9 @@ class StoredHistory(History):
         turn.record = records.add(turn.session, name, place, parent, partial(_written, turn, parent))
 
     def _places(self, session: str | None) -> int:
-        """Return the mask of the places of ``session``."""
+        """Return the mask for places of ``session``, see :func:`_masked`."""
         asked_by = (b"nobody",) if session is None else (b"session", session.encode("utf-8", "surrogatepass"))
         return _mask(self._reader, *asked_by)
-
-    # Loading.
 
     async def load(self, question: Question) -> bool:
         """See History."""
@@ -89,7 +87,7 @@ class StoredHistory(History):
         behind = list(zip(question.keys[1:], question.messages, strict=True))
         answers = [key for key, message in behind if message.role == "assistant"]
         names = [_masked(key, self._names) for key in answers]
-        # A session that has asked at a place does not begin anew there.
+        # The session's turns at these places show that it has asked there before, see History.find.
         places = [_masked(key, asked_by) for key, _ in behind] if question.session is not None else []
         try:
             if answers and not self._knows(answers[-1], question.session):
@@ -104,7 +102,7 @@ class StoredHistory(History):
         return True
 
     def _knows(self, key: Key, session: str | None) -> bool:
-        """Return True if a turn of ``session`` with ``key`` is in memory; None: any turn."""
+        """Return True if a turn of ``session`` (None: of any session) with ``key`` is in memory."""
         return any(session is None or turn.session == session for turn in self._turns.get(key, ()))
 
     def _restore(self, records: SideRecords, keys: Sequence[bytes], contents: Iterable[bytes | None]) -> None:
@@ -114,15 +112,13 @@ class StoredHistory(History):
             for key, (behind, said) in sorted(found.items(), key=lambda one: one[1][1].messages):
                 parent = self._by_record.get(behind.parent)
                 if key in self._by_record or key not in records or (behind.parent and parent is None):
-                    continue  # loaded or forgotten meanwhile, or not to be continued without its parent
+                    continue  # it was loaded or forgotten meanwhile, or its parent is missing
                 turn = turn_of(said, parent)
                 turn.record = key
                 self.add(turn)
                 self._turns[turn.key].sort(key=lambda turn: turn.record)
         finally:
             self._is_loading = False
-
-    # Hooks of History.
 
     def asking(self, session: str | None, place: Key) -> Asking:
         """See History."""
@@ -139,12 +135,15 @@ class StoredHistory(History):
             del self._asked[name]
 
     def _make_room(self) -> None:
-        """See History. What is loaded stays until the next answer."""
+        """See History. Loading turns evicts none: they stay until the next answer."""
         if not self._is_loading:
             super()._make_room()
 
     def _is_anyones(self, turn: Turn) -> bool:
-        """See History. After a loss of turns without a session, such a one may be meant by a client without one."""
+        """See History. If turns without a session are lost, a client without a session may mean one of them.
+
+        It may then continue another session's turn only if this router recorded the turn.
+        """
         records = self._records
         return (
             records is None
@@ -170,7 +169,7 @@ class StoredHistory(History):
         return super()._longest(places, answers, is_latest, needs_check=needs_check)
 
     def _note_eviction(self, turn: Turn) -> None:
-        """See History. A stored turn is not lost."""
+        """See History. With a store, the turn is stored, so it is not lost."""
         if self._records is None:
             super()._note_eviction(turn)
             return
@@ -199,5 +198,5 @@ def _mask(*parts: bytes) -> int:
 
 
 def _masked(key: Key, mask: int) -> bytes:
-    """Return a digest of ``key`` and of what ``mask`` stands for. Both are digests, so there is no need to hash."""
+    """Return another key for ``key`` under each ``mask``. Both are digests already, so XOR is enough."""
     return (int.from_bytes(key) ^ mask).to_bytes(_DIGEST_BYTES)

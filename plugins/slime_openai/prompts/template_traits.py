@@ -11,7 +11,7 @@ from typing import Any
 __all__ = ["STRICT", "TemplateTraits", "Trim", "probe"]
 
 Message = Mapping[str, Any]
-#: The text of messages, with tools or without; None when the template refuses them.
+#: Returns the text of messages, with tools or without; None when the template refuses them.
 Render = Callable[[Sequence[Message], bool], str | None]
 
 _WORD = "probed word"
@@ -28,7 +28,7 @@ class Trim:
     right: str | None = ""
 
     def of(self, content: str) -> str:
-        """Return ``content`` without these characters, unless nothing is left: templates test if there is content."""
+        """Return ``content`` without these characters, unless it has no others: templates test if there is content."""
         trimmed = content
         if self.left != "":
             trimmed = trimmed.lstrip(self.left)
@@ -39,7 +39,11 @@ class Trim:
 
 @dataclass(frozen=True, slots=True)
 class TemplateTraits:
-    """Traits of a template. ``trims``: by role; ``shows_...``: in tool results; ``sorts_keys``: of arguments."""
+    """Traits of a template. ``trims``: what it drops from contents, by role.
+
+    ``shows_tool_name``, ``shows_call_ids``: the template shows these in tool results. ``sorts_keys``: it sorts the keys
+    of call arguments.
+    """
 
     trims: Mapping[str, Trim] = field(default_factory=dict)
     shows_tool_name: bool = True
@@ -57,7 +61,7 @@ STRICT = TemplateTraits()
 
 
 def probe(render: Render) -> TemplateTraits:
-    """Return the traits of a template. It counts as leaving nothing out where it refuses the probes."""
+    """Return the traits of a template. Where it refuses the probes, it counts as leaving nothing out."""
     return TemplateTraits(
         {role: _trim(render, role) for role in ("system", "tool", "user")},
         shows_tool_name=_differs(render, *(_with_result(name=name) for name in ("one", "two"))),
@@ -130,7 +134,7 @@ def _drops(
 ) -> bool:
     """Return True when ``white_space`` at one end of a content changes nothing, wherever the message stands.
 
-    ``bare``: the texts without it, by place and without tools or with.
+    ``bare``: the texts without the white space, for each place of the message: without tools, then with tools.
     """
     if not white_space:
         return False

@@ -23,25 +23,25 @@ __all__ = ["HistoryMode", "Origin", "Prompt", "Prompts"]
 #: The source of tokens for old turns that the template writes differently: the model, or the template.
 HistoryMode = Literal["exact", "template"]
 #: The source of the first tokens. ``exact``: the last turn. ``restored``: the last turn, although the client changed
-#: an answer. ``template``: an earlier turn or none, then the template's text, answers too. ``fresh``: no turn can
-#: be continued. ``given``: the client gave all ids.
+#: an answer. ``template``: an earlier turn or none, so the template wrote later answers. ``fresh``: no turn can be
+#: continued. ``given``: the client gave all ids.
 Origin = Literal["exact", "restored", "template", "fresh", "given"]
 
-#: Ids at the end of a given prompt that are decoded: enough to see if it ends within thoughts.
+#: The number of ids at the end of a given prompt that are decoded: enough to see if it ends within thoughts.
 _END = 64
 #: Members of an assistant's message without calls.
 _SPOKEN = {"role", "content", "reasoning_content"}
-#: For how many turns the ids of ends of turns are kept.
+#: The cached ids of ends of turns are dropped after so many turns.
 _ENDS_LAST = 101
-#: In characters.
+#: Characters of one message.
 _LONGEST_CONTENT = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The ids of ``parent``, then the packed ids ``asked``. ``text``: decoded ``asked``, or the end of given ids.
+    """The ids of ``parent``, then ``asked``, packed ids. ``text``: the text of ``asked``; of given ids only the end.
 
-    ``begun``: the recorded answer that the prompt ends within, if it does.
+    ``begun``: the recorded answer that the client wants to have continued, if there is one.
     """
 
     parent: Turn | None
@@ -84,7 +84,7 @@ class Prompts:
     def check_contents(self, messages: Sequence[Message]) -> None:
         """Raise InvalidRequest for a content that is longer than any context, before it is copied.
 
-        A shorter content may fit: the template may leave out most of it.
+        The limit is generous, since the template may leave out most of a content.
         """
         longest = max(_LONGEST_CONTENT, self._encoder.max_characters)
         for place, message in enumerate(messages):
@@ -107,21 +107,21 @@ class Prompts:
         found = await self._parents.of(question, chat)
         asking.goes_on_from(found.turn if found is not None else None)
         if found is None:
-            return await self._anew(chat, "fresh")
+            return await self._from_start(chat, "fresh")
         turn = found.turn
         known: Origin = "exact" if found.is_verbatim else "restored"
         if chat.continues and turn.count == len(chat.messages):
             within = _within(turn, known)
-            return within if within is not None else await self._anew(chat, "fresh")
-        origin: Origin = "template" if _is_torn(question, turn.count) else known
+            return within if within is not None else await self._from_start(chat, "fresh")
+        origin: Origin = "template" if _has_unrecorded_answer(question, turn.count) else known
         if self._mode == "template":
-            return await self._as_the_template_says(chat, turn, origin)
+            return await self._as_rendered(chat, turn, origin)
         suffix = await self._suffix(chat, turn, turn.count - 1, is_known=found.is_verbatim)
         if suffix is None:
-            return await self._anew(chat, "fresh")
+            return await self._from_start(chat, "fresh")
         return await self._behind(turn, suffix, origin, chat.client)
 
-    async def _anew(self, chat: Conversation, origin: Origin) -> Prompt:
+    async def _from_start(self, chat: Conversation, origin: Origin) -> Prompt:
         text = await self._renderer.render(chat)
         ids = await self._encoder.encode(text, begins=True, client=chat.client)
         return Prompt(None, ids, text, origin)
@@ -131,10 +131,10 @@ class Prompts:
         return Prompt(turn, ids, suffix, origin)
 
     async def _suffix(self, chat: Conversation, turn: Turn, place: int, *, is_known: bool) -> str | None:
-        """Return the template's text behind the reply of ``turn``, without what the model generated of it.
+        """Return the template's text behind the reply of ``turn``, without the part that the model generated.
 
-        ``place``: index of the reply; ``is_known``: the messages before it were rendered for ``turn``. None when the
-        template refuses a part, or the text depends on later messages.
+        ``place``: index of the reply; ``is_known``: the messages before the reply were rendered for ``turn``. None when
+        the template refuses a part, or the text depends on later messages.
         """
         renderer, last = self._renderer, chat.messages[place]
         try:
@@ -149,7 +149,7 @@ class Prompts:
                 silent = chat.until(place, {"role": "assistant", "content": ""})
                 ended = await renderer.behind(silent, place, is_known=is_known)
         except InvalidRequest:
-            return None  # a template that refuses the whole conversation will raise again
+            return None  # if the template refuses the whole conversation, the next rendering raises
         if closed is None or ended is None or whole is None:
             return None
         if not whole.startswith(closed) or not closed.endswith(ended):
@@ -157,9 +157,9 @@ class Prompts:
         return await self._unsaid(turn, ended) + whole[len(closed) :]
 
     async def _unsaid(self, turn: Turn, ended: str) -> str:
-        """Return the part of ``ended``, the template's end of a turn, that the model did not generate, token for token.
+        """Return ``ended``, the template's end of a turn, without the tokens that the model generated.
 
-        If the model ended its turn in another way than the template, the turn is not ended twice.
+        If the model ended its turn with another special token than the template, the turn is not ended twice.
         """
         said = turn.sampled[len(turn.sampled) - 4 * turn.hidden :]
         if not said:
@@ -173,9 +173,9 @@ class Prompts:
         return ended
 
     async def _ids_of(self, ended: str) -> bytes:
-        """Return the ids of the end of a turn. Most turns have the same one.
+        """Return the ids of ``ended``, an end of a turn. They are cached, since most turns end alike.
 
-        They are forgotten now and then: the encoder may have found out since that it was wrong.
+        The cache is cleared now and then, since the encoder may have corrected its ids.
         """
         self._ends_asked += 1
         if self._ends_asked % _ENDS_LAST == 0:
@@ -185,7 +185,7 @@ class Prompts:
             ids = self._ends[ended] = await self._encoder.encode(ended, begins=False)
         return ids
 
-    async def _as_the_template_says(self, chat: Conversation, turn: Turn, origin: Origin) -> Prompt:
+    async def _as_rendered(self, chat: Conversation, turn: Turn, origin: Origin) -> Prompt:
         """Continue the last turn that the template writes as recorded. Without such a turn, encode the whole text."""
         text = await self._renderer.render(as_recorded(chat, turn))
         for one in turn.chain():
@@ -198,14 +198,14 @@ class Prompts:
         )
 
 
-def _is_torn(question: Question, count: int) -> bool:
+def _has_unrecorded_answer(question: Question, count: int) -> bool:
     """Return True when an answer that is not recorded stands behind the first ``count`` messages."""
     behind = question.messages[count : -1 if question.continues else None]
     return any(message.role == "assistant" for message in behind)
 
 
 def _within(turn: Turn, origin: Origin) -> Prompt | None:
-    """Continue the reply itself, without the end of turn behind it. None if no token ends where the reply ends."""
+    """Return a prompt that ends with the reply of ``turn``, without its ending; None if no token ends there."""
     said, text = turn.asked + turn.sampled, turn.text
     is_seen = turn.ending and (turn.reply.content or "").endswith(turn.ending)  # no_stop_trim
     if not is_seen:

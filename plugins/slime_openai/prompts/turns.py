@@ -17,12 +17,12 @@ from slime_openai.responses.outputs import Output
 __all__ = ["Turns"]
 
 
-#: The number of stop tokens that are remembered as special or not.
+#: The number of stop tokens for which it is cached if they are special.
 _TOKENS = 1 << 10
 
 
 class Turns:
-    """Puts turns into the history. ``decode``: returns the text of ids, special tokens too."""
+    """Puts turns into the history. ``decode``: returns the text of ids, with special tokens."""
 
     def __init__(
         self, history: History, tokenizer: Tokenizer, decode: Callable[[Sequence[int]], str]
@@ -42,9 +42,9 @@ class Turns:
     ) -> None:
         """Record ``output``, which the client got as the message ``reply``.
 
-        An unusable answer makes no turn: its tokens are not known for certain. An answer to a prompt given as ids makes
-        a turn that nothing continues: only the client claims that the ids spell its messages. So the session counts as
-        having asked ``question``, and does not continue another session's answer.
+        An unusable answer makes no turn: its tokens are not known for certain. An answer to given ids makes a turn
+        that no request continues, since only the client claims that the ids spell its messages. The turn shows that the
+        session has asked ``question``, so the session continues no other session's answer.
         """
         if not is_usable:
             if output.ids or output.text:
@@ -82,7 +82,7 @@ class Turns:
         )
 
     def _add_unreachable(self, question: Question) -> None:
-        """Record that the session has asked ``question``, as a turn that no conversation leads to."""
+        """Add a turn that no conversation leads to. It shows that the session has asked ``question``."""
         session, place = question.session, question.place
         if session is not None:
             key, reply = unreachable_key(place), Message("assistant")
@@ -90,7 +90,7 @@ class Turns:
             self._history.add(turn)
 
     def _ending(self, output: Output, text: str) -> tuple[int, str]:
-        """Return the stop token's or stop string's text, after the number of last tokens that spell it."""
+        """Return the number of last tokens that spell the stop token or stop string, and its text."""
         matched = (output.reason or {}).get("matched")
         if isinstance(matched, int) and output.ids[-1] == matched:
             return 1, self._decode([matched])
