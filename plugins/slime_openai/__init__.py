@@ -1,7 +1,8 @@
 """OpenAI's API with exact tokens.
 
 It serves ``/v1/chat/completions``, ``/v1/completions`` and ``/v1/models`` to any OpenAI client. Each answer comes from
-a ``/generate``; a chat sends the exact tokens of the conversation so far. See docs/plugins/openai.md.
+a ``/generate`` request. For a chat, this request has the exact tokens of the conversation so far. See
+docs/plugins/openai.md.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from slime_openai.settings import Settings, add_openai_options
 
 __all__ = ["OpenAI", "Settings", "add_options", "make_plugin", "requires"]
 
-#: The component that is needed first, and its cure.
+#: The component that this plugin needs, and the flag that loads the plugin which provides it.
 requires = {"encoder": "--plugin radix_cache"}
 
 

@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``: from messages to a ``/generate`` with exact tokens, and back."""
+"""``/v1/chat/completions``: messages become a ``/generate`` request with exact tokens, and its answer a message."""
 
 from __future__ import annotations
 
@@ -65,31 +65,31 @@ class Chat:
         if isinstance(body, dict) and has_media(body.get("messages")):
             return None
         request, question = await self._read(exchange, body)
-        unread = self._unknown.treat(request.unknown)
+        unknown = self._unknown.treat(request.unknown)
         prompt = await self._prompt(exchange, request, question)
         ids = np.frombuffer(prompt.ids(), np.int32)
         judged = JudgedAnswers(self._verdicts)
         choices = [self._choice(index, request, question, prompt, judged) for index in range(request.n)]
-        payload = {**unread.passed, **self._payload(request, ids)}
+        payload = {**unknown.passed, **self._payload(request, ids)}
         inner, reply = await generate(self._router, exchange, payload, question.session)
         judged.begin(inner)
         used = partial(self._usage, request, len(ids), choices)
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
         frame = Frame("chatcmpl", kind, request.model or self._models.default())
-        about_prompt = {"prompt_token_ids": ids} if request.tells_prompt else {}
+        prompt_members = {"prompt_token_ids": ids} if request.wants_prompt_ids else {}
         if request.stream:
             usage_chunk = used if request.include_usage else None
-            stream = AnswerStream(inner, reply, choices, frame, usage_chunk, about_prompt)
-            return Reply(200, [EVENT_STREAM, *unread.headers], stream)
+            stream = AnswerStream(inner, reply, choices, frame, usage_chunk, prompt_members)
+            return Reply(200, [EVENT_STREAM, *unknown.headers], stream)
         with inner:
             body = await reply.read()
             with understood():
-                for choice, answer in zip(choices, answers_of(body, len(choices)), strict=True):
-                    choice.take(answer)
+                for choice, sequence in zip(choices, answers_of(body, len(choices)), strict=True):
+                    choice.take(sequence)
                     choice.end()
                 whole = [choice.whole() for choice in choices]
-                told = frame.put(whole, usage=used(), **about_prompt, **choices[0].about())
-        return Reply(200, [JSON, *unread.headers], orjson.dumps(told, option=orjson.OPT_SERIALIZE_NUMPY))
+                answer = frame.put(whole, usage=used(), **prompt_members, **choices[0].about())
+        return Reply(200, [JSON, *unknown.headers], orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY))
 
     async def _read(self, exchange: Exchange, body: Any) -> tuple[ChatRequest, Question]:
         """Return the request and question in ``body``; a large body is read in a thread. Raises InvalidRequest."""

@@ -28,7 +28,7 @@ __all__ = ["Completions"]
 
 
 class Completions:
-    """Answers completion requests. Text prompts are sent as text: ``radix_cache`` replaces them by their tokens."""
+    """Answers completion requests. It sends text prompts as text, and ``radix_cache`` replaces each by its tokens."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class Completions:
             request, shown = self._read(body)
         else:
             request, shown = await self._router.threads.run(lambda: self._read(body), exchange.client)
-        unread = self._unknown.treat(request.unknown)
+        unknown = self._unknown.treat(request.unknown)
         session = exchange.session or request.session
-        payload = {**unread.passed, **_payload(request), **self._models.engine_fields(request)}
+        payload = {**unknown.passed, **_payload(request), **self._models.engine_fields(request)}
         inner, reply = await generate(self._router, exchange, payload, session)
         judged = JudgedAnswers(self._verdicts)
         judged.begin(inner)
@@ -68,18 +68,18 @@ class Completions:
         frame = Frame("cmpl", "text_completion", request.model or self._models.default())
         if request.stream:
             stream = AnswerStream(inner, reply, choices, frame, used if request.include_usage else None)
-            return Reply(200, [EVENT_STREAM, *unread.headers], stream)
+            return Reply(200, [EVENT_STREAM, *unknown.headers], stream)
         with inner:
             body = await reply.read()
             with understood():
-                for choice, answer in zip(choices, answers_of(body, len(choices)), strict=True):
-                    choice.output.take(answer)
+                for choice, sequence in zip(choices, answers_of(body, len(choices)), strict=True):
+                    choice.output.take(sequence)
                 whole = [choice.whole() for choice in choices]
-                told = frame.put(whole, usage=used(), **choices[0].about())
-        return Reply(200, [JSON, *unread.headers], orjson.dumps(told))
+                answer = frame.put(whole, usage=used(), **choices[0].about())
+        return Reply(200, [JSON, *unknown.headers], orjson.dumps(answer))
 
     def _read(self, body: Any) -> tuple[CompletionRequest, list[str]]:
-        """Return the request in ``body``, and each prompt's text; empty without ``echo``. Raises InvalidRequest."""
+        """Return the request in ``body``, and its prompts' texts, empty without ``echo``. Raises InvalidRequest."""
         request = read_completion(body)
         if not request.echo:
             return request, [""] * len(request.prompts)
@@ -92,9 +92,10 @@ class Completions:
 
 
 class _Choice:
-    """One sequence. ``prompt``: the text that ``echo`` puts before it; ``sent``: the prompt's ids that the engine got.
+    """One sequence. ``prompt``: the text that ``echo`` puts before the sequence.
 
-    The sampled token ids are sent as soon as the engine gives them, as in a chat.
+    ``sent``: the prompt's token ids as the engine got them; None: the engine got text. The client gets sampled ids as
+    soon as the engine gives them, as in a chat.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class _Choice:
         self._stops = StopStrings(() if request.sampling.get("no_stop_trim") else request.stop)
         self._begun = False
         self._length = 0
-        self._ids_told = self._logprobs_told = 0
+        self._ids_given = self._logprobs_given = 0
 
     def end(self) -> None:
         """See StreamedChoice."""
@@ -131,7 +132,7 @@ class _Choice:
         """Return the choice of an answer that is not streamed."""
         self.end()
         text = (self._prompt if self._request.echo else "") + self.output.text
-        return self._told(text) | self._ids() | self._ending()
+        return self._chunk(text) | self._ids() | self._ending()
 
     @property
     def wants_text_only(self) -> bool:
@@ -143,7 +144,7 @@ class _Choice:
         """See StreamedChoice."""
         self.output.take_text(text, event)
         text = self._stops.feed(text)
-        return [self._told(text) | {"finish_reason": None}] if text else []
+        return [self._chunk(text) | {"finish_reason": None}] if text else []
 
     def chunks(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
         """See StreamedChoice."""
@@ -155,36 +156,36 @@ class _Choice:
             text += self._stops.finish(matched if isinstance(matched, str) else None)
         if not self._begun and self._request.echo:
             text = self._prompt + text
-        told, ids = self._told(text), self._ids()
+        chunk, ids = self._chunk(text), self._ids()
         if reason is not None:
-            return [told | ids | self._ending()]
-        if not text and not ids and told["logprobs"] is None:
+            return [chunk | ids | self._ending()]
+        if not text and not ids and chunk["logprobs"] is None:
             return []
-        return [told | ids | {"finish_reason": None}]
+        return [chunk | ids | {"finish_reason": None}]
 
-    def _told(self, text: str) -> dict[str, Any]:
+    def _chunk(self, text: str) -> dict[str, Any]:
         return {"index": self._index, "text": text, "logprobs": self._new_logprobs(text)}
 
     def _ids(self) -> dict[str, Any]:
-        """Return the ids that the client wants: those sampled since the last call, and at first the prompt's."""
-        told: dict[str, Any] = {}
-        if self._request.tells_prompt and not self._begun:
-            told["prompt_token_ids"] = self.sent
+        """Return the ids that the client wants: new sampled ids, and in the first call the prompt's ids."""
+        found: dict[str, Any] = {}
+        if self._request.wants_prompt_ids and not self._begun:
+            found["prompt_token_ids"] = self.sent
         self._begun = True
         if self._request.return_token_ids:
-            start, self._ids_told = self._ids_told, len(self.output.ids)
-            if start < self._ids_told or self.ended:
-                told["token_ids"] = self.output.ids[start:]
-        return told
+            start, self._ids_given = self._ids_given, len(self.output.ids)
+            if start < self._ids_given or self.ended:
+                found["token_ids"] = self.output.ids[start:]
+        return found
 
     def _new_logprobs(self, text: str) -> dict[str, Any] | None:
         output, count = self.output, self._request.logprobs
         wanted = count is not None or self._request.return_token_ids
-        start, offset = self._logprobs_told, self._length
+        start, offset = self._logprobs_given, self._length
         self._length += len(text)
         if not wanted:
             return None
-        self._logprobs_told = len(output.logprobs)
+        self._logprobs_given = len(output.logprobs)
         chosen, top = output.logprobs[start:], output.top_logprobs[start:]
         if self._request.echo and not start:
             chosen = [*(output.meta.get("input_token_logprobs") or ()), *chosen]

@@ -1,12 +1,12 @@
-"""Errors of a request, with the parameter at fault; and OpenAI's error body for any error.
+"""Errors of a request, each with the parameter at fault, and OpenAI's error body for any error.
 
 ::
 
     BadRequest (router_core)         400
-    └── InvalidRequest               an invalid value; ``param`` names its place
+    └── InvalidRequest               an invalid value; ``param`` names the parameter
         ├── MissingParameter         a required parameter is missing
-        ├── UnknownParameter         no known API has it: probably a spelling mistake
-        └── UnsupportedParameter     OpenAI or SGLang has it, but the router cannot honour it
+        ├── UnknownParameter         no known API has the parameter: probably a spelling mistake
+        └── UnsupportedParameter     OpenAI or SGLang has the parameter, but the router cannot honour it
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ __all__ = [
     "wrong",
 ]
 
+#: The number of characters of a value or a name that a message shows.
 _SHOWN = 80
 _MOST_NAMED = 16
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class InvalidRequest(BadRequest):
-    """An invalid value. ``param``: its place in OpenAI's spelling, ``messages.[2].content``; None: the whole body."""
+    """An invalid value. ``param``: its place as OpenAI spells it, ``messages.[2].content``; None: the whole body."""
 
     code = "invalid_value"
 

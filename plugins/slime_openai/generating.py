@@ -18,7 +18,9 @@ EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 async def generate(
     router: Router, parent: Exchange, payload: dict[str, Any], session: str | None
 ) -> tuple[Exchange, Reply]:
-    """Send a ``/generate`` for ``parent``; return its exchange, which the caller closes, and its reply.
+    """Send a ``/generate`` request for the client's exchange ``parent``.
+
+    Return the new exchange, which the caller closes, and the reply.
 
     Raises HTTPError. The client's ``Authorization`` is passed on, since workers may need a key.
     """

@@ -42,10 +42,10 @@ class Models:
         return next(iter(self._names()), "default")
 
     def engine_fields(self, request: Options) -> dict[str, Any]:
-        """Return ``request.engine``, with the LoRA adapter that ``model`` names.
+        """Return ``request.engine``, with the LoRA adapter that ``request.model`` names, if it names one.
 
-        ``MODEL:ADAPTER`` names one if a worker serves MODEL; see SGLang's OpenAIServingBase._parse_model_parameter.
-        Raises InvalidRequest when ``lora_path`` names another adapter.
+        ``MODEL:ADAPTER`` names an adapter if a worker serves MODEL, as in SGLang's
+        OpenAIServingBase._parse_model_parameter. Raises InvalidRequest when ``lora_path`` names another adapter.
         """
         adapter = self._adapter(request.model or "")
         if adapter is None:

@@ -31,7 +31,7 @@ from slime_openai.prompts.turn_tokens import Prompts
 from slime_openai.prompts.turns import Turns
 from slime_openai.requests.unknown_parameters import UnknownParameters
 from slime_openai.responses.evidence import LostSessions, Ownership
-from slime_openai.responses.outputs import words_of
+from slime_openai.responses.outputs import error_message
 from slime_openai.settings import Settings
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ __all__ = ["OpenAI"]
 logger = logging.getLogger(__name__)
 
 _MODELS = "/v1/models"
-#: Marks a reply of a worker's own ``/v1/`` route: the router does not know its tokens.
+#: Marks a worker's own reply to a ``/v1/`` request: the router does not know its tokens.
 _NOT_EXACT = (b"x-slime-exact", b"false")
-_LARGEST_ERROR = 1 << 20
+_LARGEST_ERROR_BYTES = 1 << 20
 
 
 class OpenAI:
@@ -97,7 +97,7 @@ class OpenAI:
     @hookimpl
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
-        """Keep turns in the store if there is one. Else rewrite the log's files, and close the log at the end."""
+        """With a log, rewrite its files as turns are evicted. Without one, keep turns in the store if there is one."""
         history = self._history
         if isinstance(history, StoredHistory):
             records: SideRecords = router.components.get("side_records")
@@ -114,7 +114,7 @@ class OpenAI:
 
     @hookimpl
     async def pre_request(self, exchange: Exchange) -> Reply | None:
-        """Answer OpenAI's requests, with errors in OpenAI's form. Leave media and passthrough to the workers."""
+        """Answer OpenAI's requests, with errors in OpenAI's form. Media and passthrough are for the workers."""
         request = exchange.request
         path = request.path
         if not path.startswith("/v1/") or self._pool.passthrough:
@@ -137,7 +137,7 @@ class OpenAI:
 
     @hookimpl
     async def post_response(self, exchange: Exchange) -> None:
-        """Mark a worker's answers: their tokens are unknown. Put its errors into OpenAI's form (not in passthrough)."""
+        """Mark a worker's answer, whose tokens are unknown. Put an error into OpenAI's form, except in passthrough."""
         reply = exchange.reply
         if reply is None or exchange.worker is None or not exchange.request.path.startswith("/v1/"):
             return
@@ -146,13 +146,13 @@ class OpenAI:
             return
         if self._pool.passthrough:
             return
-        body = await reply.read(_LARGEST_ERROR)
+        body = await reply.read(_LARGEST_ERROR_BYTES)
         try:
             document = orjson.loads(body)
             if isinstance(document["error"]["message"], str):
                 return
         except (orjson.JSONDecodeError, KeyError, TypeError):
-            pass  # another form: SGLang's flat one, FastAPI's, or a proxy's page
-        said = words_of(body) or f"The worker answered {reply.status} to {exchange.request.path}."
+            pass  # another form: SGLang's flat object, FastAPI's, or a proxy's page
+        said = error_message(body) or f"The worker answered {reply.status} to {exchange.request.path}."
         reply.headers = [pair for pair in reply.headers if pair[0] != b"content-type"] + [JSON]
         reply.replace_body(orjson.dumps(error_object(reply.status, said)))

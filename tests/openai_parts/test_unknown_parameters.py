@@ -7,26 +7,26 @@ import logging
 import pytest
 
 from slime_openai.errors import InvalidRequest, UnknownParameter
-from slime_openai.requests.unknown_parameters import UnknownMode, UnknownParameters, Unread
+from slime_openai.requests.unknown_parameters import TreatedParameters, UnknownMode, UnknownParameters
 
 HEADER = b"x-slime-unknown-parameters"
 
 
-def named(unread: Unread) -> str:
-    [(name, value)] = unread.headers
+def named(treated: TreatedParameters) -> str:
+    [(name, value)] = treated.headers
     assert name == HEADER
     return value.decode()
 
 
 @pytest.mark.parametrize("mode", ["warn", "refuse", "pass"])
 def test_nothing_unknown_is_nothing_to_treat(mode: UnknownMode) -> None:
-    assert UnknownParameters(mode).treat({}) == Unread({}, [])
+    assert UnknownParameters(mode).treat({}) == TreatedParameters({}, [])
 
 
 def test_a_warning_names_them_and_passes_nothing_on() -> None:
-    unread = UnknownParameters("warn").treat({"max_token": 5, "use_beam_search": False})
-    assert unread.passed == {}
-    assert named(unread) == "max_token, use_beam_search"
+    treated = UnknownParameters("warn").treat({"max_token": 5, "use_beam_search": False})
+    assert treated.passed == {}
+    assert named(treated) == "max_token, use_beam_search"
 
 
 def test_a_refusal_names_all() -> None:
@@ -38,9 +38,9 @@ def test_a_refusal_names_all() -> None:
 
 def test_the_router_writes_its_own_fields_itself() -> None:
     unknown = {"mystery": [1], "text": "other", "sampling_params": {"n": 5}, "return_logprob": False}
-    unread = UnknownParameters("pass").treat(unknown)
-    assert unread.passed == {"mystery": [1]}
-    assert named(unread) == "mystery, text, sampling_params, return_logprob"
+    treated = UnknownParameters("pass").treat(unknown)
+    assert treated.passed == {"mystery": [1]}
+    assert named(treated) == "mystery, text, sampling_params, return_logprob"
 
 
 def test_a_value_that_cannot_be_written_is_refused() -> None:
@@ -54,15 +54,15 @@ def test_a_value_that_cannot_be_written_is_refused() -> None:
 
 
 def test_names_are_cut_and_cleaned() -> None:
-    unread = UnknownParameters("warn").treat({"a\r\nx-evil: 1": 1, "é": 1, "": 1, "x" * 100: 1})
-    assert named(unread) == f"a??x-evil??1, ?, ?, {'x' * 64}"
+    treated = UnknownParameters("warn").treat({"a\r\nx-evil: 1": 1, "é": 1, "": 1, "x" * 100: 1})
+    assert named(treated) == f"a??x-evil??1, ?, ?, {'x' * 64}"
 
 
 def test_a_header_has_an_end() -> None:
-    unread = UnknownParameters("warn").treat({f"{number}{'x' * 1000}": 1 for number in range(10_000)})
-    assert named(unread).endswith(", ...")
-    assert named(unread).count(",") == 16
-    assert len(named(unread)) < 1100
+    treated = UnknownParameters("warn").treat({f"{number}{'x' * 1000}": 1 for number in range(10_000)})
+    assert named(treated).endswith(", ...")
+    assert named(treated).count(",") == 16
+    assert len(named(treated)) < 1100
 
 
 def test_a_name_is_logged_once_and_not_too_many_are(caplog: pytest.LogCaptureFixture) -> None:

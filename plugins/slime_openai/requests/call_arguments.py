@@ -14,7 +14,7 @@ __all__ = ["as_object", "as_written", "canonical", "read_exactly", "write"]
 
 #: Levels of brackets. Deeper JSON is not read: the depth at which Python's own reader fails is not fixed.
 _DEEPEST = 254
-#: Marks in objects for JSON that Python's values cannot express. They are random, so no client can send them.
+#: Marks for repeated keys, and for numbers that no float is equal to. They are random, so no client can send them.
 _AGAIN, _DIGITS = (f"{word}{secrets.token_hex(8)}" for word in ("again", "digits"))
 _MARKED = re.compile(rf"""{_AGAIN}\d+|["']?{_DIGITS}([-+.\w]+){_DIGITS}["']?""")
 #: In digits. Python refuses to read integers of more than 4,300 digits.
@@ -46,7 +46,7 @@ def read_exactly(text: str | bytes) -> Any:
 
 
 def canonical(text: str, *, sort: bool) -> str:
-    """Return equal text for equal arguments; ``sort`` ignores the order of keys. Other text than JSON is unchanged."""
+    """Return equal text for equal arguments; ``sort`` ignores the order of keys. Text that is not JSON is unchanged."""
     try:
         return write(_read(text, _number, _object), sort=sort)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The body of ``/v1/completions``, read once: each parameter honoured, without effect, refused, or unknown."""
+"""The body of ``/v1/completions``, read once. A parameter is honoured, without effect, refused, or unknown."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["CompletionRequest", "Prompt", "read_completion"]
 #: Text, or token ids.
 Prompt = str | Sequence[int]
 
-#: OpenAI's limit for a request that names none.
+#: OpenAI's limit, in tokens, for a request without a limit.
 _MAX_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(Options):
-    """One or more prompts, each continued ``n`` times. ``logprobs``: number of alternatives; None: no logprobs.
+    """One or more prompts, each continued ``n`` times. ``logprobs``: alternatives to each token; None: no logprobs.
 
-    The limit may be 0 tokens only with ``echo``: the request then asks only about the prompt.
+    ``max_tokens`` may be 0 only with ``echo``. Such a request asks only about the prompt.
     """
 
     prompts: tuple[Prompt, ...]
@@ -92,7 +92,7 @@ def read_completion(body: Any) -> CompletionRequest:
     if values.get("best_of", n) != n or values.get("best_of", 1) > 1:
         raise UnsupportedParameter("best_of", "answers are not ranked; ask for all of them with 'n'")
     if not values.get("add_special_tokens", True) and isinstance(values["prompt"][0], str):
-        unknown["add_special_tokens"] = False  # texts get special tokens, as the engine adds them
+        unknown["add_special_tokens"] = False  # text prompts always get special tokens, as in the engine
     return CompletionRequest(
         prompts=values["prompt"],
         echo=echo,

@@ -11,7 +11,7 @@ __all__ = ["has_media", "read_content"]
 
 #: Types of parts that are no text. Requests with such a part go to a worker unchanged.
 _MEDIA = frozenset(("audio_url", "file", "image", "image_url", "input_audio", "input_image", "video_url"))
-#: Type of a part, and the key of its text. A refusal is text of the model, too.
+#: The key of the text in a part of each type. A refusal is text of the model, too.
 _TEXTS = {"text": "text", "refusal": "refusal"}
 
 

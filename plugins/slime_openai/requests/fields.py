@@ -1,6 +1,6 @@
 """Readers of JSON values, which check parameters.
 
-A reader takes the place (``param``) and the value. It returns the value that the router uses, or raises
+A reader takes a value and its place (``param``). It returns the value that the router uses, or raises
 InvalidRequest. A table of readers lists the parameters of a route.
 """
 
@@ -79,7 +79,7 @@ def integer(low: int, high: int | None = None) -> Reader:
 
 
 def number(low: float, high: float, *, above: bool = False) -> Reader:
-    """Return a reader of numbers in ``[low, high]``; with ``above`` low itself is refused."""
+    """Return a reader of numbers in ``[low, high]``, with ``above`` in ``(low, high]``."""
     wanted = f"a number above {low}, up to {high}" if above else f"a number from {low} to {high}"
 
     def read(param: str, value: Any) -> int | float:
@@ -122,7 +122,7 @@ def strings(param: str, value: Any) -> list[str]:
 
 
 def token_ids(param: str, value: Any) -> Sequence[int]:
-    """Read a list of token ids, or an ``array`` with a long one. Optimised, since a whole prompt may be read."""
+    """Read a list of token ids; a long list comes as an ``array``. Optimised, since a whole prompt may be read."""
     if isinstance(value, array):
         if not np.frombuffer(value, np.int32).min() < 0:
             return value
@@ -155,7 +155,7 @@ def or_each(read: Reader) -> Reader:
 
 def nested(param: str, value: Any) -> dict[str, Any]:
     """Read a JSON object for the engine; refuse an object that is nested too deep."""
-    encoded(param, [[mapping(param, value)]])  # nested as deep as in the engine's request
+    encoded(param, [[mapping(param, value)]])  # two levels more, as in the engine's request
     return value  # type: ignore[no-any-return]  # a mapping, see above
 
 
@@ -172,7 +172,7 @@ def one_of(*choices: str) -> Reader:
 
 
 def only(*honoured: object) -> Reader:
-    """Return a reader that accepts values equal to omitting the parameter, and refuses any other by name."""
+    """Return a reader that accepts only values that change nothing; it refuses any other value by name."""
     wanted = " or ".join(orjson.dumps(one).decode() for one in honoured)
 
     def read(param: str, value: Any) -> Any:
@@ -195,7 +195,7 @@ def refused(why: str) -> Reader:
 def encoded(param: str, value: Any, *, option: int | None = None) -> str:
     """Return ``value`` as compact JSON, with orjson's ``option``.
 
-    Raises InvalidRequest when it is nested deeper than orjson writes.
+    Raises InvalidRequest when orjson cannot write it, such as a value that is nested too deep.
     """
     try:
         return orjson.dumps(value, option=option).decode()

@@ -1,4 +1,4 @@
-"""Messages as a client sends them, read once; and as a chat template wants them."""
+"""Messages, read once from a client's JSON, and written as a chat template reads them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slime_openai.requests.fields import one_of, string, text
 
 __all__ = ["Message", "ToolCall", "for_template", "has_media", "read_messages", "with_exact_arguments"]
 
-#: Members of an answer that clients hand back (openai's ``.parse()``, litellm) and no template reads.
+#: Members of an answer that clients send back (openai's ``.parse()``, litellm), but that no template reads.
 _WITHOUT_EFFECT = frozenset(("annotations", "parsed", "provider_specific_fields"))
 _ANY = frozenset(("content", "name", "role")) | _WITHOUT_EFFECT
 _KEYS = {
@@ -32,7 +32,7 @@ _KEYS = {
 _role = one_of(*_KEYS)
 #: Roles whose content may be missing: an assistant that calls tools or was cut within thoughts, a tool without result.
 _MAY_BE_SILENT = frozenset(("assistant", "function", "tool"))
-#: Roles that chat templates silently ignore, and the roles that they stand for in OpenAI's API.
+#: Roles of OpenAI's API that chat templates silently ignore, and the roles that replace them.
 _TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
 
 
@@ -65,7 +65,7 @@ def read_messages(value: Any, param: str = "messages") -> tuple[Message, ...]:
 
 
 def with_exact_arguments(body: Any, raw: bytes) -> Any:
-    """Return ``body``; if arguments are objects, read all their digits and repeated keys from ``raw``."""
+    """Return ``body``. If arguments of calls are objects, ``raw`` is read again, with all digits and repeated keys."""
     if not isinstance(body, dict) or not _has_objects(body.get("messages")):
         return body
     try:

@@ -28,7 +28,7 @@ __all__ = ["COMMON", "NO_EFFECT", "REFUSED", "Options", "common_options"]
 class Options:
     """Options of a request. ``sampling``: ``sampling_params`` for ``/generate``; ``engine``: other fields of its body.
 
-    ``unknown``: parameters that no known API has, and known ones that are ignored instead of refused.
+    ``unknown``: parameters that no known API has, and known parameters that are ignored, not refused.
     ``tokens_as_ids``: in logprobs a token is ``token_id:ID``, not its text.
     ``return_meta_info``: the client wants the engine's ``meta_info``, and so knows SGLang.
     """
@@ -48,7 +48,7 @@ class Options:
     unknown: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def tells_prompt(self) -> bool:
+    def wants_prompt_ids(self) -> bool:
         """True when the client wants the prompt's token ids."""
         return self.return_token_ids or self.return_prompt_token_ids
 
@@ -77,7 +77,7 @@ def _stream_options(param: str, value: Any) -> bool:
 def _hidden_states(param: str, value: Any) -> bool | str:
     if value != "last" and not isinstance(value, bool):
         raise wrong(param, 'true, false or "last"', value)
-    return value  # type: ignore[no-any-return]  # one of them, see above
+    return value  # type: ignore[no-any-return]  # checked above
 
 
 _INT64 = 2**63
@@ -105,7 +105,7 @@ _ENGINE: Mapping[str, Reader] = {
 #: vLLM's names for SGLang's parameters.
 _VLLM_NAMES = {"include_stop_str_in_output": "no_stop_trim", "request_id": "rid"}
 
-#: Accepted and checked, but without effect on what is generated.
+#: Parameters that are accepted and checked, but do not change what is generated.
 NO_EFFECT: Mapping[str, Reader] = {
     "metadata": mapping,
     "modalities": only(["text"]),
@@ -122,7 +122,7 @@ NO_EFFECT: Mapping[str, Reader] = {
 _TEXT_ONLY = "answers are text"
 _ITS_OWN_PROMPT = "the router makes the prompt here; only /generate honours this parameter"
 
-#: Known, and refused by name.
+#: Known parameters that are refused by name.
 REFUSED: Mapping[str, Reader] = {
     "audio": refused(_TEXT_ONLY),
     "function_call": refused("send 'tool_choice' instead"),
@@ -134,7 +134,7 @@ REFUSED: Mapping[str, Reader] = {
     "stop_regex": refused("the router cannot know where such a stop begins; only /generate honours this"),
 }
 
-#: Every parameter that both routes honour.
+#: The parameters that both routes honour.
 COMMON: Mapping[str, Reader] = {
     **SAMPLING,
     **_ENGINE,

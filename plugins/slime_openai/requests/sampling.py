@@ -23,7 +23,7 @@ from slime_openai.requests.fields import (
 __all__ = ["SAMPLING", "grammar_of", "sampling_params"]
 
 _INT64 = 2**63
-#: Most stop strings of a request. OpenAI allows 4.
+#: The maximum number of stop strings of a request. OpenAI allows 4.
 _MOST_STOPS = 256
 _ANY_OBJECT = '{"type":"object"}'
 
@@ -111,8 +111,8 @@ def grammar_of(values: Mapping[str, Any]) -> str | None:
 def sampling_params(values: Mapping[str, Any], *, max_tokens: int | None) -> dict[str, Any]:
     """Return ``sampling_params``, ready to send, for the parameters in ``values``.
 
-    ``max_tokens``: the limit if the request sets none; None: as many tokens as fit into the context. The limit is
-    always sent, also as null: without the field ``/generate`` stops after 128 tokens.
+    ``max_tokens``: the limit if the request sets none; None: as many tokens as fit into the context. The limit is sent
+    even if it is null: without the field ``/generate`` stops after 128 tokens.
 
     Raises InvalidRequest for contradictions.
     """

@@ -56,7 +56,7 @@ def read_tools(param: str, value: Any) -> tuple[Tool, ...]:
 
 
 def read_tool_choice(param: str, value: Any) -> tuple[ToolChoice, str | None]:
-    """Return the mode, and the name of the tool if a single one is chosen."""
+    """Return the mode, and the name of the tool if one tool is chosen."""
     if not isinstance(value, dict):
         mode: ToolChoice = _mode(param, value)
         return mode, None
@@ -72,7 +72,7 @@ def read_tool_choice(param: str, value: Any) -> tuple[ToolChoice, str | None]:
 
 
 def choose(shown: tuple[Tool, ...], mode: ToolChoice, name: str | None) -> Tools:
-    """Combine tools and choice, which were read before. Raises InvalidRequest when they do not fit."""
+    """Combine tools and choice, which were read before. Raises InvalidRequest when the choice does not fit."""
     if not shown:
         if mode == "required":
             raise InvalidRequest("tool_choice", "'tool_choice' asks for a call, but there are no 'tools'.")
@@ -86,11 +86,11 @@ def choose(shown: tuple[Tool, ...], mode: ToolChoice, name: str | None) -> Tools
 
 
 def calls_schema(tools: Tools, *, several: bool) -> str:
-    """Return the JSON schema of calls of the callable ``tools``: of one call, or with ``several`` of one or more.
+    """Return the JSON schema of one call of the callable ``tools``, or with ``several`` of one or more calls.
 
     Calls have the form ``[{"name": ..., "parameters": {...}}, ...]``, as in SGLang's ``get_json_schema_constraint``
     (``function_call/utils.py``). Each tool's parameters become a definition, and
-    their references point into it. So equal names in the ``$defs`` of two tools do not clash.
+    references in the parameters point into it. So equal names in the ``$defs`` of two tools do not clash.
     """
     calls, definitions = [], []
     for index, tool in enumerate(tools.shown):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from slime_openai.errors import UnknownParameter
 from slime_openai.requests.fields import encoded
 
-__all__ = ["UnknownMode", "UnknownParameters", "Unread"]
+__all__ = ["TreatedParameters", "UnknownMode", "UnknownParameters"]
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +20,7 @@ UnknownMode = Literal["warn", "refuse", "pass"]
 
 _HEADER = b"x-slime-unknown-parameters"
 _ODD = re.compile(r"[^A-Za-z0-9_.\-]")
+#: In characters: longer names are cut.
 _LONGEST_NAME = 64
 _MOST_IN_HEADER = 16
 #: The number of names that are logged, once each. Clients choose the names, so a limit is needed.
@@ -39,8 +40,8 @@ _WRITTEN_HERE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
-    """The unknown parameters of one request. ``passed``: those for the engine; ``headers``: headers of the reply."""
+class TreatedParameters:
+    """The unknown parameters of one request. ``passed``: the ones for the engine; ``headers``: for the reply."""
 
     passed: dict[str, Any] = field(default_factory=dict)
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
@@ -53,23 +54,23 @@ class UnknownParameters:
         self._mode = mode
         self._logged: set[str] = set()
 
-    def treat(self, unknown: Mapping[str, Any]) -> Unread:
+    def treat(self, unknown: Mapping[str, Any]) -> TreatedParameters:
         """Refuse ``unknown``, or log it and return the part for the engine and the reply's header.
 
         Raises UnknownParameter, and InvalidRequest for a value that cannot be sent.
         """
         if not unknown:
-            return Unread()
+            return TreatedParameters()
         if self._mode == "refuse":
             raise UnknownParameter(*unknown)
         passed: dict[str, Any] = {}
         if self._mode == "pass":
             passed = {name: value for name, value in unknown.items() if name not in _WRITTEN_HERE}
             for name, value in passed.items():
-                encoded(_shown(name), [value])  # nested as deep as in the engine's request
+                encoded(_shown(name), [value])  # one level more, as in the engine's request
         for name in unknown:
             self._log(_shown(name), "went to the engine" if name in passed else "had no effect")
-        return Unread(passed, [(_HEADER, _listed(unknown))])
+        return TreatedParameters(passed, [(_HEADER, _listed(unknown))])
 
     def _log(self, name: str, effect: str) -> None:
         if name not in self._logged and len(self._logged) < _MOST_LOGGED:

@@ -30,11 +30,11 @@ class StreamedChoice(Protocol):
 
     @property
     def wants_text_only(self) -> bool:
-        """True when every event but the last is needed for its new text only."""
+        """True when only the new text of each event is needed, except for the last event."""
         ...
 
     def chunks(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the chunks, in OpenAI's form, that ``answer``, an event of the engine, adds."""
+        """Return the chunks, in OpenAI's form, that the engine's event ``answer`` adds."""
         ...
 
     def more(self, text: str, event: bytes) -> list[dict[str, Any]]:
@@ -42,11 +42,11 @@ class StreamedChoice(Protocol):
         ...
 
     def about(self) -> dict[str, Any]:
-        """Return members that the last chunk has beside the choice."""
+        """Return members that the sequence's last chunk has beside its choice."""
         ...
 
     def end(self) -> None:
-        """End the sequence. Idempotent."""
+        """End the sequence. A second call does nothing."""
         ...
 
 

@@ -46,7 +46,7 @@ class Choice:
         self._inexact_reason = inexact_reason
         self._deltas: list[Delta] = []
         self._begun = False
-        self._ids_told = self._logprobs_told = 0
+        self._ids_given = self._logprobs_given = 0
 
     @property
     def wants_text_only(self) -> bool:
@@ -59,7 +59,7 @@ class Choice:
         return self._history | root_version(self.output, self._request)
 
     def take(self, answer: dict[str, Any]) -> list[Delta]:
-        """Return the deltas that ``answer``, an event or a whole answer of the engine, adds."""
+        """Return the deltas that ``answer`` adds: an event, or a whole answer of the engine."""
         text = self.output.take(answer)
         deltas = self._parser.feed(text) if text else []
         reason = self.output.reason
@@ -72,7 +72,7 @@ class Choice:
         return deltas
 
     def end(self) -> None:
-        """End the sequence. Idempotent."""
+        """End the sequence. A second call does nothing."""
         if not self.ended:
             self.ended = True
             self._record(self.output, self.message())
@@ -84,8 +84,8 @@ class Choice:
     def whole(self) -> dict[str, Any]:
         """Return the choice of an answer that is not streamed."""
         message = message_of(self.message(), self._request)
-        told = {"index": self._index, "message": message, "logprobs": self._new_logprobs()}
-        return told | self._new_ids() | self._ending()
+        choice = {"index": self._index, "message": message, "logprobs": self._new_logprobs()}
+        return choice | self._new_ids() | self._ending()
 
     def more(self, text: str, event: bytes) -> list[dict[str, Any]]:
         """See StreamedChoice."""
@@ -96,14 +96,14 @@ class Choice:
 
     def chunks(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
         """See StreamedChoice."""
-        told = [delta(each) for each in self.take(answer)]
+        pieces = [delta(each) for each in self.take(answer)]
         if not self._begun:
             self._begun = True
-            told.insert(0, {"role": "assistant", "content": ""})
+            pieces.insert(0, {"role": "assistant", "content": ""})
         logprobs, ids = self._new_logprobs(), self._new_ids()
-        if (logprobs is not None or ids) and not told and not self.ended:
-            told.append({"content": ""})
-        chunks: list[dict[str, Any]] = [self._chunk(each) | {"finish_reason": None} for each in told]
+        if (logprobs is not None or ids) and not pieces and not self.ended:
+            pieces.append({"content": ""})
+        chunks: list[dict[str, Any]] = [self._chunk(each) | {"finish_reason": None} for each in pieces]
         if self.ended:
             chunks.append(self._chunk({}) | self._ending())
         if chunks:
@@ -117,21 +117,21 @@ class Choice:
         """Return ``token_ids`` since the last call, if wanted. Without new ids there is no key, except at the end."""
         if not self._request.return_token_ids:
             return {}
-        start, ids = self._ids_told, self.output.ids
+        start, ids = self._ids_given, self.output.ids
         if start == len(ids) and not self.ended:
             return {}
-        self._ids_told = len(ids)
+        self._ids_given = len(ids)
         return {"token_ids": ids[start:]}
 
     def _new_logprobs(self) -> dict[str, Any] | None:
         """Return the logprobs since the last call; None when not wanted, or when earlier calls returned all of them."""
         request, output = self._request, self.output
-        start = self._logprobs_told
+        start = self._logprobs_given
         if not request.logprobs and not request.return_token_ids:
             return None
         if start == len(output.logprobs) and start:
             return None
-        self._logprobs_told = len(output.logprobs)
+        self._logprobs_given = len(output.logprobs)
         chosen, top = output.logprobs[start:], output.top_logprobs[start:]
         entries = self._logprobs.entries(chosen, top, request.top_logprobs, as_ids=request.tokens_as_ids)
         return {"content": entries, "refusal": None}
@@ -139,6 +139,6 @@ class Choice:
     def _ending(self) -> dict[str, Any]:
         """Return the finish reason, and the members that a trainer asked for."""
         request = self._request
-        told = reason_of(self.output, request)
-        told["finish_reason"] = finish_reason(told["finish_reason"], called=self._parser.called)
-        return told | about_output(self.output, request, self._inexact_reason)
+        ending = reason_of(self.output, request)
+        ending["finish_reason"] = finish_reason(ending["finish_reason"], called=self._parser.called)
+        return ending | about_output(self.output, request, self._inexact_reason)

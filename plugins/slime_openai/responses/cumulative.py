@@ -1,4 +1,4 @@
-"""The new text of cumulative events, each of which repeats the answer so far; the rest is not parsed.
+"""The new text of cumulative events. An event repeats the answer so far, so only what it adds is parsed.
 
 Parsing all events of an answer of n tokens would be O(n²), and most clients want only the text.
 """
@@ -19,7 +19,7 @@ _REST_OF_STRING = re.compile(rb'(?:[^"\\]|\\.)*', re.DOTALL)
 
 
 class GrowingText:
-    """The text of one sequence's events, compared as JSON."""
+    """The text of one sequence so far, as the JSON with which its next event begins."""
 
     def __init__(self) -> None:
         self._known = _START
@@ -37,7 +37,7 @@ class GrowingText:
         return bool(self._known) and event.startswith(self._known) and _GOES_ON in event
 
     def next(self, event: bytes) -> str:
-        """Return the text that ``event`` adds, for which :meth:`is_next` is true."""
+        """Return the text that ``event`` adds. :meth:`is_next` must be true for this event."""
         start = len(self._known)
         end = self._end(event, start)
         self._known = event[:end]

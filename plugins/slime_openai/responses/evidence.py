@@ -30,9 +30,9 @@ class Ownership(Protocol):
     """The component ``"ownership"``: knows all requests of sessions, not only chats."""
 
     async def may_take(self, ids: bytes, session: str, /) -> bool:
-        """Return False when ``session`` sent the first of ``ids`` (packed) as a prompt, but has no context of all.
+        """Return True unless ``session`` sent a beginning of ``ids`` as a prompt, but has no context with all of them.
 
-        Also False while that is not known, because a store of the contexts does not answer.
+        ``ids``: packed int32. Return False if this is not known, because a store of contexts does not answer.
         """
         ...
 
@@ -46,7 +46,7 @@ class Verdicts(Protocol):
 
 
 class JudgedAnswers:
-    """The verdicts on one answer, also after its exchange has ended."""
+    """The verdicts on one answer; they stay known after its exchange has ended."""
 
     def __init__(self, verdicts: Verdicts) -> None:
         self._verdicts = verdicts
@@ -55,7 +55,7 @@ class JudgedAnswers:
         self._known: dict[int, str | None] = {}
 
     def begin(self, exchange: Exchange) -> None:
-        """Judge the answer to the ``/generate`` of ``exchange``."""
+        """Judge the answer to the ``/generate`` request of ``exchange``."""
         self._exchange = exchange
         exchange.on_close(partial(self._end, exchange))
 

@@ -30,7 +30,10 @@ class Logprobs:
         *,
         as_ids: bool = False,
     ) -> list[dict[str, Any]]:
-        """Return an entry for each of ``chosen``, with ``count`` of ``top``. ``as_ids``: ``Options.tokens_as_ids``."""
+        """Return an entry for each token in ``chosen``, with its first ``count`` alternatives in ``top``.
+
+        ``as_ids``: see ``Options.tokens_as_ids``.
+        """
         entry = self._entry_of_id if as_ids else self._entry
         found = []
         for place, triple in enumerate(chosen):
@@ -71,7 +74,7 @@ class Logprobs:
         return {**self._entry(triple), "token": f"token_id:{triple[1]}"}
 
     def _token(self, token: int) -> dict[str, Any]:
-        """Return ``token`` and ``bytes``; the bytes are None for a token that is a part of a character."""
+        """Return ``token`` and ``bytes``; the bytes are None for a token that ends or begins inside a character."""
         known = self._written.get(token)
         if known is None:
             text = self._tokenizer.decode([token], skip_special_tokens=False)

@@ -55,11 +55,11 @@ def event(document: dict[str, Any]) -> bytes:
 def message_of(reply: Message, options: Options) -> dict[str, Any]:
     """Return an assistant's message. As in SGLang, its content is never null if ``meta_info`` is wanted."""
     content = (reply.content or "") if options.return_meta_info else reply.content
-    told: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    written: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if reply.reasoning is not None:
-        told["reasoning_content"] = reply.reasoning
+        written["reasoning_content"] = reply.reasoning
     if reply.tool_calls:
-        told["tool_calls"] = [
+        written["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
@@ -67,7 +67,7 @@ def message_of(reply: Message, options: Options) -> dict[str, Any]:
             }
             for call in reply.tool_calls
         ]
-    return told
+    return written
 
 
 def delta(piece: Delta) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def delta(piece: Delta) -> dict[str, Any]:
 
 
 def reason_of(output: Output, options: Options) -> dict[str, Any]:
-    """Return ``finish_reason``, and what matched. The engine's reason is added if OpenAI's API lacks it.
+    """Return ``finish_reason``, and the stop that matched. A reason that OpenAI's API lacks is added in full.
 
     Clients that ask for ``meta_info`` know SGLang and get "abort": a trainer must not take an abort for a limit.
     """
@@ -94,12 +94,12 @@ def reason_of(output: Output, options: Options) -> dict[str, Any]:
     if kind in ("stop", "length"):
         matched = {"matched_stop": reason["matched"]} if "matched" in reason else {}
         return {"finish_reason": kind, **matched}
-    told = "abort" if options.return_meta_info and kind == "abort" else "length"
-    return {"finish_reason": told, "engine_finish_reason": reason}
+    known = "abort" if options.return_meta_info and kind == "abort" else "length"
+    return {"finish_reason": known, "engine_finish_reason": reason}
 
 
 def usage(prompt_tokens: int, outputs: Sequence[Output], reasoning_tokens: int) -> dict[str, Any]:
-    """Return OpenAI's ``usage``. ``prompt_tokens``: of all prompts, each counted once."""
+    """Return OpenAI's ``usage``. ``prompt_tokens``: tokens of all prompts, each counted once."""
     completion = sum(output.meta.get("completion_tokens", len(output.ids)) for output in outputs)
     cached = max((output.meta.get("cached_tokens") or 0 for output in outputs), default=0)
     return {
@@ -116,39 +116,39 @@ def about_output(
 ) -> dict[str, Any]:
     """Return members of a complete choice that a trainer asked for, except its token ids.
 
-    ``inexact_reason``: returns the verdict on the choice. ``meta_info`` is the engine's, unchanged. It has the routed
-    experts, so they are not repeated beside it.
+    ``inexact_reason``: returns the verdict on the choice. ``meta_info`` is the engine's, unchanged. It has
+    ``routed_experts``, so this member is left out beside it.
     """
     meta = output.meta
-    told: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     if options.return_token_ids:
         reason = inexact_reason()
-        told |= {
+        members |= {
             "weight_version": meta.get("weight_version"),
             "exact": reason is None,
             "inexact_reason": reason,
         }
         if meta.get("weight_versions"):
-            told["weight_versions"] = meta["weight_versions"]
+            members["weight_versions"] = meta["weight_versions"]
     if options.return_meta_info:
-        told["meta_info"] = meta
+        members["meta_info"] = meta
     if options.return_routed_experts:
         if not options.return_meta_info:
-            told["routed_experts"] = meta.get("routed_experts")
+            members["routed_experts"] = meta.get("routed_experts")
             if meta.get("routed_experts_start_len"):
-                told["routed_experts_start_len"] = meta["routed_experts_start_len"]
+                members["routed_experts_start_len"] = meta["routed_experts_start_len"]
         if options.return_token_ids:
             start = options.engine.get("routed_experts_start_len", 0)
-            told["routing_matrices"] = routing_matrices(output, start)
+            members["routing_matrices"] = routing_matrices(output, start)
     if options.engine.get("return_hidden_states"):
-        told["hidden_states"] = meta.get("hidden_states")
-    return told
+        members["hidden_states"] = meta.get("hidden_states")
+    return members
 
 
 def root_version(output: Output, options: Options) -> dict[str, Any]:
-    """Return ``weight_version`` beside the choices, if a trainer asks for it.
+    """Return the member ``weight_version`` that stands beside the choices, if the client wants token ids.
 
-    Gateways read a number there. So any other name is left out, such as SGLang's first one, ``default``.
+    Gateways read a number there. So a name is left out, such as ``default``, SGLang's first version.
     """
     version = output.meta.get("weight_version")
     is_number = is_int(version) or (isinstance(version, str) and version.isascii() and version.isdecimal())

@@ -1,4 +1,4 @@
-"""The engine's output, one sampled sequence at a time, and the part of it that is new with each event."""
+"""The engine's output, one sampled sequence at a time, and the part of it that each event adds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import orjson
 from router_core.errors import HTTPError, WorkerBroke
 from slime_sglang import AnswerSoFar
 
-__all__ = ["EngineRefused", "Output", "Triple", "answers_of", "understood", "words_of"]
+__all__ = ["EngineRefused", "Output", "Triple", "answers_of", "error_message", "understood"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,14 +36,14 @@ class EngineRefused(HTTPError):
     type, code = "engine_error", "ENGINE_ERROR"
 
     def __init__(self, status: int, body: bytes) -> None:
-        super().__init__(words_of(body) or f"The engine answered {status}.")
+        super().__init__(error_message(body) or f"The engine answered {status}.")
         self.status = status
 
 
 class Output:
     """One sequence so far: its events, merged into an unstreamed answer.
 
-    ``logprobs``: a triple for each token; ``top_logprobs``: a list of them for each.
+    ``logprobs``: a triple for each token; ``top_logprobs``: a list of triples for each token.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Output:
 
     @property
     def cumulative(self) -> bool:
-        """True when an event was seen to repeat the events before."""
+        """True when an event has repeated the events before it."""
         return self._so_far.cumulative
 
     @property
@@ -90,7 +90,7 @@ class Output:
         return self._so_far.take(answer)
 
     def take_text(self, text: str, event: bytes) -> None:
-        """Take in the new ``text`` of an ``event`` that repeats all before it, and leave its other members unparsed."""
+        """Take in the new ``text`` of a cumulative ``event``, and leave the other members of the event unparsed."""
         self._so_far.hold(event, text)
 
 
@@ -106,8 +106,8 @@ def answers_of(body: bytes, count: int) -> list[dict[str, Any]]:
     return answers
 
 
-def words_of(body: bytes) -> str | None:
-    """Return the error message in ``body``: nested as OpenAI's, flat as SGLang's, or FastAPI's; else None."""
+def error_message(body: bytes) -> str | None:
+    """Return the error message in ``body``, in the form of OpenAI, SGLang or FastAPI; None if there is none."""
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:

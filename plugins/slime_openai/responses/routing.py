@@ -12,23 +12,23 @@ __all__ = ["routing_matrices"]
 
 
 def routing_matrices(output: Output, start: int) -> list[str] | None:
-    """Return for each of ``output.ids`` the experts that computed it: base64 of int32, ``[num_layers, top_k]``.
+    """Return for each id in ``output.ids`` the experts that computed it: base64 of int32, ``[num_layers, top_k]``.
 
-    These are the experts of the token before, from whose computation the id was sampled. The engine's rows
-    begin at token ``start`` of the prompt; a token without a row gets "". None: no rows, or rows that do not fit.
+    An id is sampled from the computation of the token before it, so it gets that token's experts. The engine's rows
+    begin at token ``start`` of the prompt. A token without a row gets "". None: no rows, or rows that do not fit.
     """
     meta, count = output.meta, len(output.ids)
-    told = meta.get("routed_experts")
+    encoded = meta.get("routed_experts")
     prompt: Any = meta.get("prompt_tokens")
     start = meta.get("routed_experts_start_len") or start
-    if not isinstance(told, str) or not is_int(prompt) or not is_int(start):
+    if not isinstance(encoded, str) or not is_int(prompt) or not is_int(start):
         return None
-    rows, length = prompt + count - 1 - start, len(told) // 4 * 3 - told[-2:].count("=")
-    if rows < 1 or length < 1 or length % rows or len(told) % 4:
+    rows, length = prompt + count - 1 - start, len(encoded) // 4 * 3 - encoded[-2:].count("=")
+    if rows < 1 or length < 1 or length % rows or len(encoded) % 4:
         return None
     size, known = length // rows, min(count, rows)
     try:
-        return [""] * (count - known) + _cut(told, length - known * size, size)
+        return [""] * (count - known) + _cut(encoded, length - known * size, size)
     except ValueError:
         return None
 

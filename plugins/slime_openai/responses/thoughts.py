@@ -1,4 +1,4 @@
-"""The number of an answer's tokens that are thoughts."""
+"""The number of tokens of the thoughts in an answer."""
 
 from __future__ import annotations
 
