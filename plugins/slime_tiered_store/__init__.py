@@ -48,8 +48,9 @@ __all__ = [
     "requires",
 ]
 
-#: The component that :meth:`TieredStorePlugin.setup` registers, and the one that uses it, with its cure.
+#: The component that :meth:`TieredStorePlugin.setup` registers.
 provides = ("cold_store",)
+#: The component that uses the store, and the flag that loads its plugin.
 requires = {"trajectories": "--plugin radix_cache"}
 
 

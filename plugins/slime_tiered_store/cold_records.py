@@ -22,23 +22,23 @@ from slime_tiered_store.tier import MemoryTier, SharedTier, Tier
 
 __all__ = ["LAYOUT", "ColdRecords"]
 
-#: A row is a block. With the headers of the engine (36 bytes) and of the SSD tier (64), it fills 4 KiB on the disk.
+#: A block has one row. With the headers of the engine (36 bytes) and of the SSD tier (64), it fills 4 KiB on the disk.
 LAYOUT = Layout(tokens_per_block=1, bytes_per_token=4096 - 36 - 64)
 _LENGTH = struct.Struct("<Q")
 _T = TypeVar("_T")
-#: Records that are written or read at the same time.
+#: The number of records that are written or read at the same time.
 _AT_ONCE = 64
 
 
 class ColdRecords:
     """Records by key, each in a sequence of its own: its length, its bytes, and zeros up to the end of a block.
 
-    A store evicts blocks, but a record must stay until it is forgotten. So a record counts as kept only when the
-    largest lower tier has it (the *home*), and records never need more than 15/16 of the blocks there: the rest is for
-    blocks that are on their way out. Further records wait until others are forgotten.
+    A store evicts blocks, but a record must stay until it is forgotten. So a record counts as kept only when its *home*
+    has it: the largest lower tier, or memory if there is none. Records never need more than 15/16 of the home's blocks:
+    the rest is for forgotten blocks that are still in use. Further records wait until others are forgotten.
 
-    Notes about records are in the ``log`` of the home, and outlive the router as records there do. The other methods
-    and attributes: see slime_radix_cache.cold_store.
+    Notes about records are in the log of the home, and outlive the router if records in the home do. For the other
+    methods and attributes see slime_radix_cache.cold_store.
     """
 
     def __init__(self, *, wait_s: float, stops_on_loss: bool) -> None:
@@ -53,7 +53,7 @@ class ColdRecords:
         self.tiers: list[tuple[CacheEngine, Tier | MemoryTier]] = []
         self._home = ""
         self._capacity = 0
-        #: Numbers of blocks by key.
+        #: The number of blocks of each record, by key.
         self._blocks: dict[bytes, int] = {}
         self._freed = anyio.Event()
 
@@ -67,7 +67,7 @@ class ColdRecords:
         tiers: Sequence[Tier | MemoryTier],
         logs: Mapping[str, NoteLog] | None = None,
     ) -> Iterator[None]:
-        """Use ``store`` within the ``with``. ``tiers``: its tiers, memory first; ``logs``: those of lower tiers."""
+        """Use ``store`` within the ``with``. ``tiers``: its tiers, memory first; ``logs``: of the lower tiers."""
         lower = store.engine.cache_engines[1:] or store.engine.cache_engines
         home = max(lower, key=lambda engine: engine.mempool.num_total_blocks)
         self.tiers = list(zip(store.engine.cache_engines, tiers, strict=True))
@@ -96,7 +96,7 @@ class ColdRecords:
 
     @property
     def is_shared(self) -> bool:
-        """True if other routers may write notes and records there, too."""
+        """True if other routers may write notes and records in the home, too."""
         return self.keeps_notes and self.logs[self._home].is_shared
 
     async def news(self) -> list[StoredNote]:
@@ -104,13 +104,13 @@ class ColdRecords:
         return await self.logs[self._home].news() if self.is_shared else []
 
     def learn(self, sizes: Mapping[bytes, int]) -> None:
-        """Let records that other routers wrote be fetched, given with their sizes in bytes."""
+        """Let records of other routers be fetched. ``sizes``: bytes of each, by key."""
         new = {key: _blocks_of(size) for key, size in sizes.items() if key not in self._blocks}
         self._blocks |= new
         self.num_blocks += sum(new.values())
 
     def unlearn(self, keys: Iterable[bytes]) -> None:
-        """Count records of other routers no more."""
+        """Undo :meth:`learn` for the records of ``keys``."""
         for key in keys:
             self._uncount(key)
 
@@ -125,15 +125,15 @@ class ColdRecords:
             await self.logs[self._home].replace(contents)
 
     async def shorten_notes(self, notes: Sequence[StoredNote], shortened: Shortened) -> None:
-        """Rewrite the notes of earlier runs, if other routers may read them, see :meth:`NoteLog.shorten`."""
+        """Rewrite the notes of earlier runs if other routers may read them. See :meth:`NoteLog.shorten`."""
         if self.is_shared:
             await self.logs[self._home].shorten(notes, shortened)
 
     async def adopt(self, sizes: Mapping[bytes, int]) -> list[bytes]:
-        """Keep records of earlier runs, with their sizes in bytes, and drop all others that only this router has.
+        """Keep records of earlier runs, and return the keys of lost ones. ``sizes``: bytes of each record, by key.
 
-        With a shared home nothing is dropped: blocks of other records may be learnt of later, and go when room is
-        needed. Returns the keys of those that are gone.
+        All other records are dropped, except from a shared home: this router may learn of them later. Their blocks are
+        evicted when room is needed.
         """
         store, known, gone = self._opened(), set[bytes](), list[bytes]()
         left = set[bytes]().union(*(engine.recovered for engine, _ in self.tiers))
@@ -158,7 +158,7 @@ class ColdRecords:
     # Records.
 
     async def keep(self, records: Sequence[tuple[bytes, bytes]]) -> None:
-        """Keep ``records``, pairs of key and content. Raises StoreError; then no new one is kept."""
+        """Keep ``records``, pairs of key and content. Raises StoreError; then no new record is kept."""
         new = {key: _blocks_of(len(content)) for key, content in records if key not in self._blocks}
         try:
             await self._reserve(new)
@@ -168,7 +168,7 @@ class ColdRecords:
             raise
 
     async def _reserve(self, new: dict[bytes, int]) -> None:
-        """Wait until there is room for ``new`` records, and count them. Raises NotEnoughSpaceError if never."""
+        """Wait for room for the ``new`` records, and count them. Raises NotEnoughSpaceError if they never fit."""
         required = sum(new.values())
         if required > self._capacity:
             raise NotEnoughSpaceError(self._home, required, self._capacity)
@@ -187,7 +187,7 @@ class ColdRecords:
             raise result.outcomes[self._home] or NotStored(result.outcomes)
 
     async def fetch(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
-        """Return the record of each key, None for a lost one. Raises StoreError if that cannot be told now."""
+        """Return the record of each key, None for a lost one. Raises StoreError if a record cannot be read now."""
         found: dict[bytes, bytes | None] = {}
 
         async def read(key: bytes) -> None:
@@ -200,7 +200,7 @@ class ColdRecords:
     async def read(self, key: bytes, into: memoryview) -> bool:
         """Fill ``into`` with the beginning of the record of ``key``, block by block.
 
-        Returns False if the record is lost, or shorter. Raises StoreError if that cannot be told now.
+        Returns False if the record is lost, or shorter. Raises StoreError if it cannot be read now.
         """
         blocks = _blocks_of(len(into))
         if blocks > self._blocks.get(key, 0):
@@ -229,7 +229,7 @@ class ColdRecords:
                 self.store.forget(_namespace(key), _tokens(blocks))
 
     def _uncount(self, key: bytes) -> int:
-        """Count the record of ``key`` no more, and return the number of its blocks."""
+        """Stop counting the record of ``key``, and return the number of its blocks."""
         blocks = self._blocks.pop(key, 0)
         self.num_blocks -= blocks
         self._freed.set()
@@ -261,7 +261,7 @@ def _namespace(key: bytes) -> Namespace:
 
 
 def _tokens(blocks: int) -> npt.NDArray[np.int32]:
-    """Return the tokens of a record: the key alone tells records apart."""
+    """Return the tokens of a record: zeros, since its key alone tells it from others."""
     return np.zeros(blocks, np.int32)
 
 
@@ -271,7 +271,7 @@ def _blocks_of(size: int) -> int:
 
 
 def _content_of(rows: bytes) -> bytes | None:
-    """Return the record in ``rows``; None if some of them are missing."""
+    """Return the record in ``rows``; None if rows are missing."""
     if len(rows) < _LENGTH.size:
         return None
     (length,) = _LENGTH.unpack_from(rows)

@@ -111,7 +111,7 @@ class BlockCorrupt(_BlockError):
 
 
 class BlockReplaced(BlockCorrupt):
-    """Another process wrote intact rows under ``key``, but others than this one wrote or read."""
+    """Another process wrote intact rows under ``key``, but not the rows that this process knows."""
 
     def __init__(self, tier: str, key: bytes) -> None:
         super().__init__(tier, key, "another process wrote other rows")
@@ -122,7 +122,7 @@ class StaleMatch(StoreError):
 
 
 class RowsDiffer(StoreError):
-    """Equal tokens came with other rows than those stored, from block ``block`` on.
+    """Equal tokens came with other rows than the stored rows, from block ``block`` on.
 
     Rows must follow from the namespace and the tokens. Put what else they depend on into ``Namespace.variant``.
     """

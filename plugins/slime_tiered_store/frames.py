@@ -6,10 +6,10 @@
     offset 16   checksum      8 bytes, XXH3-64 of the rows, little endian
     offset 24   num_tokens    4 bytes
     offset 28   zero          4 bytes
-    offset 32   tokens        4 bytes each, int32; the place of missing ones is zero
-    then        rows          bytes_per_token each; the place of missing ones is undefined
+    offset 32   tokens        4 bytes each, int32; zero in place of missing tokens
+    then        rows          bytes_per_token each; undefined in place of missing rows
 
-So a block that another process wrote proves its own key, and that its rows are those that were written.
+So a block that another process wrote proves its own key, and that its rows are intact.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Layout:
     ) -> None:
         """Fill ``frame`` with a block of ``sequence``.
 
-        ``checksums`` and ``rows`` are those of the whole sequence, the first of 8 bytes a block.
+        ``checksums`` (8 bytes a block) and ``rows`` are those of the whole sequence.
         """
         tokens = sequence.tokens(block, block + 1)
         count = len(tokens) // TOKEN_BYTES
@@ -82,7 +82,7 @@ class Layout:
         self, frames: Sequence[memoryview], sequence: SequenceMeta, blocks: range, checksums: bytes,
         rows: memoryview,
     ) -> None:  # fmt: skip
-        """Fill those of ``frames``, one for each block of ``sequence``, that are in ``blocks``."""
+        """Fill the frames of ``blocks``. ``frames`` has one for each block of ``sequence``."""
         for block in blocks:
             self.write(frames[block], sequence, block, checksums, rows)
 
@@ -96,9 +96,9 @@ class Layout:
         return frame[self.rows_offset : self.rows_offset + count * self.bytes_per_token]
 
     def verify(self, tier: str, frame: memoryview, key: BlockKey, tokens: bytes) -> bytes:
-        """Return the checksum of a block that was read, once its contents are those asked for.
+        """Verify that a block that was read is the block ``key`` of ``tokens``, and return its checksum.
 
-        Raises ``BlockCorrupt`` for another key, other tokens or other rows than the checksum's.
+        Raises ``BlockCorrupt`` for another key, for other tokens, and for rows that do not fit the checksum.
         """
         parent, checksum, count, zero = _HEADER.unpack_from(frame)
         kept = frame[_HEADER.size : _HEADER.size + count * TOKEN_BYTES]

@@ -21,7 +21,7 @@ _FORMAT = b"slime tiered store 1"
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """Everything but the tokens that stored rows depend on. Blocks of two namespaces never meet.
+    """Everything that stored rows depend on, except the tokens. Blocks of two namespaces never have equal keys.
 
     ``variant`` tells apart rows of equal tokens, such as two samples whose logprobs differ in the last bit.
     A weight update needs no flush: the next ``weight_version`` is another namespace.
@@ -37,7 +37,7 @@ class Namespace:
     def root_key(self, tokens_per_block: int, bytes_per_token: int) -> BlockKey:
         """Return the key that the first block is chained to.
 
-        Each field is preceded by its length in bytes, so no two namespaces have the same frame.
+        Each field is preceded by its length in bytes, so two namespaces never hash the same bytes.
         """
         fields = [_FORMAT, *(field.encode() for field in astuple(self))]
         framed = b"".join(struct.pack("<Q", len(field)) + field for field in fields)
@@ -53,7 +53,7 @@ class SequenceMeta:
     """A sequence of tokens in blocks, with their keys.
 
     ``token_ids``: int array of shape ``[num_tokens]``, each 0 <= id < 2**31. The last block may be shorter than
-    ``tokens_per_block``. Its key covers its length: it is found by the same sequence, never by a longer one.
+    ``tokens_per_block``. Its key covers its length, so only the same sequence finds it, never a longer one.
 
     ``block_keys``: 16 bytes a block. ``token_bytes``: 4 bytes a token, int32, little endian.
     Raises ``ValueError`` for another shape, type or range.

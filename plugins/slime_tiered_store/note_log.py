@@ -32,22 +32,22 @@ logger = logging.getLogger(__name__)
 
 #: The name of a run: the second of its start, and random bytes. Later runs have greater names.
 _RUN_BYTES, _SECOND_BYTES = 11, 4
-#: Notes are joined when there are so many, or so many bytes of them.
+#: Notes are joined when there are so many notes, or so many bytes of notes.
 _JOINED = 64
 _JOINED_BYTES = 1 << 20
-#: The largest object of notes of an earlier run that are joined.
+#: The maximum size of an object into which notes of an earlier run are joined.
 _SHORTENED_BYTES = 8 << 20
 _AT_ONCE = 16
 _DELETED_AT_ONCE = 1000
-#: Another router may join notes while they are read; then they are listed again, after so many seconds.
+#: Another router may join notes while they are read. Then they are listed and read again, so many times in all.
 _READS, _READ_AGAIN_S = 4, 0.05
 
-#: Returns shorter contents for those of the notes of a run, one for one, or None.
+#: Takes the contents of the notes of a run. Returns a shorter content for each, or None.
 Shortened: TypeAlias = Callable[[Sequence[bytes]], Sequence[bytes] | None]
 
 
 class StoredNote(NamedTuple):
-    """A note, or several joined ones. ``place``: its name, for messages."""
+    """A note, or several joined notes. ``place``: where it is, for messages."""
 
     run: bytes
     place: str
@@ -55,7 +55,7 @@ class StoredNote(NamedTuple):
 
 
 def new_run(after: bytes) -> bytes:
-    """Return a name for a run that starts now, greater than that of the run ``after``."""
+    """Return a name for a run that starts now, greater than the name ``after``."""
     second = max(int(time.time()), int.from_bytes(after[:_SECOND_BYTES], "big") + 1 if after else 0)
     return second.to_bytes(_SECOND_BYTES, "big") + os.urandom(_RUN_BYTES - _SECOND_BYTES)
 
@@ -63,8 +63,8 @@ def new_run(after: bytes) -> bytes:
 class NoteLog:
     """The log at ``client``. Call :meth:`read` once, set ``run``, then :meth:`append`, one call at a time.
 
-    ``call``: makes a call of the client, again if that may help. ``flag``: the flag that chose the place, for
-    messages. ``is_shared``: other routers may write notes there now.
+    ``call``: makes a call of the client, and repeats it if that may help. ``flag``: the flag of the place,
+    for messages. ``is_shared``: other routers may write notes there now.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class NoteLog:
         self._flag = flag
         self._next = 1
         self._tail: list[tuple[NoteObject, bytes]] = []
-        #: Names of all objects, and those that are needed, when the log was read at the start.
+        #: At the start: the names of all objects, and the objects that were needed.
         self._earlier: list[str] = []
         self._needed: list[NoteObject] = []
-        #: Notes that are joined, but not deleted.
+        #: Names of notes that are joined, but not deleted yet.
         self._joined: list[str] = []
         #: By run, in hex: the number of the last note that was read.
         self._read: dict[str, int] = {}
@@ -150,7 +150,7 @@ class NoteLog:
         return found
 
     async def append(self, content: bytes) -> None:
-        """Write a note; it is durable when the call returns. Raises TierFailed: then repeat it with this content."""
+        """Write a note; it is durable when the call returns. Raises TierFailed: then call again with this content."""
         one = note_object(self.run.hex(), self._next, self._next)
         try:
             await self._call(partial(self._client.put, one.name, content))
@@ -162,9 +162,9 @@ class NoteLog:
             await self._join()
 
     async def _join(self) -> None:
-        """Join the latest notes to one object. After a failure they stay as they are.
+        """Join the latest notes into one object. After a failure they stay as they are.
 
-        Another router may be listing or reading them right now, so in a shared log they are deleted at the next join.
+        In a shared log they are deleted only at the next join: another router may be reading them right now.
         """
         tail, self._tail = self._tail, []
         if len(tail) == 1:
@@ -180,7 +180,7 @@ class NoteLog:
             logger.warning("%s: notes are not joined: %s", self._client.url, error)
 
     async def replace(self, contents: Iterable[bytes]) -> None:
-        """Write notes that say all that those of earlier runs say, and delete these. Raises StartupError."""
+        """Write notes with ``contents`` in place of all notes of earlier runs. Raises StartupError."""
         try:
             for content in contents:
                 await self.append(content)
@@ -194,8 +194,8 @@ class NoteLog:
         """Rewrite the notes of each earlier run that has several objects. A failure is logged.
 
         ``notes``: what :meth:`read` returned. ``shortened``: called with the contents of the notes of a run; it returns
-        None for one that a router may still write. Other routers may do the same now. An object is deleted only
-        when its notes are in others that begin earlier, or are longer, so no two routers delete what the other needs.
+        None for a run that a router may still write. Other routers may do the same now. An object is deleted only when
+        its notes are in objects that begin earlier, or are longer. So no router deletes what another one needs.
         """
         contents = {note.place: note.content for note in notes}
         listed: dict[str, list[str]] = {}
@@ -212,7 +212,7 @@ class NoteLog:
             logger.warning("%s: notes of earlier runs are not shortened: %s", self._client.url, error)
 
     async def _rewrite(self, notes: Sequence[tuple[NoteObject, bytes, bytes]]) -> set[str]:
-        """Join consecutive notes of a run to objects that are not too large. Return the names of all objects."""
+        """Join consecutive notes of a run into objects of limited size. Return the names of the run's objects."""
         kept = set()
         while notes:
             ends = accumulate(len(content) for *_, content in notes)

@@ -1,9 +1,9 @@
 """Names of the objects of a log of notes.
 
 A note is an object ``notes/RUN.FIRST-LAST``. RUN is the name of the run of a router that wrote it, in hex. FIRST and
-LAST number the notes of a run from 1; small notes are joined to one object later. So a note may be in several objects,
-and any that together have all numbers will do. An object ``notes/RUN.whole`` says that the notes of this run, and of
-later ones, are all that is needed.
+LAST number the notes of a run from 1; small notes are joined into one object later. So a note may be in several
+objects, and any objects that together have all numbers will do. An object ``notes/RUN.whole`` says that only the notes
+of this run and of later runs are needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WHOLE = re.compile(r"notes/([0-9a-f]{22})\.whole")
 
 
 class NotesChanged(RemoteError):
-    """A note is not there, or not any more. Another router may have joined it to others."""
+    """A note is missing. Another router may have joined it to others."""
 
 
 class NoteObject(NamedTuple):
@@ -45,7 +45,7 @@ def whole_name(run: str) -> str:
 
 
 def note_objects(names: Iterable[str]) -> list[NoteObject]:
-    """Return the notes among ``names`` by run and number; of those that begin alike, the longest first."""
+    """Return the notes among ``names`` by run, first number, and length, the longest first."""
     found = [found for found in map(_NAME.fullmatch, names) if found]
     objects = [note_object(each[1], int(each[2]), int(each[3])) for each in found]
     return sorted(objects, key=lambda one: (one.run, one.first, -one.last))

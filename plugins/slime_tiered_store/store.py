@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PutResult:
-    """The outcome of a put in each tier, by its name: None for stored, or the error that kept it out."""
+    """The outcome of a put in each tier, by the tier's name: None if all rows are stored, or the error."""
 
     outcomes: Mapping[str, Exception | None]
 
@@ -50,8 +50,8 @@ class StoredRows:
 class TieredStore:
     """Keeps rows, ``layout.bytes_per_token`` bytes for each token of a sequence, in up to three tiers.
 
-    Rows must follow from the namespace and the tokens: equal tokens with other rows raise ``RowsDiffer``. The tiers
-    stay their owner's to close, after the store. A put waits up to ``wait_s`` while transfers use the room of a
+    Rows must follow from the namespace and the tokens: equal tokens with other rows raise ``RowsDiffer``. The
+    caller closes the tiers, after the store. A put waits up to ``wait_s`` while transfers use the room of a
     lower tier, then leaves out that tier. ``on_loss(keys)`` is called with the keys of blocks that have gone
     from the last tier known to hold them. All calls belong to the event loop that entered the store::
 
@@ -120,7 +120,7 @@ class TieredStore:
         """Return the rows of the longest stored prefix: ``bytes_per_token`` bytes for each of its tokens.
 
         The prefix is all tokens, or it ends at a block. ``b""``: nothing is stored.
-        The copy of long rows holds the GIL: ``borrow`` needs none.
+        Copying long rows holds the GIL; ``borrow`` copies none.
         Raises ``TierFailed`` when a tier that may have more cannot be read: an error is never taken for a miss.
         """
         async with self.borrow(namespace, tokens) as rows:
@@ -137,7 +137,7 @@ class TieredStore:
             plan.release()
 
     def forget(self, namespace: Namespace, tokens: npt.ArrayLike) -> None:
-        """Forget the rows of ``tokens``, and all that continue them, in all tiers.
+        """Forget the rows of ``tokens``, and all rows that continue them, in all tiers.
 
         Rows on their way to a tier are forgotten when they arrive.
         """
@@ -185,7 +185,7 @@ class TieredStore:
                 raise error
 
     async def _shared_blocks(self, sequence: SequenceMeta) -> int:
-        """Ask the remote tier for what no tier is known to have."""
+        """Return the number of leading blocks that are known, or that the remote tier has; 0 if it is not asked."""
         ready = max(engine.index.num_ready(sequence.block_keys) for engine in self.engine.cache_engines)
         if self._remote is None or ready == sequence.num_blocks:
             return 0
@@ -210,7 +210,7 @@ class TieredStore:
 
     async def _run(self, plan: Plan, release: bool) -> Exception | None:
         """Submit a plan. Wait until its data is ready, or with ``release`` until it ends. Return its error."""
-        assert self._executor is not None  # narrowing: it was open when it planned, just now
+        assert self._executor is not None  # narrowing: the store was open just now, when the plan was made
         done, errors = Event(), list[Exception]()
 
         def abort(error: Exception) -> None:

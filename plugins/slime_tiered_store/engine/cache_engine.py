@@ -15,7 +15,7 @@ from slime_tiered_store.tier import Block, BlockKey, MemoryTier, SharedTier, Tie
 
 __all__ = ["CacheEngine"]
 
-#: Stands for the checksums of an unready node, which are known once its bytes are.
+#: Stands for the checksum of a block in an unready node, which is known once its bytes are.
 _UNKNOWN = b"\0" * CHECKSUM_BYTES
 
 
@@ -24,8 +24,8 @@ class CacheEngine:
 
     An id belongs to the tree, to ``recovered``, or to the caller of ``take`` until it inserts or recycles it.
     ``recovered``: ids of blocks that an earlier process left and nobody has read since, by key. ``reading``: keys
-    of those that a transfer reads now.
-    ``tier`` is told by ``forget`` what its slots no longer hold. ``epoch``: the number of resets.
+    of recovered blocks that a transfer reads now. ``epoch``: the number of resets. The engine calls ``tier.forget`` for
+    blocks that it gives up.
     """
 
     def __init__(self, tier: Tier | MemoryTier, tokens_per_block: int, policy: str = "lru") -> None:
@@ -37,8 +37,8 @@ class CacheEngine:
         self.num_evicted_blocks = 0
         self.epoch = 0
         self._slots: Tier | None = None
-        #: Owners of each key in a tier that finds blocks by key: a block that was detached while it was in use, and
-        #: the one that was stored anew under its key. What the last of them gives back is forgotten.
+        #: The number of blocks with each key, in a tier that finds blocks by key. There are two after a block in use
+        #: was detached, and stored again. The tier forgets the key when the last block is given back.
         self._owners: Counter[BlockKey] | None = Counter() if isinstance(tier, SharedTier) else None
         self._on_settled: dict[RadixNode | BlockKey, list[Callable[[], None]]] = {}
         if not isinstance(tier, MemoryTier):
@@ -64,7 +64,7 @@ class CacheEngine:
         return self.mempool.allocate_blocks(num_required_blocks)
 
     def _evict(self, missing: int, required: int, on_evict: Callable[[RadixNode, int], None] | None) -> None:
-        """Evict ``missing`` blocks. Those that nobody has read since the start go first."""
+        """Evict ``missing`` blocks. Recovered blocks go first."""
         evictable = len(self.recovered) + self.index.num_evictable_blocks
         if missing > evictable:
             raise NotEnoughSpaceError(self.name, required, self.mempool.num_free_blocks + evictable)
@@ -98,7 +98,7 @@ class CacheEngine:
                 self._slots.forget(unowned)
 
     def _disowned(self, blocks: list[Block]) -> list[Block]:
-        """Return those of ``blocks``, which are given back, whose slot or key has no other owner."""
+        """Return the ``blocks`` that the tier may forget: no other block has their slot or key."""
         if self._owners is None:
             return blocks
         self._owners.subtract(block.key for block in blocks)
@@ -144,15 +144,15 @@ class CacheEngine:
         self._settle(node)
 
     def begin_reading(self, keys: Iterable[BlockKey]) -> list[Block]:
-        """Claim blocks that a transfer reads. Who needs them meanwhile can wait, see ``on_settled``."""
+        """Claim blocks that a transfer reads. A plan that needs them meanwhile can wait, see ``on_settled``."""
         blocks = self.claim(keys)
         self.reading.update(block.key for block in blocks)
         return blocks
 
     def end_reading(self, blocks: list[Block], sequence: SequenceMeta, epoch: int) -> None:
-        """Give back blocks of ``begin_reading``, as the last to be evicted.
+        """Put blocks of ``begin_reading`` back at the end of ``recovered``, so that they are evicted last.
 
-        Those that the index knows by now are recycled, and all of them if there was a reset since ``epoch``.
+        Blocks that the index knows by now are recycled instead. After a reset since ``epoch`` all blocks are.
         """
         known = self.index.match_prefix(sequence, update_cache_info=False).num_matched_blocks
         old = set(sequence.keys(0, known)) if epoch == self.epoch else {block.key for block in blocks}
@@ -160,7 +160,7 @@ class CacheEngine:
         self.recovered.update((block.key, block.id) for block in blocks if block.key not in old)
 
     def settle_reading(self, blocks: list[Block]) -> None:
-        """Tell those who wait for blocks of ``begin_reading`` that these have an owner again."""
+        """Call the callbacks that wait for blocks of ``begin_reading``. The blocks have an owner again."""
         for block in blocks:
             self.reading.discard(block.key)
             self._settle(block.key)
@@ -172,7 +172,7 @@ class CacheEngine:
         on_evict: Callable[[RadixNode, int], None],
         forget: bool = True,
     ) -> None:
-        """Remove a block that the tier lost from the index, and all that follow it.
+        """Remove from the index a block that the tier lost, and all blocks that follow it.
 
         ``forget``: the tier drops them, too.
         """
@@ -195,6 +195,6 @@ class CacheEngine:
             callback()
 
     def reset(self) -> None:
-        """Forget all blocks. Those in use are recycled when their last user ends."""
+        """Forget all blocks. Blocks in use are recycled when their last user ends."""
         self.epoch += 1
         self.recycle(self.claim(list(self.recovered)) + self.index.reset())

@@ -32,7 +32,7 @@ class _LowerTier:
 class _Source:
     """A lower tier, its match, and the number of leading blocks that it can read.
 
-    ``reach``: the number that it may have once ``in_flight`` has settled.
+    ``reach``: the number that it may be able to read once ``in_flight`` has settled.
     """
 
     tier: _LowerTier
@@ -86,7 +86,7 @@ class GlobalCacheEngine:
         """Plan to bring the longest known prefix into memory, and to fill the tiers that lack it.
 
         ``without``: names of lower tiers that are not read or written. ``shared_blocks``: the number of leading
-        blocks that the remote tier holds by its own word, whoever wrote them.
+        blocks that the remote tier says it holds, whoever wrote them.
         """
         memory = self.cpu_cache_engine
         found = memory.index.match_prefix(sequence)
@@ -176,7 +176,7 @@ class GlobalCacheEngine:
     def _fill_memory(
         self, plan: Plan, leaf: RadixNode | None, op: TransferOp, after: Sequence[TransferOp] = ()
     ) -> None:
-        """Add the operation after which the frames of ``plan`` are complete, and the leaf in memory with them."""
+        """Add ``op``. After it the frames of ``plan`` are complete, and so is ``leaf``, their node in memory."""
         memory = self.cpu_cache_engine
 
         def end(error: Exception | None) -> Exception | None:
@@ -200,7 +200,7 @@ class GlobalCacheEngine:
         """Plan to copy rows into memory, and to write them to each lower tier that lacks them.
 
         ``rows``: ``layout.bytes_per_token`` bytes a token, which must not change before the graph is ready.
-        ``checksums``: those of ``layout.checksums(rows)``, if they are known.
+        ``checksums``: the result of ``layout.checksums(rows)``, if it is known.
         Blocks that a tier has are not written again. A tier without room is left out: its outcome is the error.
 
         Raises ``RowsDiffer`` when a tier has other rows, and ``ValueError`` for another number of bytes.

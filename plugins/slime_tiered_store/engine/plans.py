@@ -28,11 +28,11 @@ class InFlight:
 
 @dataclass(eq=False, slots=True)
 class Plan:
-    """Transfers that are to be submitted, and what they lead to.
+    """Transfers that are to be submitted, and their results.
 
-    ``num_blocks``: the first blocks of ``sequence`` that the plan covers. ``frames``: the bytes of each, valid from
-    ``graph.on_ready`` until ``release``. ``outcomes``: the result of each tier that is written, by its name: None
-    for success, or the error; those of lower tiers are known when the graph ends.
+    ``num_blocks``: the number of leading blocks of ``sequence`` that the plan covers. ``frames``: the bytes of each
+    block, valid from ``graph.on_ready`` until ``release``. ``outcomes``: None or an error for each written tier, by
+    its name. Outcomes of lower tiers are known when the graph ends.
 
     Submit ``graph`` once, and call ``release`` once, in any case. Both are needed to free what the plan holds.
     """
@@ -46,7 +46,7 @@ class Plan:
     node: RadixNode | None = None
 
     def hold(self, node: RadixNode) -> None:
-        """Lock the memory of the frames until ``release``, in the place of an earlier node."""
+        """Lock the memory of the frames until ``release``. ``node`` replaces an earlier node."""
         self.memory.index.lock(node)
         self.release()
         self.node = node

@@ -15,7 +15,7 @@ from slime_tiered_store.transfers import TransferOp, TransferType
 
 __all__ = ["ReadOp"]
 
-#: The id of a block that another process wrote to a shared tier: it takes no slot of ours.
+#: The id of a block that another process wrote to a shared tier: it takes no slot of this process.
 _NO_SLOT = -1
 
 
@@ -23,7 +23,7 @@ class ReadOp:
     """Reads the blocks from ``start`` to ``stop`` of a plan, and verifies them.
 
     Blocks that the index knows are locked meanwhile. Blocks that an earlier process left are claimed meanwhile, and
-    enter the index when they continue what it knows.
+    enter the index if they continue a prefix that it knows.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ReadOp:
         self._engine.end_reading(blocks, self._plan.sequence, self._epoch)
 
     def _drop(self, key: bytes, is_lost: bool) -> None:
-        """Let nobody find the block that is missing, corrupt or another's. The latter stays in the tier."""
+        """Remove the block ``key`` from the index. ``is_lost``: from the tier, too; a replaced block stays there."""
         engine = self._engine
         engine.recycle([block for block in self._claimed if block.key == key])
         self._give_back([block for block in self._claimed if block.key != key])

@@ -9,7 +9,7 @@ __all__ = ["EvictionHeap"]
 
 
 class EvictionHeap:
-    """Evictable nodes, the first to go on top. Each operation costs O(log n), in the worst case too.
+    """Evictable nodes, with the next one to evict on top. Each operation costs O(log n) even in the worst case.
 
     A node knows its position, so a hit moves one entry. No stale entry remains that a later eviction would skip.
     """

@@ -16,7 +16,7 @@ __all__ = ["MatchResult", "common_blocks"]
 class MatchResult:
     """The known prefix of a sequence.
 
-    ``num_matched_blocks``: blocks in the tree. ``num_ready_matched_blocks``: those before the first unready node.
+    ``num_matched_blocks``: blocks in the tree. ``num_ready_matched_blocks``: blocks before the first unready node.
     ``last_node``: the node of the last matched block, and ``taken``, the number of its blocks that matched.
     ``unready_node``: the first unready node on the path. ``path``: each node with its number of matched blocks.
     ``collides``: the next block has a known key, but other tokens.
@@ -52,7 +52,7 @@ class MatchResult:
 
 
 def common_blocks(ours: bytes, theirs: bytes, first: int) -> int:
-    """Return how many keys of ``ours`` are those of ``theirs`` from block ``first`` on.
+    """Return how many first keys of ``ours`` equal the keys of ``theirs`` from block ``first`` on.
 
     A key covers all blocks before it, so a binary search suffices when not all are equal.
     """

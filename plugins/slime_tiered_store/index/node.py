@@ -13,7 +13,7 @@ class RadixNode:
 
     ``keys``: 16 bytes a block. ``tokens``: 4 bytes a token. ``checksums``: 8 bytes a block.
     ``physical_blocks``: the ids in the tier's pool. ``lock_cnt``: the number of users of the node or of
-    nodes below it. ``is_detached``: the index no longer finds the node, which is gone with its last user.
+    nodes below it. ``is_detached``: the index no longer finds the node, whose blocks are freed when its last user ends.
     ``heap_index``: the position in the heap of evictable leaves, or -1.
     ``created``, ``last_access``: ticks of the index's clock.
     """

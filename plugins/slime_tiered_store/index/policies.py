@@ -12,9 +12,9 @@ __all__ = ["POLICIES", "Policy"]
 #: Orders nodes for eviction.
 Policy: TypeAlias = Callable[[RadixNode], int]
 
-#: Hits from which on the segmented LRU protects a node.
+#: The segmented LRU protects a node from so many hits on.
 _PROTECTED_HITS = 1
-#: No clock ticks that often.
+#: No clock value needs more bits.
 _CLOCK_BITS = 64
 
 
@@ -42,8 +42,8 @@ def _slru(node: RadixNode) -> int:
     return min(node.hits, _PROTECTED_HITS) << _CLOCK_BITS | node.last_access
 
 
-#: The policies by name: least recently used, least frequently used, first in, most recently used, last in,
-#: and segmented LRU, which evicts nodes without a hit before nodes with one.
+#: The policies by name: least recently used, least frequently used, first in first out, most recently used,
+#: first in last out, and segmented LRU. The last one evicts nodes without a hit before nodes with a hit.
 POLICIES: dict[str, Policy] = {
     "lru": _lru,
     "lfu": _lfu,

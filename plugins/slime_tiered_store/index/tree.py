@@ -20,8 +20,8 @@ class RadixTreeIndex:
     """A tree of runs of blocks. It does no I/O and owns no ids: blocks that it returns are the caller's to recycle.
 
     A node is unready while its bytes are on their way. Nothing is inserted behind an unready node, so such a node
-    has no children and is never split: an abort removes it and leaves no hole. A lock counts on all ancestors too;
-    an unready node holds one. All calls are synchronous: one event loop needs no other lock.
+    has no children and is never split: an abort removes it and leaves no hole. A lock counts on all ancestors, too;
+    an unready node holds one lock. All calls are synchronous: one event loop needs no other lock.
     """
 
     def __init__(self, tokens_per_block: int, policy: str = "lru") -> None:
@@ -181,7 +181,7 @@ class RadixTreeIndex:
         return self.unlock(node)
 
     def discard(self, node: RadixNode) -> list[Block]:
-        """Remove an unready node whose transfer failed, and return its blocks. Another lock delays that."""
+        """Remove an unready node whose transfer failed, and return its blocks. Other locks delay their return."""
         if node.is_ready:
             raise ValueError("only an unready node can be discarded")
         return self.detach(node) + self.unlock(node)
@@ -203,7 +203,7 @@ class RadixTreeIndex:
         return evicted
 
     def detach(self, node: RadixNode, start: int = 0) -> list[Block]:
-        """Let nobody find the blocks from ``start`` on, nor what follows them. Return those that nobody uses.
+        """Remove the blocks from ``start`` on, and all that follow, from the tree. Return the blocks that nobody uses.
 
         The others are returned by the call that releases their last lock: ``unlock``, ``set_ready`` or ``discard``.
         """
@@ -245,7 +245,7 @@ class RadixTreeIndex:
         return self.below(self.root)
 
     def below(self, node: RadixNode) -> Iterator[RadixNode]:
-        """Yield each node below another one."""
+        """Yield each node below ``node``."""
         found = list(node.children.values())
         while found:
             each = found.pop()

@@ -15,7 +15,7 @@ __all__ = ["WriteLimit"]
 
 
 class WriteLimit:
-    """Lets writes of at most ``max_bytes`` be under way; further ones wait ``wait_s`` seconds, in order.
+    """Lets writes of ``max_bytes`` in all be under way. Further writes wait up to ``wait_s`` seconds, in order.
 
     A write that is larger than the limit is let in alone.
     """

@@ -87,7 +87,7 @@ class TierSettings:
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """Open tiers, and the ``logs`` of the lower ones by their names. Run ``remote.tidy`` in the background."""
+    """Open tiers, and the ``logs`` of the lower tiers by their names. Run ``remote.tidy`` in the background."""
 
     memory: MemoryArena
     ssd: SsdTier | None
@@ -108,7 +108,7 @@ class Tiers:
 
 
 def _blocks_in(flag: str, size: int, block_bytes: int) -> int:
-    """Return the number of blocks that fit into ``size`` bytes. Raises SettingsError for none."""
+    """Return the number of blocks that fit into ``size`` bytes. Raises SettingsError if no block fits."""
     if size < block_bytes:
         raise SettingsError(f"{flag}: wanted {block_bytes} or more, the size of a block, got {size}")
     return size // block_bytes

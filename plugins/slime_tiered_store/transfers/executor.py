@@ -45,7 +45,7 @@ class TransferExecutor:
         for op in self.scheduler.next_ops():
             if op.transfer_type in self._tiers or is_long(op.num_bytes):
                 self._task_group.start_soon(self._run, op)
-            else:  # a copy that is shorter than a task
+            else:  # a short copy: a task would take longer
                 self.scheduler.finish(op, _failure(op))
 
     async def _run(self, op: TransferOp) -> None:

@@ -11,7 +11,7 @@ __all__ = ["OpStatus", "TransferOp", "TransferOpGraph", "TransferType"]
 
 
 class TransferType(Enum):
-    """The direction of a transfer. H is host memory, D2H a copy of the caller's rows into it.
+    """The direction of a transfer. H is host memory. D2H copies the caller's rows into host memory.
 
     ``VIRTUAL`` moves nothing: it joins other operations.
     """
@@ -88,7 +88,7 @@ class TransferOpGraph:
     """Operations that depend on one another, and callbacks, each called at most once.
 
     ``on_ready()``: the operation ``task_end_op`` has completed, or there is none.
-    Then all operations end, and ``on_complete()`` or ``on_abort(error)`` is called, the latter with the first error.
+    When all operations have ended, ``on_complete()`` is called, or ``on_abort(error)`` with the first error.
     """
 
     def __init__(self) -> None:
@@ -101,9 +101,9 @@ class TransferOpGraph:
         self.num_unfinished = 0
 
     def add_transfer_op(self, op: TransferOp, after: Iterable[TransferOp] = ()) -> TransferOp:
-        """Add an operation that starts once those in ``after``, which are in the graph already, have completed.
+        """Add an operation. It starts once the operations ``after``, which are in the graph already, have completed.
 
-        Raises ``ValueError`` for an operation of another graph. So a graph has no circles.
+        Raises ``ValueError`` for an operation of another graph. So a graph has no cycles.
         """
         before = list(after)
         if op.graph is not None or any(each.graph is not self for each in before):

@@ -25,7 +25,7 @@ class TransferScheduler:
         self._ready: deque[TransferOp] = deque()
 
     def submit(self, graph: TransferOpGraph) -> None:
-        """Take a graph over. An empty one is complete at once. Raises ``ValueError`` for the second time."""
+        """Take over a graph. An empty graph is complete at once. Raises ``ValueError`` for a submitted one."""
         if graph in self.graphs or any(op.status is not OpStatus.PENDING for op in graph.ops):
             raise ValueError("this graph has been submitted already")
         self.graphs[graph] = None
@@ -36,7 +36,7 @@ class TransferScheduler:
         self._end_graph(graph)
 
     def next_ops(self) -> Iterator[TransferOp]:
-        """Yield each operation that may start now. The caller tells the end of each by ``finish``."""
+        """Yield each operation that may start now. The caller calls ``finish`` when an operation ends."""
         while self._ready:
             op = self._ready.popleft()
             if op.status is OpStatus.READY:
@@ -53,7 +53,7 @@ class TransferScheduler:
         self._end(op, error)
 
     def abort(self, graph: TransferOpGraph, error: Exception) -> None:
-        """Abort all operations that have not started. The graph ends with those that run."""
+        """Abort all operations that have not started. The graph ends when no operation runs any more."""
         for op in graph.ops:
             if op.status in (OpStatus.PENDING, OpStatus.READY):
                 self._end(op, error)

@@ -19,7 +19,7 @@ async def open_remote_tier(
 ) -> RemoteTier:
     """Open the store at ``url``. ``options`` are those of :class:`RemoteTier`.
 
-    Raises StartupError: the store does not answer, it has blocks of another size, or a package is missing.
+    Raises StartupError if the store does not answer, has blocks of another size, or a package is missing.
     """
     client = _client(url, timeout_s)
     tier = RemoteTier(client, block_bytes, timeout_s=timeout_s, **options)

@@ -34,16 +34,16 @@ class RemoteClient(Protocol):
         """Write an object, in place of an earlier one."""
 
     async def exists(self, name: str) -> bool:
-        """Return whether there is an object, by the word of the store."""
+        """Return True if the store says that there is an object."""
 
     async def list(self, folder: str) -> list[str]:
         """Return the names of all objects that begin with ``folder`` and a slash, in any order."""
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete objects. Those that are not there are ignored."""
+        """Delete objects. Names without an object are ignored."""
 
     async def is_there(self, format_name: str) -> bool:
-        """Return whether the store itself is there: a missing bucket or directory also says that it has no object.
+        """Return True if the store itself is there. A missing bucket or directory seems to be a store without objects.
 
         ``format_name``: the name of an object that was written at the start.
         """

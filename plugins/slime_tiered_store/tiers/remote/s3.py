@@ -95,7 +95,7 @@ class S3Client:
         return await self.exists(format_name)
 
     async def aclose(self) -> None:
-        """obstore closes its connections when it is no longer referred to."""
+        """obstore closes the connections when nothing refers to the store any more."""
 
     async def _call(self, call: Awaitable[T]) -> T:
         try:
@@ -109,5 +109,5 @@ class S3Client:
 
 
 def _told(error: Exception) -> str:
-    """Return the first line of an error: obstore's go on with its internals."""
+    """Return the first line of an error. The other lines of obstore's errors are about its internals."""
     return str(error).strip().partition("\n")[0]

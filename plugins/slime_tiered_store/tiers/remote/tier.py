@@ -42,9 +42,9 @@ _FORMAT_NAME = "slime-store-remote-1"
 class RemoteTier:
     """Blocks of ``block_bytes`` bytes under their keys. ``counts`` are its counters.
 
-    ``capacity``: the number of blocks that this router may have there. A call to the store has ``timeout_s`` seconds,
-    and is tried ``attempts`` times. Call :meth:`open` first. ``forget`` deletes for all routers, while :meth:`tidy`
-    runs in the background, or else in ``aclose``.
+    ``capacity``: the number of blocks that this router may have in the store. A call to the store has
+    ``timeout_s`` seconds, and is tried ``attempts`` times. Call :meth:`open` first. Forgotten blocks are deleted for
+    all routers, by :meth:`tidy` in the background or by ``aclose``.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class RemoteTier:
     def forget(self, blocks: Sequence[Block]) -> None:
         """Drop blocks: at once for this process, and soon in the store.
 
-        What this process tried to write in vain is not deleted: another router may have written it.
+        A block that this process failed to write is not deleted: another router may have written it.
         """
         for _, key in blocks:
             if key in self._unwritten:
@@ -211,7 +211,7 @@ class RemoteTier:
                 except (StoreError, RemoteError) as error:
                     errors[place] = error
                 if errors:
-                    return  # items are taken in order, so those before are under way
+                    return  # items are taken in order, so calls for all items before this one have begun
 
         async with anyio.create_task_group() as tasks:
             for _ in range(min(CALLS_AT_ONCE, len(items))):

@@ -1,4 +1,4 @@
-"""Group commit: the writes and removals of a directory, in one thread, which waits for the device once a batch."""
+"""Group commit: one thread writes and removes the blocks of a directory, many of them with each wait for the device."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Write = Sequence[SlotBytes]
 
 
 class Committer:
-    """Writes blocks to a directory. All that waits while a batch is written is written in the next one.
+    """Writes blocks to a directory. Calls that come while a batch is written are written in the next batch.
 
-    A batch has five steps: record the slots that become free, wait for the device, write the blocks and wait, record
-    them and wait. So at any moment the index names only slots whose blocks are complete on the device.
+    A batch has three steps, and each of them waits for the device: record the slots that become free, write the blocks,
+    record the blocks. So at any moment the index names only slots whose blocks are complete on the device.
     """
 
     def __init__(self, directory: SsdDirectory, name: str) -> None:
@@ -33,7 +33,7 @@ class Committer:
         self._free: list[Record] = []
 
     def write(self, blocks: Write) -> Future[None]:
-        """Start to write blocks. The result is there when they are on the device; it raises OSError."""
+        """Start to write blocks. The future ends when they are on the device. Its result raises OSError."""
         done: Future[None] = Future()
         with self._lock:
             self._writes.append((blocks, done))
@@ -52,8 +52,8 @@ class Committer:
             self._thread.submit(self._commit)
 
     def close(self) -> None:
-        """Return after all that was started. Blocks."""
-        if self._free:  # their record failed before
+        """Wait for all calls, and end the thread. Blocks."""
+        if self._free:  # their record could not be written before
             self._thread.submit(self._commit)
         self._thread.shutdown()
 
@@ -65,7 +65,7 @@ class Committer:
         log = self._directory.log
         held = ((slot, log.table.key(slot)) for blocks, _ in writes for slot, _, _ in blocks)
         free = {record[1]: record for record in freed}
-        free |= {slot: (FREE, slot, key) for slot, key in held if key is not None}  # they are written again
+        free |= {slot: (FREE, slot, key) for slot, key in held if key is not None}  # written again
         try:
             if log.needs_rewrite:
                 log.rewrite()
@@ -89,7 +89,7 @@ class Committer:
                 done.set_result(None)
 
     def _write(self, writes: Sequence[tuple[Write, Future[None]]]) -> list[tuple[Write, Future[None]]]:
-        """Write the blocks of each call. Return the calls without an error; the others have theirs."""
+        """Write the blocks of each call. Return the calls without an error. The other futures have their errors."""
         written = []
         for blocks, done in writes:
             try:

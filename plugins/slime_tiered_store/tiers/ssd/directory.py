@@ -144,7 +144,7 @@ class SsdDirectory:
         for run in _runs(blocks, _WRITTEN_AT_ONCE, is_full):
             pieces: list[Buffer] = []
             for _, key, source in run:
-                # Whole pages: the kernel would have to read the rest of one that is written in part.
+                # Whole pages: the kernel would have to read the rest of a page that is written in part.
                 padding = -(HEADER_BYTES + len(source)) % _ALIGNMENT
                 pieces += (block_header(key, source), source, _ZEROS[:padding])
             self._ops.write(self._fd, pieces, run[0].slot * slot_bytes)
@@ -224,9 +224,9 @@ def read_layout(path: Path) -> Layout | None:
 def read_blocks(
     ops: FileOps, fd: int, layout: Layout, blocks: Sequence[SlotBytes]
 ) -> Iterator[tuple[SlotBytes, memoryview, str | None]]:
-    """Yield each block, as many of its bytes as its buffer has, and what is wrong with it.
+    """Yield each block, its first bytes, as many as its buffer has, and what is wrong with the block, or None.
 
-    The bytes are valid until the next one. The buffers are not used. Raises OSError.
+    The bytes are valid until the next block is yielded. The buffers stay as they are. Raises OSError.
     """
     at_once = max(1, _RUN_BYTES // layout.slot_bytes)
     data = memoryview(bytearray(min(at_once, len(blocks)) * layout.slot_bytes))
@@ -235,7 +235,7 @@ def read_blocks(
         if ops.read(fd, [data[:size]], run[0].slot * layout.slot_bytes) < size:
             raise OSError(EIO, f"the file ends within the slots {run[0].slot} to {run[-1].slot}")
         for block, start in zip(run, range(0, size, layout.slot_bytes), strict=True):
-            content = data[start : start + layout.slot_bytes]  # the checksum is that of the whole block
+            content = data[start : start + layout.slot_bytes]  # the checksum is of the whole block
             wanted = len(block.bytes)
             yield (
                 block,
@@ -247,7 +247,7 @@ def read_blocks(
 def _runs(
     blocks: Sequence[SlotBytes], at_once: int, may_go_on: Callable[[SlotBytes], bool]
 ) -> Iterator[Sequence[SlotBytes]]:
-    """Cut blocks into runs of adjacent slots for one call each, which end after those that ``may_go_on`` refuses."""
+    """Cut blocks into runs of adjacent slots, one for a call. A run ends after a block that ``may_go_on`` refuses."""
     begin = 0
     for end in range(1, len(blocks) + 1):
         last = blocks[end - 1]

@@ -12,9 +12,9 @@ offset  bytes   content
 ======  ======  ====================================================
 
 The log lies in one of two files of a fixed, preallocated size, so it never runs out of space. At a start, after a
-failed write, and when the file is full, the live records go to the other file under a new random seed. Its header is
-written last. So records of an earlier use of the file, and torn ones, do not count. A damaged record costs its own
-slot only.
+failed write, and when the file is full, the live records go to the other file under a new random seed. The header of
+that file is written last. So records of an earlier use of the file, and torn records, do not count. A damaged record
+costs its own slot only.
 
 ``slime_journal`` is no base for it: its logs grow, are written on the event loop, and never wait for the disk.
 """
@@ -60,7 +60,7 @@ class SlotTable:
         return bytes(self._keys[16 * slot : 16 * slot + 16]) if self._held[slot] else None
 
     def apply(self, record: Record) -> None:
-        """Take over what a record says."""
+        """Apply a record."""
         kind, slot, key = record
         self._held[slot] = FREE
         if kind == HELD:
@@ -78,7 +78,7 @@ class SlotTable:
 
 
 class IndexLog:
-    """The log of a directory whose files are allocated. ``table``: what it says.
+    """The log of a directory whose files are allocated. ``table``: the content of the log.
 
     ``skipped``: the number of unreadable records that were found. All methods block, in one thread at a time. They
     raise OSError, and the constructor ValueError when neither file has an intact header.
@@ -116,7 +116,7 @@ class IndexLog:
         return self._next is None
 
     def append(self, records: Sequence[Record]) -> None:
-        """Write records, at most two for each slot, and wait for the device. The table then says what they say."""
+        """Write records, at most two for each slot, and wait for the device. The table then has them."""
         if self._next is None or self._next + len(records) > self._records:
             self.rewrite()
         assert self._next is not None  # narrowing: a rewrite sets it, or raises
@@ -202,7 +202,7 @@ def _header(ops: FileOps, fd: int) -> tuple[int, int]:
 
 
 def _replay(ops: FileOps, fd: int, seed: int, table: SlotTable) -> int:
-    """Apply the intact records. Return the number of unreadable ones before the last."""
+    """Apply the intact records. Return the number of unreadable records before the last intact one."""
     data = bytearray(index_bytes(len(table)) - _RECORD_BYTES)
     size = ops.read(fd, [data], _RECORD_BYTES)
     rows = np.frombuffer(data, dtype=np.uint8)[: size - size % _RECORD_BYTES].reshape(-1, _RECORD_BYTES)

@@ -14,7 +14,7 @@ from slime_tiered_store.tiers.ssd.directory import SlotBytes, SsdDirectory
 __all__ = ["Readers"]
 
 _THREADS = 4
-_READ_BYTES = 4 << 20  # of one call in a thread
+_READ_BYTES = 4 << 20  # read by one call in a thread
 
 
 class Readers:
@@ -32,7 +32,7 @@ class Readers:
         self._running: set[_Read] = set()
 
     async def read(self, blocks: Sequence[SlotBytes]) -> dict[bytes, str]:
-        """Fill the buffers with the beginnings of blocks. Return what is wrong with each damaged one, by key.
+        """Fill the buffers with the beginnings of blocks. Return what is wrong with each damaged block, by key.
 
         Raises OSError. No thread uses the buffers when the call has ended.
         """
@@ -78,7 +78,7 @@ class Readers:
 
 
 class _Read:
-    """A read in a thread. ``began``: when, in seconds of the monotonic clock; 0 if it has not."""
+    """A read in a thread. ``began``: its start, in seconds of the monotonic clock; 0 before the start."""
 
     def __init__(self, directory: SsdDirectory, blocks: Sequence[SlotBytes]) -> None:
         self.began = 0.0
@@ -99,7 +99,7 @@ class _Read:
         return damaged
 
     def abandon(self) -> None:
-        """Let the thread not use the buffers from now on."""
+        """Keep the thread from using the buffers from now on."""
         with self._lock:
             self._is_abandoned = True
 

@@ -27,13 +27,15 @@ __all__ = ["SsdTier"]
 
 logger = logging.getLogger(__name__)
 
-_PENDING_BYTES = 256 << 20  # of a directory
+_PENDING_BYTES = 256 << 20  # for each directory
 _WAIT_S = 30.0
 _FULL = (ENOSPC, EDQUOT)
 
 
 class SsdTier:
-    """Blocks of ``block_bytes`` bytes, striped over ``n`` directories: ``id`` lies in slot ``id // n`` of ``id % n``.
+    """Blocks of ``block_bytes`` bytes, striped over directories.
+
+    With ``n`` directories, the block ``id`` lies in slot ``id // n`` of directory ``id % n``.
 
     All directories have as many slots as the largest one, and together about ``size_bytes`` bytes. ``wait_s``: longest
     time that a write waits for others, and a read for the device. ``counts`` are its counters. Use :meth:`open`.
@@ -159,7 +161,7 @@ class SsdTier:
         return number, slot
 
     def _failure(self, operation: str, number: int, error: BaseException, required: int) -> BaseException:
-        """Count an error of a call, and return it as an error of the tier. A mistake of ours stays as it is."""
+        """Count an error of a call, and return it as an error of the tier. Any error but an OSError stays as it is."""
         path = self._directories[number].path
         level = self.counts.failed(error)
         if not isinstance(error, OSError):
@@ -179,7 +181,7 @@ def _opened(paths: Sequence[Path], size_bytes: int, block_bytes: int, ops: FileO
         try:
             former = read_layout(path)
         except (OSError, ValueError):
-            continue  # opening it says what is wrong
+            continue  # opening the directory raises, and says what is wrong
         if former is not None and former.slots > layout.slots:
             layout = Layout(block_bytes, former.slots)
             logger.warning("%s: it keeps its %d blocks: files are never made smaller", path, former.slots)

@@ -18,8 +18,8 @@ __all__ = ["DirectoryReport", "verify_directory"]
 class DirectoryReport:
     """The content of a directory. ``damaged``: slot, key and reason of each block that cannot be read.
 
-    ``skipped_records``: unreadable records of the index. After a power cut there may be some, of writes that nobody
-    was told of.
+    ``skipped_records``: unreadable records of the index. After a power cut these may be records of writes
+    that were not acknowledged.
     """
 
     directory: str
