@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``: messages become a ``/generate`` request with exact tokens, and its answer a message."""
+"""``/v1/chat/completions``: messages are sent to ``/generate`` as exact tokens, and the answer becomes a message."""
 
 from __future__ import annotations
 

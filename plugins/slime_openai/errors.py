@@ -84,7 +84,7 @@ def wrong(param: str | None, wanted: str, value: object) -> InvalidRequest:
 def _shown(value: object) -> str:
     """Return ``value`` for an error message; long strings, lists and objects are not shown in full."""
     if isinstance(value, list | array):
-        return f"a list of {len(value)}"
+        return f"a list of length {len(value)}"
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, str):

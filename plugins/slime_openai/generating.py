@@ -1,4 +1,4 @@
-"""Generations of the engines, by ``/generate`` requests that pass through all plugins."""
+"""``/generate`` requests of this plugin. They pass through all plugins, like a client's own requests."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ __all__ = ["ModelNotFound", "Models"]
 
 
 class ModelNotFound(HTTPError):
-    """No worker serves a model of that name."""
+    """No worker serves a model of the requested name."""
 
     status, type, code = 404, "not_found_error", "model_not_found"
 

@@ -114,7 +114,7 @@ class OpenAI:
 
     @hookimpl
     async def pre_request(self, exchange: Exchange) -> Reply | None:
-        """Answer OpenAI's requests, with errors in OpenAI's form. Media and passthrough are for the workers."""
+        """Answer OpenAI's requests, with errors in OpenAI's form. Workers get media, and all in passthrough."""
         request = exchange.request
         path = request.path
         if not path.startswith("/v1/") or self._pool.passthrough:

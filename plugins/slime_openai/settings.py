@@ -35,7 +35,7 @@ class Settings:
     )  # fmt: skip
     history: HistoryMode = flag(
         "--history", choices=get_args(HistoryMode), default="exact",
-        help="tokens of old turns; exact (default): those that the model sampled; template: begin a new branch where "
+        help="tokens of old turns; exact (default): the sampled tokens; template: begin a new branch where "
         "the chat template writes old turns differently",
     )  # fmt: skip
     history_max_bytes: int = flag(

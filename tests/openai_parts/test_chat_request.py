@@ -379,11 +379,11 @@ def test_a_message_that_is_continued_gets_no_new_beginning() -> None:
             "add_generation_prompt",
             "continues the last one",
         ),
-        ({"rid": ["a"]}, "rid", "wanted a string that is not empty, got a list of 1"),
+        ({"rid": ["a"]}, "rid", "wanted a string that is not empty, got a list of length 1"),
         ({"bootstrap_room": [1, "x"]}, "bootstrap_room.[1]", "got 'x'"),
         ({"input_ids": "1 2"}, "input_ids", "wanted a list of token ids, got '1 2'"),
-        ({"input_ids": []}, "input_ids", "wanted a list of at least one token id, got a list of 0"),
-        ({"input_ids": [[1, 2]]}, "input_ids.[0]", "wanted a token id, got a list of 2"),
+        ({"input_ids": []}, "input_ids", "wanted a list of at least one token id, got a list of length 0"),
+        ({"input_ids": [[1, 2]]}, "input_ids.[0]", "wanted a token id, got a list of length 2"),
         ({"input_ids": [1, True]}, "input_ids.[1]", "wanted a token id, got true"),
         ({"input_ids": [-1]}, "input_ids.[0]", "wanted a token id, got -1"),
         ({"return_hidden_states": "first"}, "return_hidden_states", 'true, false or "last"'),
@@ -442,7 +442,7 @@ def test_messages_have_to_be_there() -> None:
         with pytest.raises(InvalidRequest) as raised:
             read_chat(body)
         assert (raised.value.param, raised.value.code) == ("messages", "missing_required_parameter")
-    with pytest.raises(InvalidRequest, match="the body: wanted a JSON object, got a list of 0"):
+    with pytest.raises(InvalidRequest, match="the body: wanted a JSON object, got a list of length 0"):
         read_chat([])
 
 

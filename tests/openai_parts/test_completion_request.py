@@ -49,10 +49,10 @@ def test_prompts_come_in_four_forms(prompt: Any, prompts: tuple[Any, ...]) -> No
     [
         (5, "prompt", "wanted text, or a list of at least one token id"),
         ({}, "prompt", "got an object"),
-        ([], "prompt", "got a list of 0"),
-        ([[]], "prompt.[0]", "got a list of 0"),
+        ([], "prompt", "got a list of length 0"),
+        ([[]], "prompt.[0]", "got a list of length 0"),
         (["a", 1], "prompt.[1]", "wanted a string, got 1"),
-        (["a", [1]], "prompt.[1]", "wanted a string, got a list of 1"),
+        (["a", [1]], "prompt.[1]", "wanted a string, got a list of length 1"),
         ([[1], "a"], "prompt.[1]", "got 'a'"),
         ([1, "a"], "prompt.[1]", "wanted a token id, got 'a'"),
         ([1, True], "prompt.[1]", "wanted a token id, got true"),

@@ -75,7 +75,7 @@ def test_the_status_of_a_worker_decides_the_type(status: int, kind: str) -> None
         (False, "false"),
         (1, "1"),
         (0.5, "0.5"),
-        ([1, 2], "a list of 2"),
+        ([1, 2], "a list of length 2"),
         ({"a": 1}, "an object"),
         ("x" * 81, f"'{'x' * 80}'..."),
     ],

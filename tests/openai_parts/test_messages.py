@@ -121,7 +121,7 @@ def call_with(**function: Any) -> dict[str, Any]:
             "wanted one of assistant, developer, function, system, tool, user, got null",
         ),
         ({"role": "User", "content": "x"}, ".role", "got 'User'"),
-        ({"role": ["user"], "content": "x"}, ".role", "got a list of 1"),
+        ({"role": ["user"], "content": "x"}, ".role", "got a list of length 1"),
         ({"role": "user"}, ".content", "wanted a string or a list of content parts, got null"),
         ({"role": "system", "content": None}, ".content", "got null"),
         ({"role": "user", "content": 5}, ".content", "got 5"),
@@ -147,7 +147,7 @@ def call_with(**function: Any) -> dict[str, Any]:
         ),
         ({"role": "assistant", "audio": {"id": "a"}}, ".audio", "keeps no earlier audio"),
         ({"role": "assistant", "refusal": 1}, ".refusal", "wanted a string, got 1"),
-        ({"role": "assistant", "reasoning_content": []}, ".reasoning_content", "got a list of 0"),
+        ({"role": "assistant", "reasoning_content": []}, ".reasoning_content", "got a list of length 0"),
         ({"role": "tool", "content": "x", "tool_call_id": 7}, ".tool_call_id", "wanted a string, got 7"),
         (
             {"role": "assistant", "tool_calls": {}},

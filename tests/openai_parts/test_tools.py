@@ -40,7 +40,7 @@ def test_tools_are_kept_to_the_last_key_for_the_template() -> None:
         ([tool("find\n")], "tools.[0].function.name", "got 'find\\n'"),
         ([tool("x" * 65)], "tools.[0].function.name", "wanted 1 to 64"),
         ([tool(), tool()], "tools.[1].function.name", "got 'find' twice"),
-        ([tool(parameters=[])], "tools.[0].function.parameters", "wanted an object, got a list of 0"),
+        ([tool(parameters=[])], "tools.[0].function.parameters", "wanted an object, got a list of length 0"),
     ],
 )
 def test_invalid_tool_is_refused(value: Any, param: str, words: str) -> None:
@@ -54,7 +54,7 @@ def test_invalid_tool_is_refused(value: Any, param: str, words: str) -> None:
     ("value", "param", "words"),
     [
         ("any", "tool_choice", "wanted one of none, auto, required, got 'any'"),
-        (["auto"], "tool_choice", "got a list of 1"),
+        (["auto"], "tool_choice", "got a list of length 1"),
         ({"type": "allowed_tools"}, "tool_choice.type", "only 'function' can be chosen"),
         ({"type": "custom"}, "tool_choice.type", "only 'function' can be chosen"),
         ({"type": "function"}, "tool_choice.function", "wanted an object, got null"),

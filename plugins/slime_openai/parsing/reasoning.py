@@ -82,9 +82,9 @@ REASONING_FORMATS = {
 
 
 def choose_reasoning(template: str) -> ReasoningFormat | None:
-    """Return the format of thoughts in a chat template; None if it has no thoughts.
+    """Return the format of thoughts in a chat template; None if the template writes no thoughts.
 
-    It does not say if an answer begins within thoughts: the prompt of the answer shows that.
+    The template does not tell if an answer begins within thoughts: the prompt of the answer does.
     """
     if "◁think▷" in template:
         return REASONING_FORMATS["kimi"]

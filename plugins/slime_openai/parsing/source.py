@@ -56,7 +56,7 @@ class Source:
         return self.at - self._taken
 
     def back(self, offset: int = 0) -> None:
-        """Read again from ``offset``."""
+        """Go back to ``offset``."""
         self.at = self._taken + offset
 
     def since(self, offset: int) -> str:

@@ -30,13 +30,13 @@ _WIDE = 8  # a character of a wide string, at most
 
 
 class Turn:
-    """One request and its answer. ``asked``: the ids that the request added to those of ``parent``.
+    """One request and its answer. ``asked``: the ids that the request added to the ids of ``parent``.
 
     ``asked`` and ``sampled`` are packed int32 ids; ``text`` is their text, with special tokens. ``key``: the key of the
     conversation that ends with ``reply``, message number ``count``. ``place``: the key of the conversation before
     ``reply``. ``answers``: a digest of the assistants' messages between ``parent`` and ``reply``. ``ending``: the stop
     token or stop string, which a reply usually does not show. ``hidden``: the number of sampled ids that spell the
-    ending. ``closed``: the ending is a special token, and none of the request's ``stop_token_ids``. ``size_bytes``:
+    ending. ``closed``: the ending is a special token, but not one of the request's ``stop_token_ids``. ``size_bytes``:
     memory of the turn, roughly. ``record``: the key of its record in a store, or empty.
     """
 
@@ -133,7 +133,7 @@ class Alike(NamedTuple):
 
 
 def _size_of(text: str | None) -> int:
-    """Return the most bytes that ``text`` may take. ``sys.getsizeof`` tells less before it is written as JSON."""
+    """Return the most bytes that ``text`` may take. ``sys.getsizeof`` returns less until it is written as JSON."""
     if text is None:
         return 0
     return _STRING_BYTES + len(text) if text.isascii() else _WIDE_STRING_BYTES + _WIDE * len(text)

@@ -1,8 +1,8 @@
 """Keys of conversations. A key ignores what clients change in answers that they send back.
 
-Clients serialise arguments again, drop thoughts and call ids, strip white space, or turn content into parts. None of
-these changes a key, but another word does. So conversations with the same key may differ in their answers; see Parents.
-Messages that are no answers are compared as the template writes them.
+Clients serialise arguments again, drop thoughts and call ids, strip white space, or turn content into parts. Such
+changes leave the key as it is; another word changes it. So conversations with the same key may differ in their answers,
+see Parents. Messages that are no answers are compared as the template writes them.
 """
 
 from __future__ import annotations

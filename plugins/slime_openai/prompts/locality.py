@@ -196,8 +196,8 @@ def _is_only_for_first(node: nodes.Node) -> bool:
 def _is_readable(place: nodes.Node, where: _Where) -> bool:
     """Return True if the message at ``place`` may be read.
 
-    Every part may read the last message, the part before the loop also the first one. A round may read its own message
-    and both neighbours.
+    Every part may read the last message. The part before the loop may also read the first message. A round may read
+    its own message and both neighbours.
     """
     if _is_const(place, -1):
         return True

@@ -1,4 +1,4 @@
-"""Records in the log of conversations, and a name that says which router can read them. Sizes are in tokens."""
+"""Records in the log of conversations, and a name for all that their keys depend on. Sizes are in tokens."""
 
 from __future__ import annotations
 

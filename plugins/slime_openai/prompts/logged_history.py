@@ -12,7 +12,7 @@ __all__ = ["LoggedHistory"]
 
 
 class LoggedHistory(History):
-    """A history that begins with the turns in ``log``, which it owns. Raises StartupError.
+    """A history that begins with the turns in ``log``. :meth:`close` closes the log. Raises StartupError.
 
     Evictions are logged like additions, so reading the log evicts no other turns. The memory limit holds from the next
     addition on.

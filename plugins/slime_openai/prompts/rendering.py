@@ -194,7 +194,7 @@ class Renderer:
     def end_of_turn(self, conversation: Conversation) -> str | None:
         """Return the text behind the content of an assistant's message without calls at the end of a conversation.
 
-        The template is tried on other messages with the variables of ``conversation``, and with tools if it has any.
+        The template is tried on other messages with the variables of ``conversation``, and with a tool if it has tools.
         None: the text depends on the messages before, the cache is full, or the variables are too long.
         """
         tools = None if conversation.tools is None else [_TOOL]

@@ -53,7 +53,7 @@ class StoredHistory(History):
         self._is_loading = False
 
     def keep_in(self, records: SideRecords, reader: str) -> None:
-        """Begin to keep turns in ``records``. Only routers with the same :func:`log_records.reader` find them."""
+        """Begin to keep turns in ``records``, for routers with the same ``reader`` (see :func:`log_records.reader`)."""
         self._records, self._reader = records, f"{CHATS.format} {reader}".encode()
         self._names = _mask(self._reader, b"answer")
 

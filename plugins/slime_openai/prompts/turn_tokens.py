@@ -90,8 +90,9 @@ class Prompts:
         for place, message in enumerate(messages):
             size = len(message.content or "")
             if size > longest:
-                wanted = f"wanted at most {longest} characters in a message, got {size}"
-                raise InvalidRequest(f"messages.[{place}].content", wanted)
+                param = f"messages.[{place}].content"
+                wanted = f"wanted at most {longest} characters, got {size}"
+                raise InvalidRequest(param, f"Invalid value for '{param}': {wanted}.")
 
     def given(self, ids: Sequence[int], asking: Asking, *, continues: bool) -> Prompt:
         """Return the prompt that a client gave as ``ids``. Nothing is rendered or looked up.

@@ -17,7 +17,7 @@ from slime_openai.responses.outputs import Output
 __all__ = ["Turns"]
 
 
-#: The number of stop tokens for which it is cached if they are special.
+#: The number of stop tokens whose kind, special or not, is cached.
 _TOKENS = 1 << 10
 
 

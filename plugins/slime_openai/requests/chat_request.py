@@ -54,7 +54,7 @@ class ChatRequest(Options):
 
     With ``tools.choice`` "required", ``sampling`` has the JSON schema of :func:`calls_schema`: the answer is a list of
     calls, whatever the model's own format is. Otherwise the model may call ``tools.callable`` in its own format.
-    Without ``parallel_tool_calls`` only the first call counts. It is False, too, if the client chose one tool by name.
+    Only the first call counts without ``parallel_tool_calls``, which is False if the client chose one tool by name.
     ``input_ids``: the prompt, instead of the rendered ``messages``.
     """
 
@@ -178,8 +178,8 @@ def _check_ending(values: Mapping[str, Any]) -> None:
 def _variables(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return variables for the template. ``chat_template_kwargs`` overrides the variables of ``reasoning_effort``.
 
-    As in SGLang, the effort "none" switches thinking off, and any other effort switches it on. Templates call that
-    ``thinking`` or ``enable_thinking``.
+    As in SGLang, the effort "none" switches thinking off, and any other effort switches it on. The switch has two
+    names in templates: ``thinking`` and ``enable_thinking``.
     """
     variables: dict[str, Any] = {}
     effort = values.get("reasoning_effort")

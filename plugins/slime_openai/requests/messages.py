@@ -146,7 +146,7 @@ def _reasoning(param: str, value: dict[str, Any]) -> str | None:
     if len(set(thoughts)) > 1:
         raise InvalidRequest(
             f"{param}.reasoning",
-            f"'reasoning' and 'reasoning_content' are two names of one thing; in '{param}' they differ.",
+            f"'reasoning' and 'reasoning_content' are two names of one parameter; in '{param}' they differ.",
         )
     return thoughts[0] if thoughts else None
 

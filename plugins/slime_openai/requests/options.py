@@ -1,4 +1,4 @@
-"""Options that chat and completion requests share, and the lists of parameters without effect and of refused ones."""
+"""Options that chat and completion requests share, and the parameters that have no effect or are refused."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def _in_sglangs_names(values: Mapping[str, Any]) -> dict[str, Any]:
             value = renamed.pop(name)
             if renamed.setdefault(sglangs, value) != value:
                 raise InvalidRequest(
-                    name, f"'{name}' and '{sglangs}' are two names of one parameter, and differ."
+                    name, f"'{name}' and '{sglangs}' are two names of one parameter, but they differ."
                 )
     return renamed
 

@@ -15,7 +15,7 @@ __all__ = ["TreatedParameters", "UnknownMode", "UnknownParameters"]
 
 logger = logging.getLogger(__name__)
 
-#: ``warn``: they have no effect; ``refuse``: 400; ``pass``: they go to the engine.
+#: ``warn``: unknown parameters have no effect; ``refuse``: the request gets a 400; ``pass``: they go to the engine.
 UnknownMode = Literal["warn", "refuse", "pass"]
 
 _HEADER = b"x-slime-unknown-parameters"
@@ -55,7 +55,7 @@ class UnknownParameters:
         self._logged: set[str] = set()
 
     def treat(self, unknown: Mapping[str, Any]) -> TreatedParameters:
-        """Refuse ``unknown``, or log it and return the part for the engine and the reply's header.
+        """Refuse ``unknown``, or log the names, and return the part for the engine and the reply's header.
 
         Raises UnknownParameter, and InvalidRequest for a value that cannot be sent.
         """

@@ -148,7 +148,7 @@ def about_output(
 def root_version(output: Output, options: Options) -> dict[str, Any]:
     """Return the member ``weight_version`` that stands beside the choices, if the client wants token ids.
 
-    Gateways read a number there. So a name is left out, such as ``default``, SGLang's first version.
+    Gateways read a number there. So a version that is no number is left out, such as SGLang's ``default``.
     """
     version = output.meta.get("weight_version")
     is_number = is_int(version) or (isinstance(version, str) and version.isascii() and version.isdecimal())

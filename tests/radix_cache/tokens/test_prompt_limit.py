@@ -82,7 +82,9 @@ async def test_a_template_may_leave_out_most_of_a_message(
         assert answer.status_code == 400
         error = answer.json()["error"]
         assert error["param"] == "messages.[1].content"
-        assert error["message"] == "wanted at most 16777216 characters in a message, got 16800018"
+        assert error["message"].endswith(
+            "'messages.[1].content': wanted at most 16777216 characters, got 16800018."
+        )
         assert len(engine.asked) == 2
 
 

@@ -1,7 +1,7 @@
 """Tool calls in the text of a model.
 
-Each format has a module with its grammar. ``calls`` and ``values`` are parts of grammars. A grammar reads from a
-:class:`slime_openai.parsing.source.Source`.
+Each format has a module with its grammar, which reads from a :class:`slime_openai.parsing.source.Source`. Formats share
+the grammars in ``calls``. ``values`` converts bare text to JSON.
 """
 
 from __future__ import annotations
