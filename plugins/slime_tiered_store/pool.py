@@ -60,7 +60,7 @@ class Mempool:
         return ids
 
     def claim_blocks(self, ids: Iterable[int]) -> None:
-        """Mark free ids as in use: those of blocks that an earlier process left.
+        """Mark ``ids``, of blocks that an earlier process left, as in use.
 
         Costs O(all words) once. Raises ``ValueError`` for an id that is in use or does not exist.
         """

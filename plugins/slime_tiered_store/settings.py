@@ -1,4 +1,4 @@
-"""The plugin's own flags; ``tiers.settings`` has those of the tiers."""
+"""The plugin's own flags; ``tiers.settings`` has the flags of the tiers."""
 
 from __future__ import annotations
 

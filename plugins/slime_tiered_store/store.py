@@ -51,8 +51,8 @@ class TieredStore:
     """Keeps rows, ``layout.bytes_per_token`` bytes for each token of a sequence, in up to three tiers.
 
     Rows must follow from the namespace and the tokens: equal tokens with other rows raise ``RowsDiffer``. The
-    caller closes the tiers, after the store. A put waits up to ``wait_s`` while transfers use the room of a
-    lower tier, then leaves out that tier. ``on_loss(keys)`` is called with the keys of blocks that have gone
+    caller closes the tiers, after the store. A put waits up to ``wait_s`` seconds while transfers use the room of
+    a lower tier, then leaves out that tier. ``on_loss(keys)`` is called with the keys of blocks that have gone
     from the last tier known to hold them. All calls belong to the event loop that entered the store::
 
         layout = Layout(tokens_per_block=64, bytes_per_token=16)

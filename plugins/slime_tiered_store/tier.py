@@ -80,7 +80,7 @@ class Tier(Protocol):
         """Drop the contents of blocks, at once for this process.
 
         Blocks that hold nothing are ignored. A later start does not find the blocks, unless the process dies
-        before the tier could record it. A later ``write`` of the same key or slot is never undone by this call.
+        before the tier could record this. A later ``write`` of the same key or slot is never undone by this call.
         """
 
     async def aclose(self) -> None:

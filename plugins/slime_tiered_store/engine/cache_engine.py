@@ -22,7 +22,7 @@ _UNKNOWN = b"\0" * CHECKSUM_BYTES
 class CacheEngine:
     """The blocks of one tier: which are known, which ids are in use, and which are on their way.
 
-    An id belongs to the tree, to ``recovered``, or to the caller of ``take`` until it inserts or recycles it.
+    An id belongs to the tree, to ``recovered``, or to the caller of ``take`` until that caller inserts or recycles it.
     ``recovered``: ids of blocks that an earlier process left and nobody has read since, by key. ``reading``: keys
     of recovered blocks that a transfer reads now. ``epoch``: the number of resets. The engine calls ``tier.forget`` for
     blocks that it gives up.
@@ -50,7 +50,7 @@ class CacheEngine:
         self, num_required_blocks: int, protected_node: RadixNode,
         on_evict: Callable[[RadixNode, int], None] | None = None,
     ) -> list[int]:  # fmt: skip
-        """Return free ids. Evict what is missing, but neither ``protected_node`` nor its ancestors.
+        """Return free ids. Evict as many blocks as are missing, but neither ``protected_node`` nor its ancestors.
 
         Raises ``NotEnoughSpaceError`` when too much is in use. Nothing is evicted then.
         """
@@ -86,7 +86,7 @@ class CacheEngine:
         return missing > self.mempool.num_free_blocks + len(self.recovered) + evictable
 
     def claim(self, keys: Iterable[BlockKey]) -> list[Block]:
-        """Return those of ``keys`` that were recovered. They belong to the caller then."""
+        """Take the blocks of ``keys`` out of ``recovered``. They belong to the caller then."""
         return [Block(self.recovered.pop(key), key) for key in keys if key in self.recovered]
 
     def recycle(self, blocks: list[Block], forget: bool = True) -> None:

@@ -136,7 +136,7 @@ class GlobalCacheEngine:
         return _Source(tier, match, stop, reach, in_flight)
 
     def _frames_to_fill(self, plan: Plan, found: MatchResult) -> RadixNode | None:
-        """Set the frames of a plan: blocks in memory, or private ones if it is full.
+        """Set the frames of a plan: blocks in the memory tier, or private buffers if that tier is full.
 
         Return the unready leaf in memory for the blocks behind ``found``, or None.
         """

@@ -12,7 +12,7 @@ __all__ = ["POLICIES", "Policy"]
 #: Orders nodes for eviction.
 Policy: TypeAlias = Callable[[RadixNode], int]
 
-#: The segmented LRU protects a node from so many hits on.
+#: A node with so many hits is protected by the segmented LRU.
 _PROTECTED_HITS = 1
 #: No clock value needs more bits.
 _CLOCK_BITS = 64

@@ -15,7 +15,7 @@ __all__ = ["WriteLimit"]
 
 
 class WriteLimit:
-    """Lets writes of ``max_bytes`` in all be under way. Further writes wait up to ``wait_s`` seconds, in order.
+    """Limits the writes under way to ``max_bytes`` in all. Further writes wait up to ``wait_s`` seconds, in order.
 
     A write that is larger than the limit is let in alone.
     """

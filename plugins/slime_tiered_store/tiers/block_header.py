@@ -1,4 +1,4 @@
-"""The header in front of a stored block: its key, its length and a checksum of both and of the bytes.
+"""The header in front of a stored block: its key, its length, a checksum of its bytes, and one of the header.
 
 ======  ======  ==========================================================
 offset  bytes   content

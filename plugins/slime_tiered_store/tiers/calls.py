@@ -16,8 +16,9 @@ __all__ = ["settled"]
 async def settled(calls: Sequence[Future[Any]]) -> None:
     """Return when all calls have ended, with a result or an error.
 
-    A cancellation drops calls that have not begun, and waits for the end of the others. ``anyio.to_thread`` ends at
-    once when its task is cancelled by ``Task.cancel``, as ``asyncio.timeout`` does, and its thread runs on.
+    A cancellation drops calls that have not begun, and waits for the end of the others. ``anyio.to_thread`` would
+    not do: it ends at once when its task is cancelled by ``Task.cancel``, as by ``asyncio.timeout``, but its thread
+    runs on.
     """
     if not calls:
         return
@@ -34,4 +35,4 @@ async def settled(calls: Sequence[Future[Any]]) -> None:
     finally:
         for each in waiting:
             if each.done() and not each.cancelled():
-                each.exception()  # the caller asks the calls themselves
+                each.exception()  # else asyncio logs it; the caller reads it from ``calls``

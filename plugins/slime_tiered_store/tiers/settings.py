@@ -56,7 +56,7 @@ class TierSettings:
         default=64 << 30,
         at_least=1,
         metavar="BYTES",
-        help="size of the remote tier: what this router may have there, with the records of others that it knows",
+        help="size of the remote tier, for the records of this router and the records of others that it knows",
     )
     remote_timeout_s: float = flag(
         "--store-remote-timeout-secs",
@@ -110,7 +110,7 @@ class Tiers:
 def _blocks_in(flag: str, size: int, block_bytes: int) -> int:
     """Return the number of blocks that fit into ``size`` bytes. Raises SettingsError if no block fits."""
     if size < block_bytes:
-        raise SettingsError(f"{flag}: wanted {block_bytes} or more, the size of a block, got {size}")
+        raise SettingsError(f"{flag}: wanted at least {block_bytes} bytes, the size of a block, got {size}")
     return size // block_bytes
 
 

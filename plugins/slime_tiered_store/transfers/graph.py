@@ -39,8 +39,9 @@ class TransferOp:
 
     ``work()`` copies or verifies ``num_bytes`` bytes, and touches nothing else: it may run in a thread. If it raises,
     the operation fails.
-    ``on_end(error)`` is called exactly once: when the operation has completed (None) or will never complete. It
-    returns the error that counts, so a callback that finds wrong bytes makes the operation fail.
+
+    ``on_end(error)`` is called exactly once, when the operation has completed (with None) or will never complete. It
+    returns the error that counts. So a callback that finds wrong bytes makes the operation fail.
     """
 
     __slots__ = (

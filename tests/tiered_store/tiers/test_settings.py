@@ -60,12 +60,12 @@ async def test_flags_open_all_tiers(tmp_path: Path) -> None:
         ),
         (
             ["--store-memory-bytes", "999"],
-            "--store-memory-bytes: wanted 1000 or more, the size of a block, got 999",
+            "--store-memory-bytes: wanted at least 1000 bytes, the size of a block, got 999",
         ),
         (["--store-memory-bytes", str(1 << 62)], "--store-memory-bytes: the system does not give 46116860"),
         (
             ["--store-remote", "file:///", "--store-remote-bytes", "999"],
-            "--store-remote-bytes: wanted 1064 or more, the size of a block, got 999",
+            "--store-remote-bytes: wanted at least 1064 bytes, the size of a block, got 999",
         ),
         (
             ["--store-ssd", "DIR", "--store-ssd-bytes", "5000"],

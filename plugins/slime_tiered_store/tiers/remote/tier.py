@@ -196,7 +196,7 @@ class RemoteTier:
     async def _confirm(self) -> None:
         """Raise RemoteError if the store is not there at all: then no block is known to be missing."""
         if not await self.call(partial(self.client.is_there, _FORMAT_NAME)):
-            raise RemoteError("the store is gone, or its format is: the bucket was emptied or not mounted")
+            raise RemoteError(f"it has no object {_FORMAT_NAME}: the store was emptied, or is not mounted")
 
     async def _each(self, operation: str, call: Callable[[A], Awaitable[T]], items: Sequence[A]) -> list[T]:
         """Make a call for each item, many at once. Raises the error of the first item that has one."""

@@ -38,11 +38,11 @@ _FORMAT = "slime-store-ssd-1"
 _ZEROS = memoryview(bytes(_ALIGNMENT))
 _MAX_SLOTS = 1 << 32  # a record of the index has four bytes for a slot
 _WRITTEN_AT_ONCE = 256  # blocks of three buffers: Linux takes 1,024 at once
-_RUN_BYTES = 1 << 20  # of one read, into a buffer that stays in the processor's cache
+_RUN_BYTES = 1 << 20  # the size of one read, so that its buffer stays in the processor's cache
 
 
 class SlotBytes(NamedTuple):
-    """A block to write, or a buffer to read its beginning into."""
+    """A block to write, or a buffer for the beginning of a block to read."""
 
     slot: int
     key: bytes

@@ -20,8 +20,8 @@ _READ_BYTES = 4 << 20  # read by one call in a thread
 class Readers:
     """Threads that read blocks of ``directory``.
 
-    A call fails when the device does not answer: a thread has read for ``limit_s`` seconds, or none has ended a read
-    in that time. Such a thread stays until the device answers. While there are only such threads, calls fail at once.
+    A call fails when the device does not answer: a thread has read for ``limit_s`` seconds, or no thread has ended a
+    read in that time. A stuck thread stays until the device answers. While all threads are stuck, calls fail at once.
     """
 
     def __init__(self, directory: SsdDirectory, name: str, limit_s: float) -> None:
