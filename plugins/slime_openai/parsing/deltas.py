@@ -99,7 +99,7 @@ class Writer:
 
     def reasoning(self, text: str) -> None:
         """Add thoughts."""
-        self._but_space(Reasoning, text, "\n")
+        self._write(Reasoning, text, "\n")
 
     def end_reasoning(self) -> None:
         """End the thoughts."""
@@ -108,7 +108,7 @@ class Writer:
 
     def content(self, text: str) -> None:
         """Add content."""
-        self._but_space(Content, text, _SPACE if self.tools else "")
+        self._write(Content, text, _SPACE if self.tools else "")
 
     def start(self, name: str) -> bool:
         """Begin a call. Return False if the call is not allowed: its text is then content."""
@@ -141,7 +141,7 @@ class Writer:
         self._flush()
         return self.drain()
 
-    def _but_space(self, kind: Callable[[str], Delta], text: str, space: str) -> None:
+    def _write(self, kind: Callable[[str], Delta], text: str, space: str) -> None:
         """Write ``text``, but hold back the ``space`` characters at its end."""
         if not text:
             return

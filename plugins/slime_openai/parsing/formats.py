@@ -26,9 +26,9 @@ class Formats:
         self._reasoning = _named(
             "--reasoning-parser", reasoning, REASONING_FORMATS, choose_reasoning(template)
         )
-        thoughts = self._reasoning
-        self._thinks_in_special_tokens = thoughts is not None and any(
-            _is_special(tokenizer, tag) for tag in (thoughts.start, thoughts.end)
+        format = self._reasoning
+        self._thinks_in_special_tokens = format is not None and any(
+            _is_special(tokenizer, tag) for tag in (format.start, format.end)
         )
 
     def parser(self, request: ChatRequest, prompt: str) -> Parser:

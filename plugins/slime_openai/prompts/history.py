@@ -275,7 +275,7 @@ class Asking:
         if session is not None:
             self._stop_deciding.append(speakers.deciding(session, place))
 
-    def goes_on_from(self, parent: Turn | None) -> None:
+    def continues_from(self, parent: Turn | None) -> None:
         """Note that the request continues ``parent`` (None: no turn). Only the last call counts."""
         self._decided()
         if self._session is not None:

@@ -78,7 +78,7 @@ class Prompts:
     async def of(self, question: Question, chat: Conversation, asking: Asking) -> Prompt:
         """Return the prompt for ``question``. ``chat``: the template's input. Raises BadRequest."""
         prompt = await self._of(question, chat, asking)
-        asking.goes_on_from(prompt.parent)
+        asking.continues_from(prompt.parent)
         return prompt
 
     def check_contents(self, messages: Sequence[Message]) -> None:
@@ -99,14 +99,14 @@ class Prompts:
 
         ``continues``: the end of the prompt is the beginning of the answer.
         """
-        asking.goes_on_from(None)
+        asking.continues_from(None)
         end = ids if continues else ids[-_END:]
         text = self._tokenizer.decode(end, skip_special_tokens=False)
         return Prompt(None, array("i", ids).tobytes(), text, "given")
 
     async def _of(self, question: Question, chat: Conversation, asking: Asking) -> Prompt:
         found = await self._parents.of(question, chat)
-        asking.goes_on_from(found.turn if found is not None else None)
+        asking.continues_from(found.turn if found is not None else None)
         if found is None:
             return await self._from_start(chat, "fresh")
         turn = found.turn
@@ -139,51 +139,52 @@ class Prompts:
         """
         renderer, last = self._renderer, chat.messages[place]
         try:
-            whole = await renderer.behind(chat, place, is_known=is_known)
-            ended = renderer.end_of_turn(chat)
-            if ended is not None and whole is not None and last.keys() <= _SPOKEN and whole.startswith(ended):
-                return await self._unsaid(turn, ended) + whole[len(ended) :]
-            closed = await renderer.behind(chat.until(place, last), place, is_known=is_known)
+            behind = await renderer.behind(chat, place, is_known=is_known)
+            end = renderer.end_of_turn(chat)
+            if end is not None and behind is not None and last.keys() <= _SPOKEN and behind.startswith(end):
+                return await self._not_generated(turn, end) + behind[len(end) :]
+            # The text behind the reply if no message follows it.
+            alone = await renderer.behind(chat.until(place, last), place, is_known=is_known)
             if not last.get("tool_calls"):
-                ended = closed
-            elif ended is None:  # between the calls and the end of the turn there is more markup
+                end = alone
+            elif end is None:  # between the calls and the end of the turn there is more markup
                 silent = chat.until(place, {"role": "assistant", "content": ""})
-                ended = await renderer.behind(silent, place, is_known=is_known)
+                end = await renderer.behind(silent, place, is_known=is_known)
         except InvalidRequest:
             return None  # if the template refuses the whole conversation, the next rendering raises
-        if closed is None or ended is None or whole is None:
+        if alone is None or end is None or behind is None:
             return None
-        if not whole.startswith(closed) or not closed.endswith(ended):
+        if not behind.startswith(alone) or not alone.endswith(end):
             return None
-        return await self._unsaid(turn, ended) + whole[len(closed) :]
+        return await self._not_generated(turn, end) + behind[len(alone) :]
 
-    async def _unsaid(self, turn: Turn, ended: str) -> str:
-        """Return ``ended``, the template's end of a turn, without the tokens that the model generated.
+    async def _not_generated(self, turn: Turn, end: str) -> str:
+        """Return ``end``, the template's end of a turn, without the tokens that the model generated.
 
         If the model ended its turn with another special token than the template, the turn is not ended twice.
         """
-        said = turn.sampled[len(turn.sampled) - 4 * turn.hidden :]
-        if not said:
-            return ended
-        ids = await self._ids_of(ended)
-        if ids.startswith(said):
-            return ended.removeprefix(turn.ending)
+        generated = turn.sampled[len(turn.sampled) - 4 * turn.hidden :]
+        if not generated:
+            return end
+        ids = await self._ids_of(end)
+        if ids.startswith(generated):
+            return end.removeprefix(turn.ending)
         first = list(array("i", ids[:4]))
         if turn.closed and first and not self._tokenizer.decode(first, skip_special_tokens=True):
-            return ended.removeprefix(self._tokenizer.decode(first, skip_special_tokens=False))
-        return ended
+            return end.removeprefix(self._tokenizer.decode(first, skip_special_tokens=False))
+        return end
 
-    async def _ids_of(self, ended: str) -> bytes:
-        """Return the ids of ``ended``, an end of a turn. They are cached, since most turns end alike.
+    async def _ids_of(self, end: str) -> bytes:
+        """Return the ids of ``end``, an end of a turn. They are cached, since most turns end alike.
 
         The cache is cleared now and then, since the encoder may have corrected its ids.
         """
         self._ends_asked += 1
         if self._ends_asked % _ENDS_LAST == 0:
             self._ends.clear()
-        ids = self._ends.get(ended)
+        ids = self._ends.get(end)
         if ids is None:
-            ids = self._ends[ended] = await self._encoder.encode(ended, begins=False)
+            ids = self._ends[end] = await self._encoder.encode(end, begins=False)
         return ids
 
     async def _as_rendered(self, chat: Conversation, turn: Turn, origin: Origin) -> Prompt:
