@@ -114,7 +114,10 @@ class OpenAI:
 
     @hookimpl
     async def pre_request(self, exchange: Exchange) -> Reply | None:
-        """Answer OpenAI's requests, with errors in OpenAI's form. Workers get media, and all in passthrough."""
+        """Answer OpenAI's requests, with errors in OpenAI's form.
+
+        Requests with media go to a worker. In passthrough all requests do.
+        """
         request = exchange.request
         path = request.path
         if not path.startswith("/v1/") or self._pool.passthrough:

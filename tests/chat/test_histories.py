@@ -34,7 +34,7 @@ async def test_many_turns_of_a_local_template_read_as_if_rendered_at_once(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the new messages are rendered, and the ids of the end of a turn are kept for three turns."""
-    monkeypatch.setattr(turn_tokens, "_ENDS_LAST", 3)
+    monkeypatch.setattr(turn_tokens, "_CLEARED_EVERY", 3)
     monkeypatch.setattr(rendering, "_COMPARED_EVERY", 1 << 30)
     async with chatting(start, "One.", "Two.", family=QWEN2_5) as chat:
         messages = [{"role": "system", "content": "Be brief."}, user("a")]

@@ -21,8 +21,8 @@ __all__ = ["Alike", "Answers", "Asking", "History", "Turn"]
 
 #: ``(first, last)``: returns a digest of the assistants' messages from index ``first`` up to, not including, ``last``.
 Answers: TypeAlias = Callable[[int, int], bytes]
-# Bytes of memory in CPython 3.11. A character of a wide (not ASCII) string takes up to 4 bytes in the string, and up to
-# 4 in the UTF-8 copy that CPython keeps once the string was written as JSON.
+# Bytes of memory in CPython 3.11. A wide string is not ASCII. Each of its characters takes up to 4 bytes in the string,
+# and up to 4 in a UTF-8 copy. CPython makes and keeps this copy when the string is written as JSON.
 _TURN_BYTES = 1_280  # a turn without its tokens and text
 _STRING_BYTES = 49  # an empty ASCII string
 _WIDE_STRING_BYTES = 77  # a wide string without its characters, at most
@@ -183,7 +183,7 @@ class History:
         Answers.
 
         A session continues its own turns. If it has asked before at one of ``places``, it may also continue the turns
-        that it continued there, and all turns before them. Otherwise the branch is new to it, and it may continue any
+        that it continued there, and earlier turns. Otherwise the branch is new to it, and it may continue any
         turn that Ownership allows. A session with lost turns continues only its own, since the client may mean a lost
         turn.
         """

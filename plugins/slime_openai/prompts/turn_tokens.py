@@ -32,7 +32,7 @@ _END = 64
 #: Members of an assistant's message without calls.
 _SPOKEN = {"role", "content", "reasoning_content"}
 #: The cached ids of ends of turns are dropped after so many turns.
-_ENDS_LAST = 101
+_CLEARED_EVERY = 101
 #: Characters of one message.
 _LONGEST_CONTENT = 1 << 24
 
@@ -180,7 +180,7 @@ class Prompts:
         The cache is cleared now and then, since the encoder may have corrected its ids.
         """
         self._ends_asked += 1
-        if self._ends_asked % _ENDS_LAST == 0:
+        if self._ends_asked % _CLEARED_EVERY == 0:
             self._ends.clear()
         ids = self._ends.get(end)
         if ids is None:
