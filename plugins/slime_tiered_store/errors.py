@@ -68,7 +68,7 @@ class TierFailed(StoreError):
 
 
 class TierBusy(TierFailed):
-    """A write waited ``waited_s`` seconds for others, in vain: the device is too slow.
+    """A write gave up after it had waited ``waited_s`` seconds for others: the device is too slow.
 
     ``required`` and ``available`` count bytes; ``waiting`` is the number of other writes that still wait.
     """
@@ -129,7 +129,7 @@ class RowsDiffer(StoreError):
 
     def __init__(self, tier: str, block: int) -> None:
         super().__init__(
-            f"tier {tier}: the rows of block {block} differ from those stored for equal tokens: "
+            f"tier {tier}: the rows of block {block} differ from the rows stored for equal tokens: "
             "put them under another Namespace.variant"
         )
         self.tier = tier

@@ -47,7 +47,7 @@ def offer_metrics(metrics: Metrics | None, records: ColdRecords) -> None:
         ("corrupt", "Blocks that were read and refused."),
         ("errors", "Failed calls of the device."),
         ("waits", "Writes that waited for others."),
-        ("refused", "Writes that waited in vain."),
+        ("refused", "Writes that gave up waiting."),
     ):
         metrics.counter(f"slime_store_{name}_total", help, each(name), ["tier"])
     metrics.counter(

@@ -63,7 +63,7 @@ class Tier(Protocol):
         ``sources[i]`` has the bytes of ``blocks[i]``, at most ``block_bytes`` of them; the rest is undefined. If the
         call raises, none of the blocks counts as stored; the engine forgets them.
 
-        Raises ``TierFull`` (no space left on the device) or ``TierFailed`` (any other error, a short write included).
+        Raises ``TierFull`` (no space left on the device) or ``TierFailed`` (any other error, such as a short write).
         """
 
     async def read(self, blocks: Sequence[Block], into: Sequence[memoryview]) -> None:
@@ -72,7 +72,7 @@ class Tier(Protocol):
         The tier verifies the key and its own checksum before it returns.
 
         Raises ``BlockMissing`` or ``BlockCorrupt`` (a wrong key or checksum), which name the first such block, or
-        ``TierFailed`` (the device failed, a short read included). A server that cannot be reached, or an answer that
+        ``TierFailed`` (the device failed, or a read was short). A server that cannot be reached, or an answer that
         is not understood, is ``TierFailed``, never ``BlockMissing``.
         """
 

@@ -82,7 +82,7 @@ class RadixTreeIndex:
         if not start < stop <= sequence.num_blocks or len(checksums) != (stop - start) * CHECKSUM_BYTES:
             raise ValueError(
                 f"{len(physical_blocks)} ids and {len(checksums)} bytes of checksums do not fit "
-                f"a sequence of {sequence.num_blocks} blocks, of which {start} are known"
+                f"a sequence of {sequence.num_blocks} blocks with {start} known blocks"
             )
         self._check_match(sequence, match)
         parent = match.last_node

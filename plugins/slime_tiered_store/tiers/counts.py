@@ -16,7 +16,7 @@ __all__ = ["TierCounts"]
 class TierCounts:
     """Counters of a tier since its start.
 
-    ``waits``: writes that waited for others, for ``waited_s`` in all. ``refused``: writes that waited in vain.
+    ``waits``: writes that waited for others, for ``waited_s`` in all. ``refused``: writes that gave up waiting.
     ``pending_bytes``: bytes of the writes under way. ``errors``: failed calls; ``last_error``: the last one's message;
     ``is_failing``: True until a write succeeds again. ``corrupt``: blocks that were read and refused.
     """

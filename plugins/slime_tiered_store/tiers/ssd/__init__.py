@@ -1,1 +1,1 @@
-"""An SSD tier: preallocated files of checksummed blocks, and a log of which block lies where."""
+"""An SSD tier: preallocated files of checksummed blocks, and a log of the block in each slot."""

@@ -11,9 +11,9 @@ offset  bytes   content
 24      8       XXH3-64 of the bytes before, seeded with the file's seed
 ======  ======  ====================================================
 
-The log lies in one of two files of a fixed, preallocated size, so it never runs out of space. At a start, after a
-failed write, and when the file is full, the live records go to the other file under a new random seed. The header of
-that file is written last. So records of an earlier use of the file, and torn records, do not count. A damaged record
+The log lies in one of two files of a fixed, preallocated size, so it never runs out of space. The live records go to
+the other file at a start, after a failed write, and when the file is full. The other file gets a new random seed, and
+its header is written last. So records of an earlier use of the file, and torn records, do not count. A damaged record
 costs its own slot only.
 
 ``slime_journal`` is no base for it: its logs grow, are written on the event loop, and never wait for the disk.
