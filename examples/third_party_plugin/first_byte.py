@@ -9,7 +9,7 @@ from router_core.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class FirstByte:
-    """slime's form of a middleware: the application below it, and the router as a keyword."""
+    """Adds the time to the first byte to each answer. As in slime, its arguments are the application and the router."""
 
     def __init__(self, app: ASGIApp, *, router: Router) -> None:
         self.app = app

@@ -27,7 +27,7 @@ def make_plugin(options: argparse.Namespace) -> Turns:
 
 
 class Turns:
-    """One per router, so its state is an attribute; one event loop, so it needs no lock."""
+    """The turns of the sessions of one router. One event loop uses them, so they need no lock."""
 
     def __init__(self, max_turns: int) -> None:
         self.max_turns = max_turns
