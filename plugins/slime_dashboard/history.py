@@ -35,7 +35,7 @@ class Sample(NamedTuple):
 class History:
     """The latest samples, at most ``size`` of them.
 
-    ``read`` returns the totals of now; ``clock`` never goes back, ``time`` is that of the day.
+    ``read`` returns the present totals. ``clock`` never goes back; ``time`` returns Unix time.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class History:
 def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
     """Return the duration that ``share`` of ``counts`` do not exceed, interpolated as Prometheus does; None: no counts.
 
-    ``counts`` has one more number than ``bounds``, for longer durations: these count as the last bound.
+    The last of ``counts`` is for durations above all ``bounds``; these count as the last bound.
     """
     total = sum(counts)
     if not total:

@@ -60,7 +60,7 @@ class Numbers:
 
     def cumulative(self) -> Cumulative:
         """Return the totals of now. Only with :attr:`has_traffic`."""
-        assert self._traffic is not None  # see above
+        assert self._traffic is not None  # narrowing: the caller has checked has_traffic
         totals = self._traffic.totals()
         tokens = self.by_label("smg_router_tokens_total") or {}
         prompts = self.by_label("slime_cache_prompts_total")

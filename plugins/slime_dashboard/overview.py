@@ -65,7 +65,7 @@ class Overview:
         self._updates.append((round(time.time(), 1), update.version))
 
     def begin(self) -> None:
-        """Begin the history, if there are metrics; all plugins have offered theirs."""
+        """Begin the history, if there are metrics. Call it after all plugins have offered theirs."""
         if self._numbers.has_traffic:
             self._history = History(_SAMPLES, self._numbers.cumulative, time.monotonic, time.time)
 

@@ -47,7 +47,7 @@ _STATIC = files("slime_dashboard") / "static"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page. ``name``: of its files, and the last part of its address.
+    """A page. ``name``: the name of its files, and the last part of its address.
 
     ``libraries``: scripts, other than modules, that it loads first. ``styles``: further style sheets.
     """
@@ -66,7 +66,7 @@ PAGES: tuple[Page, ...] = (
 
 
 class Pages:
-    """Answers requests for pages and static files. ``path``: that of the first page."""
+    """Answers requests for pages and static files. ``path``: the path of the first page."""
 
     def __init__(self, path: str) -> None:
         self._path = path

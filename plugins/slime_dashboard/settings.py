@@ -16,7 +16,7 @@ _PATH = re.compile(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of the plugin. ``path``: that of the first page; all other paths begin with it."""
+    """Settings of the plugin. ``path``: the path of the first page; all other paths begin with it."""
 
     path: str
 

@@ -46,7 +46,7 @@ class TrajectoryData:
         self._pieces: Pieces | None = None
 
     def routes(self, path: str) -> list[ControlRoute]:
-        """Return the routes. ``path``: that of the data of all pages."""
+        """Return the routes. The routes for the data of all pages are below ``path``."""
         path = f"{path}/trajectory"
         return [
             ControlRoute(path, self._session, methods=["GET"]),
@@ -133,7 +133,7 @@ class TrajectoryData:
         return _answer_of(await self._router.threads.run(read, _address(request)))
 
     def _read_pieces(self, source: SessionTurns) -> Pieces | None:
-        """Return the pieces of the tokenizer's tokens; None without a tokenizer. The first call reads it."""
+        """Return the pieces of the tokenizer's tokens; None without one. The first call reads the tokenizer."""
         if self._pieces is None:
             tokenizer = self._router.components.find("tokenizer")
             if tokenizer is not None:
@@ -153,7 +153,7 @@ class TrajectoryData:
 
 
 def _turn(request: Request, turns: Sequence[Turn]) -> Turn:
-    """Return the turn that is asked for; without one, the last. Raises HTTPError."""
+    """Return the turn that the request names, else the last turn. Raises HTTPError."""
     number = _number(request, "turn", len(turns) - 1)
     if number >= len(turns):
         raise TurnNotFound(f"wanted a turn from 0 to {len(turns) - 1}, got {number}")
@@ -161,7 +161,7 @@ def _turn(request: Request, turns: Sequence[Turn]) -> Turn:
 
 
 def _spelt(ids: Sequence[int], pieces: Pieces) -> list[dict[str, Any]]:
-    """Return the first ``ids`` with their texts, and bytes where these are no UTF-8."""
+    """Return the first ``ids`` with their texts, or with the bytes of a token that is no UTF-8."""
     shown = [(one, pieces.of(one)) for one in ids[:_MOST_LISTED]]
     return [
         {

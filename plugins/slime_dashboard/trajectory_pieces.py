@@ -14,7 +14,7 @@ __all__ = ["Piece", "Pieces"]
 _BROKEN = "\ufffd"
 #: Tokens whose text is cached: the vocabulary of most models.
 _TOKENS = 1 << 18
-#: A text whose token is put before another one: SentencePiece leaves out the space of a first token.
+#: A text that is decoded before each token, since SentencePiece leaves out the space of a first token.
 _BEFORE = "One"
 #: A token of one byte in vocabularies with byte fallback.
 _ONE_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -31,7 +31,7 @@ class Piece(NamedTuple):
 
 
 class Pieces:
-    """The pieces of a tokenizer's tokens. Any thread may call it.
+    """The pieces of a tokenizer's tokens. Thread-safe.
 
     ``decode``: returns the text of ids, special tokens spelt out. ``tokenizer``: bytes of tokens that are no UTF-8 are
     read from the vocabulary in its ``backend_tokenizer``, if that is a Rust tokenizer.
@@ -67,12 +67,12 @@ class Pieces:
 
 
 def _bytes_reader(backend: Any) -> Callable[[str], bytes | None] | None:
-    """Return a function that reads the bytes of a token from its name in the vocabulary; None if that is not known."""
+    """Return a function that reads the bytes of a token from its name; None for an unknown kind of vocabulary."""
     try:
         # Not backend.to_str(): writing and reading a vocabulary of 150,000 tokens would hold the GIL for 0.2 s.
         decoder = json.dumps(json.loads(backend.decoder.__getstate__()))
     except (AttributeError, TypeError, ValueError):
-        return None  # it has no Rust tokenizer, or that has no decoder
+        return None  # no Rust tokenizer, or one without a decoder
     if '"ByteLevel"' in decoder:
         return _byte_level
     return _byte_fallback if '"ByteFallback"' in decoder else None

@@ -8,7 +8,7 @@ _TOKENS = {
     "uncovered_text": "no engine has consumed the end of this text in this context",
     "cut_inside_token": "the text ends inside a sampled token, so the rest of that token was tokenised again",
     "no_logprobs": "tokens and mask are exact, but a sampled token has no logprob",
-    "other_session": "only another session, or a request without a session, sampled this",
+    "other_session": "only another session, or a request without a session, sampled tokens of this text",
     "engine_contradicts_itself": "a field of an engine's answer contradicts another field, or the request",
     "lossy_tokenizer": "the tokenizer loses text, so requests are passed on untouched",
     "evicted": "a later response of this session was evicted, or was not recorded",
@@ -16,10 +16,10 @@ _TOKENS = {
 _UNKNOWN_FIELD = "unknown_field:"
 _EXPERTS = {
     "not_told": "an answer had no rows of experts",
-    "not_recorded": "a turn was recorded without the plugin r3, or by a former process",
+    "not_recorded": "a turn was recorded without the plugin r3, by an earlier run, or by another router",
     "starts_later": "the client asked for the rows of later tokens only",
     "other_adapter": "turns of this context were sampled with several LoRA adapters",
-    "other_weight_version": "the rows were computed, or may have been, under other weights than the tokens",
+    "other_weight_version": "the rows were computed, or may have been computed, under other weights than the tokens",
     "mis_sized": "the size of the rows does not fit the tokens",
     "shape_unknown": "the shape of a row is not known; set --r3-shape",
     "sizes_disagree": "engines sent rows of different sizes; set --r3-shape",

@@ -42,8 +42,8 @@ def compared(
 ) -> Generator[None, None, Comparison | None]:
     """Compare two sequences of tokens of one text, in steps for :meth:`FairTurns.run`. O(tokens).
 
-    Both are cut wherever both have a token boundary after the same number of characters. What is between two such
-    boundaries differs as a whole, or not at all. None: the bytes of a token are not known, or the texts differ.
+    Both are cut wherever both have a token boundary after the same number of characters. The tokens between two such
+    cuts make a place, unless they are equal. None: the bytes of a token are not known, or the texts differ.
     """
     left = yield from _boundaries(recorded, piece)
     right = yield from _boundaries(again, piece)
@@ -55,7 +55,7 @@ def compared(
     while i < len(left.tokens) and j < len(right.tokens):
         mine, its = left.before[i], right.before[j]
         end, last = left.tokens[i], right.tokens[j]
-        # Broken bytes count no characters: new ones after the last recorded token belong to its place.
+        # Broken bytes are no characters: new tokens of such bytes after the last recorded token belong to its place.
         if mine == its and (end < len(recorded) or last == len(again)):
             places += _differing(recorded, again, (start, end), (first, last))
             start, first = end, last
@@ -72,7 +72,7 @@ def _differing(
 ) -> list[Place]:
     """Return the place of two ranges of tokens, without equal tokens at its ends; none if all are equal.
 
-    Where tokens are only added, the place keeps one recorded token beside them: it is what a reader can see.
+    Where tokens are only added, the place keeps one recorded token beside them, so that the page can frame it.
     """
     (start, end), (first, last) = mine, its
     if [*recorded[start:end]] == [*again[first:last]]:
@@ -87,9 +87,9 @@ def _differing(
 
 
 class _Boundaries(NamedTuple):
-    """``tokens`` and ``before``: of each token that ends a character, the tokens and the characters up to its end.
+    """``tokens`` and ``before``: for each token that ends a character, the tokens and the characters up to its end.
 
-    ``characters``: all of them.
+    ``characters``: the number of all characters.
     """
 
     # arrays: the garbage collector would stop the process to look through a list of tuples
@@ -103,8 +103,8 @@ def _boundaries(
 ) -> Generator[None, None, _Boundaries | None]:
     """Return the boundaries of tokens between characters; None if the bytes of a token are not known.
 
-    Characters are counted decomposed, since a tokenizer may compose them. Broken ones are not counted: some
-    tokenizers write one for each byte, others one for several.
+    Characters are counted decomposed, since a tokenizer may compose them. Replacement characters are not counted: some
+    tokenizers write one for each broken byte, others one for several.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     tokens, before = array("q"), array("q")

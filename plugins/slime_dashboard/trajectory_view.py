@@ -26,7 +26,7 @@ _PREVIEW = 24
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens ``start`` to ``end`` of a branch that have all of these in common.
+    """Tokens ``start`` to ``end`` of a branch, for which all other fields are the same.
 
     ``role``: ``prompt`` (the router or the client made these tokens), ``sampled`` (the answer at the branch's end), or
     ``reused`` (an earlier answer; each later turn of the branch sent these tokens again). ``turn``: the turn that
@@ -43,7 +43,7 @@ class Span:
 
 
 def tree_of(source: SessionTurns, turns: Sequence[Turn], newest: int) -> dict[str, Any]:
-    """Return the ``newest`` turns with what leads from one to the next. O(tokens of their leaves)."""
+    """Return the ``newest`` turns, each with the number of the turn before it. O(tokens of their leaves)."""
     continued = {turn.before for turn in turns}
     prompts: dict[Hashable, int] = {}
     leaves = [turn for turn in turns if turn.number not in continued]

@@ -1,4 +1,4 @@
-// The first page: one data request every few seconds, and one for the sessions now and then.
+// The first page: it asks for data every few seconds, and for the sessions every third time.
 
 import { age, amount, bytes, count, counted, duration, share } from "./format.js";
 import { Plot } from "./plots.js";
@@ -228,7 +228,7 @@ async function refresh() {
   showPlots();
   showCache(overview);
   showExactness(overview);
-  byId("about").textContent = `slime-router ${overview.version}, up for ${age(overview.uptime_s)}. A sample each ${overview.interval_s} s; this page asks for new ones every ${INTERVAL / 1000} s while it is visible.`;
+  byId("about").textContent = `slime-router ${overview.version}, up for ${age(overview.uptime_s)}. The router takes a sample every ${overview.interval_s} s. This page asks for new samples every ${INTERVAL / 1000} s while it is visible.`;
   if (isRecorded && (polls % SESSIONS_EVERY === 0 || sessions.isDue)) await sessions.load();
   polls += 1;
 }

@@ -35,7 +35,7 @@ export async function getData(name, parameters = {}) {
 }
 
 /**
- * Call `task`, an async function, now and `interval` ms after each of its ends, only while the page is visible.
+ * Call `task`, an async function, now, and again `interval` ms after it has ended, only while the page is visible.
  * Shows the state at the top, and asks for a key when one is needed. Returns a function that calls `task` at once.
  */
 export function poll(task, interval) {

@@ -6,7 +6,7 @@ import { nameOf, quoted, spaced } from "./trajectory-text.js";
 const NUMBER = new Intl.NumberFormat("en");
 const card = document.getElementById("token-card");
 
-/** Show what is known of a token beside it. `path`: the turns of the branch, first one first. */
+/** Show the details of a token beside it. `path`: the turns of the branch, first one first. */
 export function showCard(token, about, path) {
   const { span } = about;
   const rows = [["Token", `${NUMBER.format(about.index)}, id ${about.id}`]];
@@ -35,7 +35,7 @@ export function showCard(token, about, path) {
   token.setAttribute("aria-describedby", "token-card");
 }
 
-/** Hide it. */
+/** Hide the details. */
 export function hideCard() {
   card.hidden = true;
 }

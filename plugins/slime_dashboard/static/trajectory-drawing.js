@@ -1,4 +1,4 @@
-// Elements of tokens, and of the places where tokenising again gives other ones.
+// Elements of tokens, and of the places where tokenising again gives other tokens.
 
 import { element } from "./shell.js";
 import { nameOf, writeToken } from "./trajectory-text.js";

@@ -2,11 +2,11 @@
 
 const bytesOf = (hex) => Uint8Array.from(hex.match(/../g), (one) => parseInt(one, 16));
 
-/** The text of a branch of `tokens` tokens. `about(index)` returns the `text` and `bytes` of one. */
+/** The text of a branch of `tokens` tokens. `about(index)` returns the `text` and `bytes` of a token. */
 export class BranchText {
   #texts = [];
-  #starts = []; // of each token with text: its first character in the whole text
-  #tokens = []; // and its index
+  #starts = []; // places in the whole text where the tokens with text begin
+  #tokens = []; // indices of the tokens with text
   #length = 0;
   #part = null; // tokens that are no UTF-8 by themselves: `{index, decoder, text}`
   #whole = null;

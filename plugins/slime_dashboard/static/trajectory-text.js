@@ -1,6 +1,6 @@
 // Texts of tokens in a form that can be seen: control characters, directions and bytes are spelt out.
 
-/** Characters that change the direction of text, or cannot be seen. A space is seen by its token's ground. */
+/** Characters that change the direction of text, or cannot be seen. A space is seen by the background of its token. */
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Co}\p{Cn}\u2028\u2029\u115f\u1160\u3164\uffa0\ufe00-\ufe0f]/u;
 const MARK = /^\p{M}/u;
 

@@ -6,13 +6,14 @@ import {
 } from "./trajectory-drawing.js";
 import { BranchText } from "./trajectory-find.js";
 
-const CHUNK = 512; // tokens in one list, of which each is drawn and removed as a whole
+const CHUNK = 512; // tokens in one list; a list is drawn and removed as a whole
 const PAGE = 4096; // tokens of one request
 const NEAR = "1200px"; // lists this near to the window are drawn
 
 /**
  * Shows the tokens of `branch` in `parent`. `load(start, limit)` returns a page of tokens. `colours`: the number of
- * each weight version. `show(element, about)` and `hide()` are called when a token gets and loses the attention.
+ * each weight version. `show(element, about)` is called when a token gets the pointer or the focus, `hide()` when it
+ * loses them.
  */
 export class Tokens {
   constructor(parent, branch, colours, { load, show, hide, fail }) {
@@ -20,7 +21,7 @@ export class Tokens {
     this.pages = new Map();
     this.read = new Map(); // pages that have come
     this.chunks = [];
-    this.places = []; // of comparison, in order
+    this.places = []; // places of the comparison, in order
     this.current = null;
     this.text = null;
     this.observer = new IntersectionObserver((entries) => entries.forEach((entry) => this.#seen(entry)), { rootMargin: NEAR });
@@ -47,7 +48,7 @@ export class Tokens {
     for (const chunk of this.chunks) if (chunk.isDrawn) this.#draw(chunk);
   }
 
-  /** Return what is known of the token `index`: its id, text, bytes, logprob, span and place; null until it has come. */
+  /** Return the id, text, bytes, logprob, span and place of the token `index`; null until it is loaded. */
   about(index) {
     const page = this.read.get(Math.floor(index / PAGE));
     if (!page) return null;
@@ -86,11 +87,11 @@ export class Tokens {
     return this.text.find(wanted);
   }
 
-  /** Draw the token `index` if it is not, make it the current one, and return it; null without it. */
+  /** Draw the token `index` if needed, make it the current one, and return it; null if there is none. */
   async #shown(index) {
     if (index < 0 || index >= this.branch.tokens) return null;
     const chunk = this.chunks.find((one) => index < one.end);
-    if (!chunk.isDrawn && !(await this.#drawn(chunk))) return null; // without a pause if it is: a held key repeats fast
+    if (!chunk.isDrawn && !(await this.#drawn(chunk))) return null; // no await if it is drawn: a held key repeats fast
     this.#setCurrent(index);
     return this.#token(index);
   }
@@ -186,7 +187,7 @@ export class Tokens {
     if (had) this.#token(this.current)?.focus({ preventScroll: true });
   }
 
-  /** Return the nodes of a token: a line that it ends ends behind it, so that its frame stays on one line. */
+  /** Return the nodes of a token. A line end in it comes behind it, so that its frame stays on one line. */
   #made(index) {
     const token = tokenElement(this.about(index), this.colours);
     const last = token.lastChild;

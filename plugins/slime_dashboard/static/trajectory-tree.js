@@ -101,7 +101,7 @@ export function drawTree(parent, turns, chosen, choose) {
   if (hadFocus) items[current]?.focus({ preventScroll: true });
 }
 
-/** Move the focus from row to row: ArrowLeft leads to the row that this one continues, ArrowRight to the first one after it. */
+/** Move the focus: ArrowLeft to the row that this one continues, ArrowRight to the first row that continues this one. */
 function moveFocus(event, rows, items) {
   const at = items.indexOf(event.target);
   if (at < 0 || event.ctrlKey || event.metaKey || event.altKey) return;

@@ -209,7 +209,7 @@ function visit(number) {
   tokens.focus(Math.min(places[place].start, session.branch.tokens - 1));
 }
 
-/** Show the next place of the text that is wanted, after the one that was found last. */
+/** Show the next place of the wanted text, after the place that was found last. */
 async function findNext() {
   const wanted = byId("wanted").value;
   const here = tokens;
