@@ -8,16 +8,16 @@ from collections.abc import Iterable
 __all__ = ["cause", "worker_context"]
 
 _CAUSES = {
-    "KEY_VALUES_MISMATCH": "the key is not that of the certificate",
+    "KEY_VALUES_MISMATCH": "the key does not belong to the certificate",
     "NO_CERTIFICATE_OR_CRL_FOUND": "a file has no certificate in PEM form",
     "NO_START_LINE": "a file has no certificate, or no key, in PEM form",
 }
 
 
 def cause(error: OSError) -> str:
-    """Return why a certificate, or its key, cannot be used; OpenSSL names the files only in words of its own."""
+    """Return why a certificate, or its key, cannot be used, in plainer words than OpenSSL's."""
     if isinstance(error, ssl.SSLError):
-        # "PEM lib" is all that it says of files in the wrong order, and of others that are no PEM.
+        # For swapped files, and for files that are no PEM, OpenSSL says only "PEM lib".
         known = _CAUSES.get(error.reason or "")
         return known or f"a file has no certificate, or no key, in PEM form; are they swapped? ({error})"
     return str(error)

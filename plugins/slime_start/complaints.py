@@ -1,10 +1,10 @@
-"""Messages for what the flags of a command line leave over: in its words, in a file, in the environment."""
+"""Messages for words of the command line, keys of a file and variables that are no flags."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from slime_start.environment import strangers
+from slime_start.environment import unknown_variables
 from slime_start.parsing import PREFIX, Parser
 from slime_start.suggestions import unknown_name
 from slime_start.words import stray_word
@@ -26,17 +26,17 @@ def complaint(
     not loaded, each with its plugin. A variable that is like no flag is allowed: it may be there for other reasons.
     """
     flags = parser.flags
-    variables = strangers(environment, PREFIX, parser.variables)
+    variables = unknown_variables(environment, PREFIX, parser.variables)
     if not (left or variables):
         return None
     elsewhere = find_elsewhere()
     for file, key in parser.unknown_keys:
         message = unknown_name("key", f"--{key}", flags, elsewhere, lambda flag: flag[2:])
-        return f"{file}: {message or f'unknown key {key!r}; wanted name = value, as --help shows the names'}"
+        return f"{file}: {message or f'unknown key {key!r}; wanted name = value (--help shows the names)'}"
     for word in left:
         if not word.startswith("-"):
             return stray_word(word, arguments, commands, flags)
-        name = word.partition("=")[0]  # without the value: that of a misspelt flag for a key is secret
+        name = word.partition("=")[0]  # without the value, which may be a secret key
         return unknown_name("flag", name, flags, elsewhere) or f"unknown flag {name} (--help shows all flags)"
     for variable in variables:
         flag = "--" + variable.removeprefix(PREFIX).lower().replace("_", "-")

@@ -29,7 +29,7 @@ def import_path(path: str) -> tuple[Any, ModuleType]:
 
 
 def is_middleware(target: Any) -> bool:
-    """Return True for a class whose instances are ASGI applications around another; a plugin class takes options."""
+    """Return True for a class that wraps an ASGI application. False for a plugin's class, which takes options."""
     if not inspect.isclass(target):
         return False
     parameters = list(inspect.signature(target).parameters)

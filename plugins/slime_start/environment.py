@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Mapping
 
-__all__ = ["strangers"]
+__all__ = ["unknown_variables"]
 
 #: Kubernetes sets these in a pod for each service: https://kubernetes.io/docs/concepts/services-networking/service/
 _SERVICE = re.compile(r".*_SERVICE_(HOST|PORT(_.+)?)|.*_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?")
 _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
 
 
-def strangers(environment: Mapping[str, str], prefix: str, known: Container[str]) -> list[str]:
+def unknown_variables(environment: Mapping[str, str], prefix: str, known: Container[str]) -> list[str]:
     """Return the variables that begin with ``prefix`` and are not ``known``, without those of Kubernetes."""
     return [
         name

@@ -25,7 +25,7 @@ def about(*objects: object) -> str:
 
 def about_point(point: EntryPoint) -> str:
     """Return what a plugin or a command does, from the docstring of its package; empty when it cannot be imported."""
-    with suppress(Exception):  # told when it is loaded
+    with suppress(Exception):  # the error is reported when the plugin is loaded
         return about(importlib.import_module(point.module.partition(".")[0]))
     return ""
 

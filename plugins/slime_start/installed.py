@@ -11,7 +11,7 @@ __all__ = ["entry_points"]
 
 
 def entry_points(group: str) -> EntryPoints:
-    """Return the entry points of ``group``: those found when this ``sys.path`` was searched first."""
+    """Return the entry points of ``group``, as they were when this ``sys.path`` was first searched."""
     return _found(group, *sys.path)
 
 

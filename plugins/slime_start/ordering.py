@@ -13,7 +13,7 @@ Needs = tuple[Mapping[str, str], Collection[str]]
 def in_order(plugins: Sequence[Needs]) -> list[int]:
     """Return the places of ``plugins`` in a new order: each comes after those that provide what it requires.
 
-    Otherwise the order stays as it is. In a circle, one plugin comes before what it requires.
+    Otherwise the order stays as it is. If plugins require one another in a circle, one comes before what it requires.
     """
     visited: set[int] = set()
     placed: list[int] = []

@@ -33,7 +33,8 @@ _SERVICE = re.compile(r"'(tcp|udp|sctp)://")
 class Parser(configargparse.ArgumentParser):  # type: ignore[misc]  # the library has no types
     """Raises ``failure`` for a mistake, with a message that says where the value comes from.
 
-    It has the flags that are needed to load plugins. Parse once with these, then :meth:`add_ends`, and the others.
+    It has the flags that are needed to load plugins. Parse once with these. Then add all other flags, and those of
+    :meth:`add_ends`, and parse again.
     """
 
     def __init__(self, default_plugins: Sequence[str], *, failure: type[Exception]) -> None:
@@ -76,7 +77,7 @@ class Parser(configargparse.ArgumentParser):  # type: ignore[misc]  # the librar
         raise self._failure(self.with_source(plainly(message, self._option_string_actions)))
 
     def with_source(self, message: str) -> str:
-        """Append the variable or the file that has set the flag at the beginning of ``message``, if one has."""
+        """Append to ``message``, which begins with a flag, the variable or the file that has set the flag, if any."""
         flag = _FLAG.match(message)
         for source, settings in self._sources().items():
             for key, (action, _) in settings.items():
@@ -188,7 +189,7 @@ def leave_out(parser: Parser, plugin: str, actions: Sequence[argparse.Action]) -
     for action in actions:
         flags = [flag for flag in action.option_strings if flag not in parser._option_string_actions]
         if flags and action.help is not argparse.SUPPRESS:
-            # ConfigArgParse must know a switch as one, to read its value from the environment and files.
+            # To read a switch from the environment and files, ConfigArgParse must know that it takes no value.
             kind = _LeftOutSwitch if action.nargs == 0 else LeftOut
             given: dict[str, Any] = {} if action.nargs == 0 else {"nargs": action.nargs}
             given |= {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 __all__ = ["belongs", "closest", "unknown_name"]
 
-#: Similarity of two names, from 0 to 1, above which one may be the other, misspelt.
+#: Least similarity, from 0 to 1, of a misspelt name and the name that is meant.
 _SIMILAR = 0.75
 
 

@@ -122,7 +122,7 @@ MISTAKES = {
     "--config value.conf": "--port: wanted a whole number, got 'many' (in value.conf)",
     "--config range.conf": "--port: wanted 0 to 65535, got 99999 (in range.conf)",
     "--config list.conf": f"--plugin: wanted a name, got '' {LISTED}",
-    "--config junk.conf": "junk.conf: unknown key '{{{'; wanted name = value, as --help shows the names",
+    "--config junk.conf": "junk.conf: unknown key '{{{'; wanted name = value (--help shows the names)",
     "--log-dir plain.txt": "--log-dir: wanted a directory, got plain.txt: File exists",
     "--plugin state": "--plugin state needs --state-dir DIR, the directory to keep the workers in",
     "--plugin state --state-dir plain.txt": "--state-dir: wanted a directory, got plain.txt: File exists",
