@@ -53,7 +53,7 @@ def _parser() -> CommandParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command. Return 0 after q or Ctrl-C, and 1 if the router refuses the key, or with --once is down."""
+    """Run the command. Return 1 if the router refuses the key, or does not answer with --once; otherwise 0."""
     options = _parser().parse_args(list(argv))
     if not _is_address(options.url):
         raise SettingsError(f"--url: wanted an address such as http://127.0.0.1:30000, got {options.url!r}")
@@ -80,7 +80,7 @@ def _is_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # an address or a port that is none
+    except ValueError:  # an invalid address or port
         return False
 
 

@@ -41,10 +41,10 @@ class WorkerFigures:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The contents of a frame. None: the router has no such number; ``has_metrics``: it has any.
+    """The contents of a frame. None: the router has no such number. ``has_metrics``: it has the plugin ``metrics``.
 
     ``generated`` and ``retrieved`` count by ``exact``, or by the reason why the tokens are not exact.
-    ``latency_span_s`` is None if the latencies are those since the router's start.
+    ``latency_span_s`` is None if the latencies count from the router's start.
     """
 
     has_metrics: bool
@@ -122,7 +122,7 @@ class History:
         )
 
     def _since(self, span_s: float) -> Scrape | None:
-        """Return the oldest scrape of the last ``span_s``, or the one before the newest; None if there is none."""
+        """Return the oldest scrape of the last ``span_s``; without one, the scrape before the newest, or None."""
         newest = self._scrapes[-1]
         earlier = [scrape for scrape in self._scrapes if scrape is not newest]
         within = (scrape for scrape in earlier if scrape.at >= newest.at - span_s)
@@ -160,7 +160,10 @@ class History:
         return prompts["hit"] / prompts.total() if prompts.total() else None
 
     def _latencies(self) -> tuple[Latency | None, Latency | None, float | None]:
-        """Return those of whole answers and of first bytes, of the last minute if requests ended in it."""
+        """Return the latencies of whole answers and of first bytes, and their span in seconds.
+
+        They are of the last minute. If no request ended in it, they count from the start, and the span is None.
+        """
         newest, before = self._scrapes[-1], self._since(_LATENCY_S)
         paths = {labels["path"] for labels, _ in newest.metrics.of("slime_time_to_worker_seconds_count")}
 
@@ -194,7 +197,7 @@ def _started_at(scrape: Scrape) -> float | None:
 
 
 def _at_workers(samples: Samples) -> float | None:
-    """Return the number of requests that a worker was asked for; 0 if there were none yet."""
+    """Return the number of requests that went to a worker; None without metrics."""
     if samples.total("slime_requests_in_flight") is None:
         return None
     return sum(value for labels, value in samples.of("slime_requests_total") if labels["worker"])

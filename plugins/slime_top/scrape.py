@@ -20,7 +20,7 @@ _ENGINES_AGAIN_S = 60.0
 
 
 class Unreachable(Exception):
-    """The router did not answer, or its answer is not one of this router's."""
+    """The router did not answer, or not as a slime-router does."""
 
 
 class RefusedKey(Exception):
@@ -59,9 +59,9 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """One reading. ``at``: seconds, monotonic. ``workers``: those of ``GET /workers``.
+    """One reading. ``at``: seconds, monotonic. ``workers``: the list in ``GET /workers``.
 
-    ``metrics`` and ``engines`` are empty if the router, or no engine, has metrics.
+    ``metrics`` is empty if the router has no metrics, ``engines`` if no engine has any.
     """
 
     at: float
@@ -107,7 +107,7 @@ class RouterClient:
         return answer
 
     def _engines(self) -> Samples:
-        """Return the metrics of the engines. After a failure they are asked again a minute later: each is logged."""
+        """Return the engines' metrics. After a failure, ask again a minute later: the router logs each failure."""
         if time.monotonic() < self._ask_engines_at:
             return Samples()
         found = self._optional("/engine_metrics", _ENGINES_TIMEOUT_S)

@@ -27,7 +27,7 @@ _OTHER_LINES = 12
 
 
 def frame(figures: Figures | None, url: str, height: int | None = None, trouble: str = "") -> RenderableType:
-    """Return the frame, of at most ``height`` lines. ``trouble``: why these figures are not those of now."""
+    """Return the frame, of at most ``height`` lines. ``trouble``: the reason why the figures are old, or ``""``."""
     title = Text.assemble(
         ("slime-router ", "bold"), ((figures and figures.version) or "", "bold"), f"  {url}"
     )
@@ -139,7 +139,7 @@ def _workers(workers: Sequence[WorkerFigures], rows: int) -> Group:
 
 
 def _why(holds: Mapping[str, str]) -> str:
-    """Return the reasons; that a worker is joining is the least of them."""
+    """Return the reasons. ``joining`` comes last: any other reason says more."""
     owners = sorted(holds, key=lambda owner: owner == "joining")
     return "; ".join(f"{owner}: {holds[owner]}" for owner in owners)
 
