@@ -71,7 +71,7 @@ class Api:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[httpx.AsyncClient]:
-        """Open a client, which reads the CA anew."""
+        """Open a client. It reads the CA again, since Kubernetes may have replaced it."""
         async with httpx.AsyncClient(
             auth=_Token(self._account / "token"),
             verify=ssl.create_default_context(cafile=self._account / "ca.crt"),

@@ -59,4 +59,4 @@ class Discovery:
     def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
         if change == "removed" and UID in worker.labels:
             for pods in self._kinds:
-                pods.one_left()
+                pods.retry_waiting()

@@ -46,21 +46,21 @@ class PodWorkers:
         self._taken = taken
         self._waiting: dict[str, Pod] = {}
 
-    def all_are(self, pods: Sequence[Pod]) -> None:
+    def replace_all(self, pods: Sequence[Pod]) -> None:
         there = {pod.uid for pod in pods}
         ours = {worker.labels[UID] for worker in self._router.pool if self._is_ours(worker)}
         self._waiting.clear()
         for uid in (ours | {uid for uid, (kind, _) in self._joined.items() if kind == self._kind}) - there:
-            self.is_gone(uid)
+            self.remove(uid)
         for pod in pods:
-            self.is_so(pod)
+            self.update(pod)
 
-    def is_so(self, pod: Pod) -> None:
+    def update(self, pod: Pod) -> None:
         self._waiting.pop(pod.uid, None)
         if any(labels.items() <= pod.labels.items() for labels in self._taken):
             return
         if pod.state == "ended":
-            self.is_gone(pod.uid)
+            self.remove(pod.uid)
         elif pod.state == "leaving":
             self._forget(pod.uid)
             worker = self._worker(pod.uid)
@@ -70,7 +70,7 @@ class PodWorkers:
             self._joined[pod.uid] = self._kind, pod.address
             self._router.tasks.start_soon(self._join, pod)
 
-    def is_gone(self, uid: str) -> None:
+    def remove(self, uid: str) -> None:
         self._waiting.pop(uid, None)
         self._forget(uid)
         worker = self._worker(uid)
@@ -81,11 +81,11 @@ class PodWorkers:
         if uid in self._joined and self._joined[uid][0] == self._kind:
             del self._joined[uid]
 
-    def one_left(self) -> None:
+    def retry_waiting(self) -> None:
         """Try the waiting pods again after a pod's worker was removed, since they may have the same address."""
         waiting, self._waiting = self._waiting, {}
         for pod in waiting.values():
-            self.is_so(pod)
+            self.update(pod)
 
     async def _join(self, pod: Pod) -> None:
         """Register ``pod``, unless it has ended meanwhile, or its address is registered already."""

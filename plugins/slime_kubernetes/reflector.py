@@ -1,4 +1,4 @@
-"""A follower of the pods with given labels: it lists them, watches, and lists again when it missed changes."""
+"""A reflector of the pods with given labels: it lists them, watches them, and lists again when it missed changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import httpx
 from slime_kubernetes.api import Api, Refused
 from slime_kubernetes.pods import Pod
 
-__all__ = ["Reflector", "Told"]
+__all__ = ["PodReceiver", "Reflector"]
 
 logger = logging.getLogger(__name__)
 
@@ -24,25 +24,25 @@ _LONGEST_PAUSE_S = 30.0
 _LONG_S = 5.0
 
 
-class Told(Protocol):
+class PodReceiver(Protocol):
     """A receiver of pod changes."""
 
-    def all_are(self, pods: Sequence[Pod]) -> None:
+    def replace_all(self, pods: Sequence[Pod]) -> None:
         """Replace all known pods by ``pods``."""
 
-    def is_so(self, pod: Pod) -> None:
+    def update(self, pod: Pod) -> None:
         """Take ``pod``, which is new or has changed."""
 
-    def is_gone(self, uid: str) -> None:
+    def remove(self, uid: str) -> None:
         """Drop the pod ``uid``, which has gone or lost its labels."""
 
 
 class Reflector:
-    """Follows the pods of ``api``, and reports them to ``told``. While the API is unreachable, it reports nothing."""
+    """Follows the pods of ``api``, and reports changes to ``receiver``; none while the API is unreachable."""
 
-    def __init__(self, api: Api, told: Told, what: str) -> None:
+    def __init__(self, api: Api, receiver: PodReceiver, what: str) -> None:
         self._api = api
-        self._told = told
+        self._receiver = receiver
         self._what = what
         self._version: str | None = None
         self._trouble: str | None = None
@@ -55,7 +55,7 @@ class Reflector:
             trouble = await self._round()
             failures = 0 if anyio.current_time() - began > _LONG_S else failures + 1
             if trouble is not None and failures:
-                self._tell(trouble)
+                self._log(trouble)
             pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 16))
             await anyio.sleep(pause_s * random.uniform(0.5, 1))
 
@@ -78,24 +78,24 @@ class Reflector:
 
     async def _list(self, client: httpx.AsyncClient) -> None:
         documents, version = await self._api.list(client)
-        self._told.all_are([Pod.of(document) for document in documents])
+        self._receiver.replace_all([Pod.of(document) for document in documents])
         self._version = version
-        self._tell(None)
+        self._log(None)
 
     async def _watch(self, client: httpx.AsyncClient) -> None:
         assert self._version is not None  # narrowing: it was listed
         async with aclosing(self._api.watch(client, self._version)) as events:
             async for kind, document in events:
                 if kind == "OPEN":
-                    self._tell(None)
+                    self._log(None)
                     continue
                 if kind in ("ADDED", "MODIFIED"):
-                    self._told.is_so(Pod.of(document))
+                    self._receiver.update(Pod.of(document))
                 elif kind == "DELETED":
-                    self._told.is_gone(document["metadata"]["uid"])
+                    self._receiver.remove(document["metadata"]["uid"])
                 self._version = document["metadata"]["resourceVersion"]
 
-    def _tell(self, trouble: str | None) -> None:
+    def _log(self, trouble: str | None) -> None:
         if trouble == self._trouble:
             return
         self._trouble = trouble

@@ -236,17 +236,17 @@ async def test_a_pod_that_leaves_before_it_could_join_does_not_join(
 ) -> None:
     told, workers = pods
     endings: list[Callable[[], None]] = [
-        lambda: told.is_so(replace(SERVING, state="leaving")),
-        lambda: told.is_so(replace(SERVING, state="ended")),
-        lambda: told.is_gone("u"),
-        lambda: told.all_are([]),
+        lambda: told.update(replace(SERVING, state="leaving")),
+        lambda: told.update(replace(SERVING, state="ended")),
+        lambda: told.remove("u"),
+        lambda: told.replace_all([]),
     ]
     for end in endings:
-        told.is_so(SERVING)
+        told.update(SERVING)
         end()
         await anyio.sleep(0.02)
         assert len(workers) == 0
-    told.is_so(SERVING)
+    told.update(SERVING)
     await until(lambda: len(workers) == 1)
 
 
@@ -254,15 +254,15 @@ async def test_a_pod_that_ends_while_it_waits_for_an_address_waits_no_longer(
     pods: tuple[PodWorkers, WorkerPool],
 ) -> None:
     told, workers = pods
-    endings: list[Callable[[], None]] = [lambda: told.is_gone("w"), lambda: told.all_are([SERVING])]
+    endings: list[Callable[[], None]] = [lambda: told.remove("w"), lambda: told.replace_all([SERVING])]
     for end in endings:
-        told.is_so(SERVING)
+        told.update(SERVING)
         await until(lambda: len(workers) == 1)
-        told.is_so(replace(SERVING, uid="w"))
+        told.update(replace(SERVING, uid="w"))
         await anyio.sleep(0.02)
         end()
-        told.is_gone("u")
-        told.one_left()
+        told.remove("u")
+        told.retry_waiting()
         await anyio.sleep(0.02)
         assert len(workers) == 0
 

@@ -47,14 +47,14 @@ class Known:
     def names(self) -> list[str]:
         return sorted(pod.name.partition("/")[2] for pod in self._pods.values())
 
-    def all_are(self, pods: Sequence[Seen]) -> None:
+    def replace_all(self, pods: Sequence[Seen]) -> None:
         self.lists += 1
         self._pods = {pod.uid: pod for pod in pods}
 
-    def is_so(self, pod: Seen) -> None:
+    def update(self, pod: Seen) -> None:
         self._pods[pod.uid] = pod
 
-    def is_gone(self, uid: str) -> None:
+    def remove(self, uid: str) -> None:
         self._pods.pop(uid, None)
 
 
