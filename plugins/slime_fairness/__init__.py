@@ -1,1 +1,1 @@
-"""A library below the core: large requests that hold up no others. JSON in pieces, and turns by client."""
+"""A library below the core that keeps large requests from holding up others: JSON in pieces, and turns by client."""

@@ -10,10 +10,10 @@ from secrets import token_hex
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ESCAPED", "NAME", "Cut", "InvalidJson", "Scan", "TooManyValues", "name_of", "no_escape"]
+__all__ = ["ESCAPED", "PLACEHOLDER", "Cut", "InvalidJson", "Scan", "TooManyValues", "placeholder", "safe_cut"]
 
-#: First part of the placeholder ("name") of a long string; its position follows.
-NAME = token_hex(16)
+#: First part of the placeholder for a long string; the string's position follows.
+PLACEHOLDER = token_hex(16)
 ESCAPED = re.compile(rb"\\.", re.DOTALL)
 _MAX_DEPTH = 1024
 #: Least bytes of a string that is read by itself.
@@ -80,7 +80,7 @@ class Scan:
 
     def _left_out(self, place: int) -> int:
         """Return the bytes before ``place`` that the piece lacks, because placeholders replace long strings."""
-        return sum(end - begin - len(name_of(begin)) for begin, end in self._strings if end <= place)
+        return sum(end - begin - len(placeholder(begin)) for begin, end in self._strings if end <= place)
 
     def _string_end(self, position: int) -> int:
         """Return the place of the next quote, if skipping to it saves work; else ``position``. Raises InvalidJson."""
@@ -132,13 +132,13 @@ def _long_string(body: bytes, begin: int, end: int) -> list[tuple[int, int]]:
     """Return the range of a string's inside that is read by itself: nearly all of ``begin`` to ``end``, or none."""
     if end - begin < _LONG_STRING:
         return []
-    first = no_escape(body, begin + _ESCAPE, end)
-    last = no_escape(body, max(begin + _ESCAPE, end - _SEARCHED), end)
+    first = safe_cut(body, begin + _ESCAPE, end)
+    last = safe_cut(body, max(begin + _ESCAPE, end - _SEARCHED), end)
     return [(first, last)] if first is not None and last is not None and first < last else []
 
 
-def no_escape(body: bytes | memoryview, place: int, end: int) -> int | None:
-    """Return the first place from ``place`` on, in a string, that cuts no escape or character; None if none is near."""
+def safe_cut(body: bytes | memoryview, place: int, end: int) -> int | None:
+    """Return the first place in a string, from ``place`` on, at which no escape or character is cut; None if far."""
     near = bytes(body[place - _ESCAPE : min(place + _SEARCHED, end)])
     for at in range(_ESCAPE, len(near)):
         if near[at] & 0xC0 != 0x80 and near.find(b"\\", at - _ESCAPE, at) < 0:
@@ -146,6 +146,6 @@ def no_escape(body: bytes | memoryview, place: int, end: int) -> int | None:
     return None
 
 
-def name_of(begin: int) -> bytes:
-    """Return the placeholder for a part of a long string from ``begin`` on: always of one length."""
-    return b"%b%016x" % (NAME.encode(), begin)
+def placeholder(begin: int) -> bytes:
+    """Return the placeholder for the part of a long string from ``begin`` on. All placeholders have the same length."""
+    return b"%b%016x" % (PLACEHOLDER.encode(), begin)

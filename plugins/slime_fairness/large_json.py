@@ -1,9 +1,9 @@
-"""Large JSON documents, read and written in pieces, between which an event loop serves others.
+"""Reads and writes large JSON documents in pieces, so that the event loop serves others in between.
 
 orjson reads a megabyte of text in 1 ms, of token ids in 10 ms, and of nested lists in 90 ms, without a pause. So a
 large document is cut at commas. Lists and objects that are open at a cut are closed behind the piece, and opened again
 before the next one. The parts that orjson makes of the pieces are put together. A long string is read by itself; a
-placeholder ("name") stands for it meanwhile.
+placeholder stands for it in its piece.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PIECE = 1 << 14
 _FEW_VALUES, _MAX_VALUES, _BYTES_PER_VALUE = 1 << 16, 1 << 18, 32
 #: Least length of a list of integers that becomes an array.
 _LONG_LIST = 1 << 12
-#: The key, in a continued object, of the container that continues in it. Being random, no client can send it.
+#: The key of a continued container in the continued object around it. It is random, so no client can send it.
 _OPEN = token_hex(16)
 _SPACE = b" \t\r\n"
 _SPACES = re.compile(rb"[ \t\r\n]*")
@@ -49,7 +49,7 @@ def parse(
 ) -> Generator[None, None, Any]:
     """Read ``body`` in pieces of some ``piece`` bytes; the value returned is what orjson would make of it.
 
-    But with ``packs`` a long list of 32-bit integers is an ``array("i")``, with a ninth of the memory. Raises
+    But with ``packs`` a long list of 32-bit integers is an ``array("i")``, which takes a ninth of the memory. Raises
     InvalidJson; if ``is_limited``, also TooManyValues for a document that would take many times its own memory.
     """
     most = min(max(_FEW_VALUES, len(body) // _BYTES_PER_VALUE), _MAX_VALUES) if is_limited else None

@@ -1,4 +1,4 @@
-"""Long strings of a JSON document, read by themselves while a placeholder ("name") stands for each."""
+"""Long strings of a JSON document, read by themselves while a placeholder stands for each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from slime_fairness.json_pieces import NAME, Cut, InvalidJson, name_of, no_escape
+from slime_fairness.json_pieces import PLACEHOLDER, Cut, InvalidJson, placeholder, safe_cut
 
 __all__ = ["LongStrings"]
 
@@ -23,13 +23,13 @@ class LongStrings:
 
     def __init__(self, body: bytes, start: int, cut: Cut) -> None:
         self._body = memoryview(body)
-        self._places = {name_of(begin).decode(): (begin, end) for begin, end in cut.strings}
+        self._places = {placeholder(begin).decode(): (begin, end) for begin, end in cut.strings}
         self.known: dict[str, str] = {}
         self.piece = self._body[start : cut.end]
         if cut.strings:
             left: list[bytes | memoryview] = []
             for begin, end in cut.strings:
-                left += [self._body[start:begin], name_of(begin)]
+                left += [self._body[start:begin], placeholder(begin)]
                 start = end
             self.piece = memoryview(b"".join([*left, self._body[start : cut.end]]))
 
@@ -39,24 +39,24 @@ class LongStrings:
         containers: list[Any] = [whole]
         while containers:
             container = containers.pop()
-            if isinstance(container, dict) and any(NAME in key for key in container):
+            if isinstance(container, dict) and any(PLACEHOLDER in key for key in container):
                 pairs = list(container.items())
                 container.clear()
                 for key, item in pairs:
-                    container[(yield from self._whole(key)) if NAME in key else key] = item
+                    container[(yield from self._whole(key)) if PLACEHOLDER in key else key] = item
             places = container.items() if isinstance(container, dict) else enumerate(container)
             for place, item in list(places):
-                if isinstance(item, str) and NAME in item:
+                if isinstance(item, str) and PLACEHOLDER in item:
                     container[place] = yield from self._whole(item)
                 elif isinstance(item, list | dict):
                     containers.append(item)
         return whole[0]
 
     def _whole(self, named: str) -> Generator[None, None, str]:
-        before, *rest = named.split(NAME)
+        before, *rest = named.split(PLACEHOLDER)
         text = before
         for one in rest:
-            begin, end = self._places[NAME + one[:16]]
+            begin, end = self._places[PLACEHOLDER + one[:16]]
             while begin < end:
                 stop = self._stop(begin, end)
                 try:
@@ -73,7 +73,7 @@ class LongStrings:
     def _stop(self, begin: int, end: int) -> int:
         """Return the end of the part that is read in one go."""
         while (begin := begin + _AT_ONCE) < end:
-            stop = no_escape(self._body, begin, end)
+            stop = safe_cut(self._body, begin, end)
             if stop is not None:
                 return stop
         return end

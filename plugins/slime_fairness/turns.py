@@ -24,7 +24,7 @@ _NICE = 10
 
 
 class FairTurns:
-    """Turns, ``places`` at a time. Changed only by functions without ``await``: one event loop needs no lock."""
+    """Turns for clients, ``places`` at a time. Only functions without ``await`` change them, so they need no lock."""
 
     def __init__(self, places: int = 1) -> None:
         self._free = places
@@ -138,7 +138,7 @@ class FairThreads:
     async def run(self, work: Callable[[], T], client: Hashable) -> T:
         """Run ``work`` in a thread at the turn of ``client``. Returns the result of ``work``, or raises its error."""
         async with self._turns.turn(client):
-            done = await anyio.to_thread.run_sync(_behind, work, limiter=self._threads)
+            done = await anyio.to_thread.run_sync(_at_low_priority, work, limiter=self._threads)
         if not isinstance(done, _Raised):
             return done
         try:
@@ -157,7 +157,7 @@ class _Raised(NamedTuple):
     error: Exception
 
 
-def _behind(work: Callable[[], T]) -> T | _Raised:
+def _at_low_priority(work: Callable[[], T]) -> T | _Raised:
     """Run ``work`` in this thread, on Linux at a lower priority than the event loop's thread."""
     if sys.platform == "linux":  # elsewhere this would set the priority of the whole process
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)
