@@ -88,7 +88,7 @@ class RecordLog:
         there: set[int] = set()
         orphans: set[int] = set()
 
-        def tell(record: Any) -> None:
+        def visit(record: Any) -> None:
             if isinstance(record, self._kind.adds):
                 self._count(record)
                 if record.parent and record.parent not in there:
@@ -106,21 +106,21 @@ class RecordLog:
 
         try:
             with _no_collector():
-                self._read_all(tell)
+                self._read_all(visit)
             if orphans:
                 raise self._directory.refused(f"{len(orphans)} records lack their parent")
         except BaseException:
             self.close()
             raise
 
-    def _read_all(self, tell: Callable[[Any], None]) -> None:
+    def _read_all(self, visit: Callable[[Any], None]) -> None:
         try:
             found = self._disk.found()
             for file in found:
                 self.files.append(file)
                 self._next = max(self._next, file.first)  # all earlier items may have been removed
                 for record in self._disk.records(file, is_last=file is found[-1]):
-                    tell(record)
+                    visit(record)
             if found:
                 self._fd = _opened(found[-1])
             else:
@@ -163,7 +163,7 @@ class RecordLog:
             os.close(self._fd)
         self._fd = fd
         self.files.append(file)
-        self._tell()
+        self._wake_tidy()
 
     def _count(self, record: Any) -> None:
         if isinstance(record, self._kind.adds):
@@ -174,9 +174,9 @@ class RecordLog:
             file.dead.add(record.serial)
             file.dead_size += record.size
             if file.half_dead and file is not self.files[-1]:
-                self._tell()
+                self._wake_tidy()
 
-    def _tell(self) -> None:
+    def _wake_tidy(self) -> None:
         if self._news is not None:
             self._news.set()
 
@@ -185,8 +185,8 @@ class RecordLog:
     async def tidy(self, is_needed: Callable[[Any], bool]) -> None:
         """Rewrite half-dead files until the log is given up: after that, it is unknown which records are needed.
 
-        ``is_needed`` decides on records that neither add nor remove, and on removals of items that no file has. It is
-        called in a thread.
+        ``is_needed`` decides on records that neither add nor remove, and on removals of items that no file has. A
+        thread calls it.
         """
         while self._directory.failed is None:
             self._news = anyio.Event()
@@ -212,7 +212,10 @@ class RecordLog:
             self.files[place : place + len(run)] = [fresh]
 
     def _due(self) -> list[LogFile]:
-        """Return a half-dead file after the preceding files that fit into half a file with it; empty if none is."""
+        """Return the files to rewrite as one; empty without a half-dead file.
+
+        These are the first half-dead file, and the files before it that fit into half a file together with it.
+        """
         for place, file in enumerate(self.files[:-1]):
             if file.half_dead:
                 begin, size = place, file.live_bytes
