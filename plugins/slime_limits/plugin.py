@@ -79,7 +79,7 @@ class Limits:
         self._decisions = {"allowed": 0, "rejected": 0}
         self._refill: asyncio.TimerHandle | None = None
         self._waits = Waits()
-        self._told_at: dict[str, float] = {}
+        self._warned_at: dict[str, float] = {}
 
     @hookimpl
     def setup(self, router: Router) -> None:
@@ -121,7 +121,7 @@ class Limits:
         if path not in GENERATION_PATHS:
             return
         if exchange.request.is_long_work:
-            # An abort looks for the rid, and a queue with an order for more.
+            # An abort looks for the rid. A queue that is not in order of arrival needs more fields.
             await self._router.read_ahead(exchange, *(() if self._is_ranked else (b"rid",)))
         try:
             place = (
@@ -129,7 +129,7 @@ class Limits:
             )
         except QueueFull as error:
             self._decisions["rejected"] += 1
-            self._tell("full", f"requests are refused (429): {error}")
+            self._warn("full", f"requests are refused (429): {error}")
             raise
         # From here on the place is always left. A request that is cancelled when it gets its slot passes the slot on.
         exchange.on_close(place.leave)
@@ -143,7 +143,7 @@ class Limits:
         called = anyio.Event()
         place.call = called.set
         timeout_s = self.settings.queue_timeout_s
-        self._tell(
+        self._warn(
             "waiting", f"requests wait: all {self.slots.limit} slots are in use (--max-concurrent-requests)"
         )
         self._waiting[exchange] = called
@@ -164,11 +164,11 @@ class Limits:
         self._decisions["rejected"] += 1
         raise QueueTimeout(f"no slot came free within {timeout_s:g} s (--queue-timeout-secs)")
 
-    def _tell(self, what: str, line: str) -> None:
-        """Log ``line``, unless ``what`` was told within the last minute."""
+    def _warn(self, what: str, line: str) -> None:
+        """Log ``line``, unless ``what`` was logged within the last minute."""
         now = anyio.current_time()
-        if now >= self._told_at.get(what, -_AGAIN_S) + _AGAIN_S:
-            self._told_at[what] = now
+        if now >= self._warned_at.get(what, -_AGAIN_S) + _AGAIN_S:
+            self._warned_at[what] = now
             logger.warning("%s", line)
 
     def _refill_in_time(self, slots: RefilledSlots) -> None:

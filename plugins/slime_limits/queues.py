@@ -16,9 +16,9 @@ Item = TypeVar("Item", bound=Hashable)
 #: SGLang's ``max_new_tokens`` of a request that names none.
 _DEFAULT_LENGTH = 128
 _LENGTHS = ("max_new_tokens", "max_completion_tokens", "max_tokens")
-#: One of so many requests that leave the queue is the one that waits longest.
+#: Of this many requests that leave the queue, one is the request that waits longest.
 _OLDEST_EVERY = 4
-#: Entries of requests that have left may take as much room as those that wait, and so many more.
+#: Entries of requests that have left may be as many as those of waiting requests, plus this number.
 _SPARE = 64
 
 
