@@ -1,4 +1,4 @@
-"""Shows the main job on one machine, checked token by token against the engines' journals."""
+"""Shows exact rollouts on one machine, checked token by token against the engines' journals."""
 
 from slime_demo.command import main
 

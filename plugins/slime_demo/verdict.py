@@ -119,7 +119,7 @@ def judge(
 
 
 def _is_corrupted(tokens: Sequence[int], again: Sequence[int]) -> bool:
-    """Return True when a text's tokens, tokenised ``again``, are others.
+    """Return True when tokenising the text of ``tokens`` ``again`` gives other tokens.
 
     The text does not show the last end token, so a missing end token does not count.
     """

@@ -85,7 +85,7 @@ def test_help_has_a_group_for_each_plugin_and_the_commands(capsys: pytest.Captur
     assert "Health checks of workers" in groups["health"]
     assert "--hf-checkpoint" in groups["radix_cache"]
     assert "--policy" not in groups["router"]
-    for line in ("  demo     Shows the main job", "  engine   An embedded engine", "  plugins  List the"):
+    for line in ("  demo     Shows exact rollouts", "  engine   An embedded engine", "  plugins  List the"):
         assert line in shown
     more = shown.partition("plugins that are not loaded")[2]
     assert re.findall(r"^  (\w+)  ", more, re.MULTILINE)[:2] == ["engine", "openai"]
