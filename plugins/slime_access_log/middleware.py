@@ -1,4 +1,4 @@
-"""ASGI middleware that writes a line for each request, and the layer that notes its workers."""
+"""ASGI middleware that writes a line for each request, and the sender that notes the request's workers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Logged:
             self._log(record)
 
     def _log(self, record: Record) -> None:
-        """Log as ``logger.info`` does. That would look for its caller, its thread and its process for each line."""
+        """Log as ``logger.info`` does, but without its search for the caller, the thread and the process."""
         if logger.isEnabledFor(logging.INFO):
             line, template, created = logging.LogRecord.__new__(logging.LogRecord), self._template, time()
             line.__dict__ = {
@@ -108,7 +108,7 @@ class _Client:
     @property
     def send_now(self) -> SendNow | None:
         """The server's way to take pieces of a stream without waking a task, if it has one."""
-        # Made anew: an object that refers to its own method would wait for the garbage collector.
+        # Made each time: an object that refers to its own method would wait for the garbage collector.
         return None if self._inner_now is None else self._now
 
     def _now(self, piece: Any, before: Iterable[Callable[[bytes], object]]) -> bool:
@@ -130,7 +130,7 @@ class NotingSender:
         self._current = current
 
     def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> None:
-        """Choose as the inner one does."""
+        """Let ``inner`` choose."""
         try:
             self._inner.choose(exchange, but)
         except NoWorker:

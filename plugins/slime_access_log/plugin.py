@@ -92,7 +92,7 @@ class AccessLog:
         if record is None:
             return
         if exchange.parent is None:
-            with suppress(BadRequest):  # it is the answer, from whoever needs the session
+            with suppress(BadRequest):  # the plugin that needs the session answers with this error
                 record.session = hidden_key(exchange.session, exchange.request.headers)
         exchange.on_close(partial(self._note_tokens, record, exchange))
 

@@ -68,7 +68,7 @@ class Record:
             self.failed.append(f"{worker.name} {code}")
 
     def no_worker(self, workers: Iterable[Worker]) -> None:
-        """Note the holds of ``workers``, of which none could be chosen."""
+        """Note the holds of ``workers``: none of them could be chosen."""
         held = (f"{worker.name} {owner}" for worker in workers for owner in worker.holds)
         self.held = [*islice(held, _MAX_LISTED)] or self.held
 

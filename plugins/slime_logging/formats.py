@@ -52,7 +52,7 @@ class TextLines(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # logging's name
         line = super().formatMessage(record)
         if not line.isprintable():
-            line = line.translate(_CONTROL)  # it takes longer than all the rest
+            line = line.translate(_CONTROL)  # slower than all the rest
         fields = getattr(record, "fields", None)
         return f"{line} {_pairs(fields)}" if fields else line
 
@@ -63,7 +63,7 @@ class TextLines(logging.Formatter):
 class JsonLines(logging.Formatter):
     """One JSON object a line, in ASCII: ``time`` (UTC), ``level``, ``logger``, ``message``, then the ``fields``.
 
-    ``traceback`` is that of an error.
+    An error has a ``traceback``.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Waits of requests, told to all that count them."""
+"""Waits of requests, reported to the request log and to the metrics."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def requires(options: argparse.Namespace) -> dict[str, str]:
-    """Return the component that asks workers for their models, and its cure."""
+    """Return the component that asks workers for their models, and the flag that adds it."""
     return {"introduction": "--plugin sglang"} if options.enable_igw else {}
 
 
@@ -65,7 +65,7 @@ class Models:
         introduction: Introduction = router.components.get("introduction", "add --plugin sglang")
         if "trajectories" in router.components:
             raise SettingsError(
-                "--enable-igw: the tokens of all models would be recorded as those of one, that of --hf-checkpoint;"
+                "--enable-igw: the tokens of all models would be recorded as tokens of the model of --hf-checkpoint;"
                 " start a router for each model, or do without --plugin radix_cache"
             )
         introduction.asks_model = True

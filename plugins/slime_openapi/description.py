@@ -14,7 +14,7 @@ _PLACES = (
     Path(__file__).parent / "openapi.yaml",
     Path(__file__).parents[2] / "docs" / "openapi.yaml",
 )
-#: Of a tag or an operation: the plugin that answers.
+#: The key, in a tag or an operation, that names the plugin which answers.
 _PLUGIN = "x-plugin"
 
 

@@ -34,7 +34,7 @@ _QUIET = frozenset(("/health", "/liveness", "/readiness", "/metrics", "/engine_m
 
 
 class Trail:
-    """A request on its way. ``context``: that of its span; ``attributes``: those of each attempt."""
+    """A traced request. ``context``: the context of its span. ``attributes``: for the span of each attempt."""
 
     __slots__ = ("attempts", "attributes", "context", "span")
 
@@ -50,7 +50,7 @@ Current: TypeAlias = ContextVar[Trail | None]
 
 
 class Attempt:
-    """A request to a worker, until its answer has ended. ``tokens``: those that the answer tells."""
+    """A request to a worker, until its answer has ended. ``tokens``: the numbers of tokens in the answer."""
 
     __slots__ = ("span", "tokens")
 
@@ -60,7 +60,7 @@ class Attempt:
 
 
 class Traced:
-    """ASGI middleware: a span for each request. The client's ``traceparent`` is its parent.
+    """ASGI middleware: a span for each request. The client's ``traceparent`` is the span's parent.
 
     The application sees the context of this span in the headers.
     """
@@ -118,7 +118,7 @@ class _Answer:
 
 
 class TracingSender:
-    """A Sender with a span for each attempt, whose context the worker gets. The inner one chooses."""
+    """A Sender that makes a span for each attempt, and sends the span's context to the worker. ``inner`` chooses."""
 
     def __init__(
         self, inner: Sender, tracer: Tracer, current: Current, end: Callable[[Exchange], object]
@@ -129,7 +129,7 @@ class TracingSender:
         self._end = end
 
     def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> None:
-        """Choose as the inner one does."""
+        """Let ``inner`` choose."""
         self._inner.choose(exchange, but)
 
     async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:
@@ -143,7 +143,7 @@ class TracingSender:
             exchange.on_close(partial(self._end, exchange))
         span = self._begin(trail, worker, request)
         exchange.notes[NOTE] = Attempt(span)
-        # Before the first await the proxy has read them: a request may go to two workers at once.
+        # A request may go to two workers at once. The proxy reads the headers before its first await.
         request.headers = with_context(request.headers, span.get_span_context())
         try:
             reply = await self._inner.send(exchange, request, body)

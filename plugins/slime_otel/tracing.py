@@ -40,7 +40,7 @@ _NAME = "slime-router"
 
 
 class _HashedOnce(Resource):
-    """A resource with a kept hash. The exporter asks for the hash with each span, and it is that of a JSON text."""
+    """A resource with a cached hash. The exporter asks for the hash with each span; computing it makes a JSON text."""
 
     _kept_hash: int | None = None
 
@@ -100,7 +100,7 @@ class Tracing:
             return
         trail.attributes = request_attributes(exchange.request)
         if trail.attributes:
-            with suppress(BadRequest):  # it is the answer, from whoever needs the session
+            with suppress(BadRequest):  # the plugin that needs the session answers with this error
                 session = hidden_key(exchange.session, exchange.request.headers)
                 if session is not None:
                     trail.attributes["gen_ai.conversation.id"] = session

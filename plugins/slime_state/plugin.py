@@ -133,7 +133,7 @@ class State:
                 else:
                     tasks.start_soon(_join, router, saved, behind)
         current = router.weights.current
-        for worker in behind:  # after all were asked: if they agree, the fleet's version has changed
+        for worker in behind:  # after all have answered: if they agreed, the fleet's version has changed
             reason = f"it came back with weights {worker.weight_version!r}, not {current!r}"
             router.pool.hold(worker, "weights", reason, "stale")
         logger.info("restored %d workers, weights at version %s", len(there), snapshot.current)
@@ -158,7 +158,10 @@ def _without_hooks(router: Router) -> list[object]:
 
 
 async def _join(router: Router, saved: SavedWorker, behind: list[Worker]) -> None:
-    """Register and ask a worker. If it was ready: no answer quarantines it, and other weights put it ``behind``."""
+    """Register and ask a worker. If it was ready and does not answer, quarantine it.
+
+    If it was ready and has other weights, append it to ``behind``.
+    """
     worker, trouble = await router.add_worker(
         saved.url,
         worker_type=saved.worker_type,

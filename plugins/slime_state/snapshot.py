@@ -25,7 +25,10 @@ class Foreign(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SavedWorker:
-    """A worker without what ends with the process: its load and its circuit breaker. See Worker."""
+    """A worker, without its load and its circuit breaker, which end with the process. See Worker.
+
+    ``torn``: the worker had a hold of ``control``, since it failed a control call.
+    """
 
     id: str
     url: str
