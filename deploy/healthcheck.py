@@ -1,7 +1,7 @@
 """Health check of a container: exit 0 when GET of the URL is answered with a 2xx, and 1 otherwise.
 
-The URL is the first argument, else http://127.0.0.1:30000/health. Certificates are not checked: the router's own is
-for another name than 127.0.0.1.
+The URL is the first argument, else http://127.0.0.1:30000/health. Certificates are not checked, since the router's
+certificate is for another name than 127.0.0.1.
 """
 
 import ssl
