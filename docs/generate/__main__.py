@@ -13,7 +13,7 @@ from docs.generate import client, errors, flags, hooks, http, metrics
 from docs.generate.diagrams import Diagrams
 from docs.generate.pages import ROOT, Links, assets, sources
 
-#: Pages of the reference that belong to hand-written ones, which cannot link to them: only the site has them.
+#: Links to the reference, by the hand-written page that gets them. The pages cannot have them: only the site has these.
 _MORE = {
     "hooks.md": "[signatures](reference/hooks.md)",
     "http-api.md": "[each operation with parameters, bodies and answers](reference/http/index.md)",

@@ -13,7 +13,7 @@ from slime_radix_cache import client
 def page() -> str:
     """Return the page."""
     things = [getattr(client, name) for name in client.__all__]
-    # The synchronous client has the descriptions to which the other one refers.
+    # The synchronous client comes first: the docstrings of the other client refer to its docstrings.
     things.sort(key=lambda thing: (not inspect.isclass(thing), thing is client.AsyncClient, thing.__name__))
     things.sort(key=lambda thing: inspect.isclass(thing) and issubclass(thing, Exception))
     sections = [section for thing in things for section in _sections(thing)]

@@ -27,7 +27,7 @@ def page() -> str:
     classes: list[type[HTTPError]] = [HTTPError, *_subclasses(HTTPError)]
     for error in classes:
         if "code" not in vars(error) and "status" not in vars(error):
-            continue  # it is told as its base
+            continue  # the row of its base class is enough
         owner = error.__module__.partition(".")[0]
         rows.setdefault(
             (error.status, error.code, error.type), (owner, docstring(error).partition("\n\n")[0])

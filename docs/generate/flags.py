@@ -108,7 +108,7 @@ def _section(
         long = [name for name in action.option_strings if name.startswith("--")]
         variable = parser.variable_of(long[0]) if isinstance(parser, Parser) else None
         same = any(name[2:].replace("-", "_") in gateway for name in long)
-        default, about_flag = _told(action)
+        default, about_flag = _default_and_help(action)
         spellings = [*names, *([code(variable)] if variable else [])]
         table.add("<br>".join(spellings), default, about_flag, "yes" if same else "")
     return f"## {title}\n\n{about}\n\n{table}" if about else f"## {title}\n\n{table}"
@@ -120,8 +120,8 @@ def _value(action: argparse.Action) -> str:
     return f"{words} ..." if action.nargs in ("*", "+") else words
 
 
-def _told(action: argparse.Action) -> tuple[str, str]:
-    """Return the default, as the help tells it or as the parser has it, and the rest of the help."""
+def _default_and_help(action: argparse.Action) -> tuple[str, str]:
+    """Return the default that the help names, else the parser's, and the rest of the help."""
     words = (action.help or "") % {"default": action.default, "prog": "slime-router"}
     if action.choices is not None:
         words += f"; one of {', '.join(map(str, action.choices))}"

@@ -36,7 +36,7 @@ class _Reference:
         parts = [
             "# HTTP reference",
             "Made from [openapi.yaml](../../openapi.yaml), which the router serves at `/openapi.json`. "
-            "[HTTP API](../../http-api.md) tells how the routes belong together.",
+            "[HTTP API](../../http-api.md) explains the routes.",
             info["description"].strip(),
         ]
         for tag in self._document["tags"]:
@@ -59,7 +59,7 @@ class _Reference:
         """Return the page of all schemas that have a name."""
         parts = [
             "# HTTP: schemas",
-            "Bodies of requests and answers that several operations have, or that hold others.",
+            "Bodies of requests and answers, and parts of them.",
         ]
         for name, schema in self._document["components"]["schemas"].items():
             table = self._schemas.table(schema, answer=True) or self._schemas.kind(schema)

@@ -16,7 +16,7 @@ _INTRODUCTION = """\
 
 Made from the registry of a router with all plugins that have metrics.
 `GET /metrics` has a metric only if its plugin is loaded.
-[metrics](../plugins/metrics.md) has more about each metric, and says which one answers which question.
+[metrics](../plugins/metrics.md) has more about each metric, and the metric for each question.
 
 """
 #: With these, each plugin that has metrics has all of them.

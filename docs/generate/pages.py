@@ -1,4 +1,4 @@
-"""Pages of the site: which file of the repository each one is, and links between them."""
+"""Pages of the site: the file of the repository for each page, and the links between pages."""
 
 from __future__ import annotations
 
