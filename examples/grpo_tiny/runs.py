@@ -27,7 +27,7 @@ __all__ = ["RUNS", "Run", "Size", "Step", "train"]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One way to train. ``exact``: on the recorded tokens, else on the text tokenised again."""
+    """One way to train. ``exact``: on the recorded tokens; False: on the text tokenised again."""
 
     name: str
     moe: bool
@@ -54,7 +54,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The mean reward, what ``measure`` finds, and the share of samples with other tokens than were sampled."""
+    """The mean reward, the differences of log-probabilities, and the share of samples with other tokens."""
 
     reward: float
     mean_difference: float

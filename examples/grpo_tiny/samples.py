@@ -19,9 +19,9 @@ _START_OF_ANSWER, _END_OF_TURN = "<|im_start|>assistant\n", "<|im_end|>"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """``tokens`` and, for each of them, whether it is trained (``mask``) and its log-probability in the rollout.
+    """Tokens with their loss mask and their log-probabilities in the rollout.
 
-    ``logprobs`` is None if it is not known. ``experts``, ``[tokens - 1, layers, top_k]``: see SGLang's
+    ``logprobs`` is None if they are not known. ``experts``, ``[tokens - 1, layers, top_k]``: see SGLang's
     ``routed_experts``.
     """
 
@@ -46,7 +46,7 @@ def recorded(record: Mapping[str, Any]) -> Sample:
 
 
 def tokenised_again(rollout: Rollout, tokenizer: Tokenizer) -> Sample:
-    """Return what a trainer has that was given the text only: its tokens, and no log-probabilities.
+    """Return the sample of a trainer that gets only the text: it has no log-probabilities.
 
     Each answer is trained with the end-of-turn token that the chat template writes after it.
     """

@@ -19,15 +19,15 @@ def scripts(turns: int) -> list[tuple[str, ...]]:
 
 
 def as_text(wanted: str, *, first: bool) -> str:
-    """Return the user's message, as the chat template writes it after the answer before it."""
+    """Return the user's message, as the chat template writes it after the previous answer."""
     ended = "" if first else "<|im_end|>\n"
     return f"{ended}<|im_start|>user\nWrite {wanted}.<|im_end|>\n<|im_start|>assistant\n"
 
 
 def reward(script: Sequence[str], answers: Sequence[str], ended: Sequence[bool]) -> float:
-    """Return the share of characters that were asked for, the mean over the turns, between 0 and 1.
+    """Return the mean over the turns of the share of wanted characters, between 0 and 1.
 
-    ``ended``: the model ended the answer itself. The others, which reached the length limit, count half.
+    ``ended``: True if the model ended the answer itself. An answer that reached the length limit counts half.
     """
     shares = [
         sum(character in CHARACTERS[wanted] for character in answer)

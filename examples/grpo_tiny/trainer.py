@@ -42,7 +42,7 @@ class Trainer:
         found = logits.float().log_softmax(-1).gather(-1, tokens[:, 1:, None]).squeeze(-1)
         if all(sample.logprobs is not None for sample in samples):
             old = _padded([sample.logprobs for sample in samples])[:, 1:].float()
-        else:  # nobody knows them: those of the trainer's own pass have to do
+        else:  # text that was tokenised again has none: take the trainer's own
             old = found.detach()
         weight = torch.tensor(advantages, dtype=torch.float32)[:, None]
         ratio = torch.where(mask, found - old, 0.0).exp()

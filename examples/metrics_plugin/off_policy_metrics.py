@@ -35,7 +35,7 @@ class OffPolicyMetrics:
 
     @hookimpl
     def pre_request(self, exchange: Exchange) -> None:
-        if exchange.request.path == "/generate":  # chats are sent as such requests, too
+        if exchange.request.path == "/generate":  # a chat becomes such a request, too
             self.under_way += 1
             exchange.on_close(self.ended)
 

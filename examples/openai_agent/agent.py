@@ -17,12 +17,12 @@ from slime_radix_cache.client import Client
 
 
 def where_am_i() -> str:
-    """Stands for a real tool."""
+    """Return a city, in place of a real tool."""
     return "Oslo"
 
 
 def weather(city: str) -> str:
-    """Stands for a real tool."""
+    """Return the weather of ``city``, in place of a real tool."""
     return f"{city}: rain all day"
 
 
@@ -54,11 +54,11 @@ def answer(openai: OpenAI, question: str) -> str:
 
 def main(url: str) -> None:
     """Run the agent against the router at ``url``, and print the sample."""
-    session = f"rollout-{uuid.uuid4().hex}"  # a name of its own for each rollout
+    session = f"rollout-{uuid.uuid4().hex}"  # each rollout needs its own session
     with OpenAI(base_url=f"{url}/sessions/{session}/v1", api_key="none") as openai:
         print(answer(openai, "Do I need an umbrella?"))
     with Client(url) as router:
-        (sample,) = router.trajectories(session)  # one leaf: the agent went back to no earlier message
+        (sample,) = router.trajectories(session)  # one leaf: the agent went back to no earlier turn
     print(f"\nexact: {sample['exact']}, {len(sample['tokens'])} tokens, {sample['loss_mask'].sum()} sampled")
     columns = zip(sample["loss_mask"], sample["tokens"], sample["rollout_logp"], strict=True)
     for mask, group in groupby(columns, key=lambda column: column[0]):

@@ -15,7 +15,7 @@ from slime_radix_cache.client import AsyncClient
 
 MAX_TURNS = 4
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-#: A tool's result, as the chat template of Qwen writes it behind the call, and the beginning of the next answer.
+#: The text between a call and the next answer: the tool's result, as the chat template of Qwen writes it.
 RESULT = "\n<|im_start|>user\n<tool_response>\n{}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
 
 router_at = cache(AsyncClient)  # one client for all samples
