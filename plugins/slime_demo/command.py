@@ -51,10 +51,18 @@ def main(argv: Sequence[str]) -> int:
         help="a real model instead of the tiny one: smollm2, or what the engine's --model takes",
     )
     parser.add_argument(
-        "--temperature", type=float, default=1.0, metavar="T", help="of all turns (default: %(default)s)"
+        "--temperature",
+        type=float,
+        default=1.0,
+        metavar="T",
+        help="temperature of all turns (default: %(default)s)",
     )
     parser.add_argument(
-        "--max-new-tokens", type=int, default=64, metavar="N", help="of each turn (default: %(default)s)"
+        "--max-new-tokens",
+        type=int,
+        default=64,
+        metavar="N",
+        help="most tokens of each turn (default: %(default)s)",
     )
     options = parser.parse_args(list(argv))
     for name, least in (("samples", 1), ("max_new_tokens", 1), ("temperature", 0)):
