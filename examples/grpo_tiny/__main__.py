@@ -23,12 +23,16 @@ def main() -> None:
     usual = Size()
     for name, what in (("steps", "of each run"), ("samples", "of each of the four conversations, in a step")):
         default = getattr(usual, name)
-        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{what} (%(default)s)")
+        parser.add_argument(
+            f"--{name}", type=int, default=default, metavar="N", help=f"{name} {what} (%(default)s)"
+        )
     parser.add_argument(
-        "--seed", type=int, default=1, metavar="N", help="of weights and sampling (%(default)s)"
+        "--seed", type=int, default=1, metavar="N", help="seed of weights and sampling (%(default)s)"
     )
     parser.add_argument("--only", default="", metavar="NAME", help="only the runs whose name contains NAME")
-    parser.add_argument("--out", type=Path, default=Path("grpo_tiny"), metavar="DIR", help="(%(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("grpo_tiny"), metavar="DIR", help="results go here (%(default)s)"
+    )
     options = parser.parse_args()
     size = Size(steps=options.steps, samples=options.samples)
     results: dict[str, list[Step]] = {}
