@@ -1,7 +1,7 @@
 """Records the demo's output as a picture: ``python -m docs.record_demo`` writes docs/images/demo.svg.
 
-The demo samples at random. It is run again until its example of a corrupted trajectory has readable tokens, since a
-piece of a character is shown as U+FFFD. The figures are those of the run that is shown.
+The demo samples at random. It runs again until the tokens of its example are readable, since a piece of a character is
+shown as U+FFFD. The figures in the picture are from that last run.
 """
 
 from __future__ import annotations

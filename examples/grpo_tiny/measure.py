@@ -18,9 +18,9 @@ def differences(
 ) -> list[float]:
     """Return ``|trainer logprob - rollout logprob|`` of each sampled token.
 
-    ``logprobs``: the trainer's, of the tokens of ``trained`` but the first. Where ``trained`` has other tokens than
-    were sampled, the shortest stretches of text are compared that are whole tokens of both. The difference of such a
-    stretch is divided by the number of its sampled tokens.
+    ``logprobs``: the trainer's log-probabilities of the tokens of ``trained``, except the first. Where ``trained`` has
+    other tokens than were sampled, the shortest pieces of text that are whole tokens of both are compared. The
+    difference of such a piece is divided by the number of its sampled tokens.
     """
     assert rollout.logprobs is not None
     if np.array_equal(rollout.tokens, trained.tokens):

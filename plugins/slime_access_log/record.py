@@ -27,7 +27,7 @@ _CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class Record:
-    """One request. Times are those of ``perf_counter``, and 0.0 before they are known.
+    """One request. Times come from ``perf_counter``; 0.0: not known yet.
 
     ``complete``: the last part of the answer was given to the server. ``usage``: numbers of tokens by field.
     ``reasons``: why the recorded tokens are not exact, None for an exact sequence; empty: nothing is recorded.
@@ -82,7 +82,7 @@ class Record:
             self.waits[why] = self.waits.get(why, 0.0) + perf_counter() - began
 
     def add_tokens(self, tokens: Mapping[str, int | None]) -> None:
-        """Add numbers of ``tokens`` to those of the other parts of the request. None: the number is unknown."""
+        """Add the numbers of ``tokens`` of one part of the request. None: the number is unknown."""
         for name, number in tokens.items():
             if number is not None:
                 self.usage[name] = self.usage.get(name, 0) + number

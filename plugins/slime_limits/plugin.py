@@ -194,7 +194,7 @@ def _rank(request: Request) -> Rank:
 
 
 def _document(request: Request) -> dict[str, Any]:
-    """Return the body if it is an object, else ``{}``: the worker refuses such a body."""
+    """Return the body if it is an object, else ``{}``: the worker refuses any other body."""
     try:
         document = request.json()
     except BadRequest:

@@ -48,7 +48,7 @@ class ModelNotFound(HTTPError):
 
 
 class Models:
-    """Routes by model. A worker's model is the one of its registration, else the one that it reports."""
+    """Routes by model. The model of a worker is its registered model, else the model that it reports."""
 
     _router: Router  # from setup on
 

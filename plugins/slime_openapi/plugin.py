@@ -33,7 +33,7 @@ class OpenAPI:
     @hookimpl
     def routes(self, router: Router) -> Sequence[BaseRoute]:
         self._plugins = router.hooks.plugins
-        # It shows nothing of workers: any user may read it.
+        # The description shows nothing of workers, so any user may read it.
         return [Route("/openapi.json", self._answer, methods=["GET"])]
 
     async def _answer(self, _: Request) -> Response:

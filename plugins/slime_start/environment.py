@@ -13,7 +13,7 @@ _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
 
 
 def unknown_variables(environment: Mapping[str, str], prefix: str, known: Container[str]) -> list[str]:
-    """Return the variables that begin with ``prefix`` and are not ``known``, without those of Kubernetes."""
+    """Return the variables that begin with ``prefix`` and are not ``known``, except those that Kubernetes sets."""
     return [
         name
         for name, value in sorted(environment.items())

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 __all__ = ["Needs", "in_order", "missing"]
 
-#: Of one plugin: the cure for each component that it requires, and the components that it provides.
+#: The components that one plugin requires, with what to add to the command line for each, and those that it provides.
 Needs = tuple[Mapping[str, str], Collection[str]]
 
 
