@@ -130,10 +130,10 @@ class _Crowd:
             try:
                 for turn in range(_TURNS):
                     if turn:
-                        conversation.go_on(self._questions[(number + turn) % len(self._questions)])
+                        conversation.add_message(self._questions[(number + turn) % len(self._questions)])
                     limit = _NEW_TOKENS[(number + 7 * turn) % len(_NEW_TOKENS)]
                     began = monotonic_ns()
-                    conversation.hear(await _ask(client, conversation, limit))
+                    conversation.add_answer(await _ask(client, conversation, limit))
                     self.latencies_ns.append(monotonic_ns() - began)
                 self.finished += 1
             except (httpx.HTTPError, ValueError, KeyError) as error:
@@ -144,7 +144,7 @@ class _Crowd:
 async def _ask(client: httpx.AsyncClient, conversation: Conversation, max_new_tokens: int) -> str:
     body = {
         "text": conversation.text,
-        "rid": conversation.ask(),
+        "rid": conversation.begin_turn(),
         "stream": conversation.streamed,
         "sampling_params": {"max_new_tokens": max_new_tokens},
     }

@@ -41,18 +41,18 @@ class Conversation:
     rids: list[str] = field(default_factory=list)
     prompts: list[str] = field(default_factory=list)
 
-    def ask(self) -> str:
+    def begin_turn(self) -> str:
         """Begin a turn, and return its request id."""
         rid = f"{self.session}.{len(self.rids) + 1}"
         self.rids.append(rid)
         self.prompts.append(self.text)
         return rid
 
-    def hear(self, answer: str) -> None:
+    def add_answer(self, answer: str) -> None:
         """Append the engine's ``answer``."""
         self.text += answer
 
-    def go_on(self, message: str) -> None:
+    def add_message(self, message: str) -> None:
         """Append the user's ``message`` as the chat template writes it."""
         self.text += f"<|im_end|>\n<|im_start|>user\n{message}<|im_end|>\n<|im_start|>assistant\n"
 

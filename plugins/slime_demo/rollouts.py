@@ -76,18 +76,18 @@ class Rollouts:
 
     async def _play(self, conversation: Conversation) -> None:
         for follow_up in (*FOLLOW_UPS, None):
-            conversation.hear(await self._generate(conversation))
+            conversation.add_answer(await self._generate(conversation))
             self._done += 1
             self._on_turn()
             if self._done >= self.turns // 2:
                 self._half.set()
             if follow_up is not None:
-                conversation.go_on(follow_up)
+                conversation.add_message(follow_up)
 
     async def _generate(self, conversation: Conversation) -> str:
         payload = {
             "text": conversation.text,
-            "rid": conversation.ask(),
+            "rid": conversation.begin_turn(),
             "stream": conversation.streamed,
             "sampling_params": self._sampling,
         }
