@@ -71,7 +71,7 @@ class Scan:
                 self._strings += _long_string(self._body, begin, position)
             window = self._body[position : position + self._piece]
             is_last = position + self._piece >= len(self._body)
-            size = self._see(window, position, is_last=is_last)
+            size = self._scan_window(window, position, is_last=is_last)
             position += size
             if is_last or size < len(window):
                 opened = [place - start - self._left_out(place) for place in self._open[self._kept :]]
@@ -97,7 +97,7 @@ class Scan:
         self._escaped = (self._piece - len(before)) % 2 > 0
         return quote
 
-    def _see(self, window: bytes, position: int, *, is_last: bool) -> int:
+    def _scan_window(self, window: bytes, position: int, *, is_last: bool) -> int:
         """Scan ``window`` up to its last comma; all of it if it has none or is the last. Returns the bytes scanned."""
         plain = b" " + window[1:] if self._escaped else window
         plain = ESCAPED.sub(b"  ", plain) if b"\\" in plain else plain
@@ -113,10 +113,10 @@ class Scan:
         braces = signs[:size] | 0x20  # a bracket becomes a brace
         places = np.flatnonzero(((braces == 0x7B) | (braces == 0x7D)) & ~in_string[:size])
         if len(places):
-            self._see_brackets(places + position, braces[places] == 0x7B)
+            self._scan_brackets(places + position, braces[places] == 0x7B)
         return size
 
-    def _see_brackets(self, places: npt.NDArray[np.int64], opens: npt.NDArray[np.bool_]) -> None:
+    def _scan_brackets(self, places: npt.NDArray[np.int64], opens: npt.NDArray[np.bool_]) -> None:
         depths = len(self._open) + np.cumsum(np.where(opens, 1, -1))
         lowest, depth = min(len(self._open), int(depths.min())), int(depths[-1])
         if lowest < 0 or depth > _MAX_DEPTH:
