@@ -23,7 +23,7 @@ from slime_http.asgi import send_now_of
 from slime_otel.gen_ai import Attributes, span_name
 from slime_sglang.generation import GENERATION_PATHS
 
-__all__ = ["NOTE", "Attempt", "Current", "Traced", "TracingSender", "Trail"]
+__all__ = ["NOTE", "Attempt", "Current", "TracedRequest", "TracingMiddleware", "TracingSender"]
 
 #: The note of an exchange: the attempt that is under way.
 NOTE = "otel"
@@ -33,7 +33,7 @@ _CONTEXT_HEADERS = (b"traceparent", b"tracestate")
 _QUIET = frozenset(("/health", "/liveness", "/readiness", "/metrics", "/engine_metrics"))
 
 
-class Trail:
+class TracedRequest:
     """A traced request. ``context``: the context of its span. ``attributes``: for the span of each attempt."""
 
     __slots__ = ("attempts", "attributes", "context", "span")
@@ -45,8 +45,8 @@ class Trail:
         self.attempts = 0
 
 
-#: The trail of the request that a task answers.
-Current: TypeAlias = ContextVar[Trail | None]
+#: The traced request that a task answers.
+Current: TypeAlias = ContextVar[TracedRequest | None]
 
 
 class Attempt:
@@ -59,7 +59,7 @@ class Attempt:
         self.tokens: dict[str, int] = {}
 
 
-class Traced:
+class TracingMiddleware:
     """ASGI middleware: a span for each request. The client's ``traceparent`` is the span's parent.
 
     The application sees the context of this span in the headers.
@@ -85,8 +85,8 @@ class Traced:
             SpanKind.SERVER,
             _attributes(scope),
         )
-        trail = Trail(span)
-        token = self._current.set(trail)
+        traced = TracedRequest(span)
+        token = self._current.set(traced)
         answer = _Answer(send)
         scope = {**scope, "headers": with_context(scope["headers"], span.get_span_context())}
         try:
@@ -134,14 +134,14 @@ class TracingSender:
 
     async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:
         """Send ``request``."""
-        trail, worker = self._current.get(), exchange.worker
-        if trail is None or worker is None:
+        traced, worker = self._current.get(), exchange.worker
+        if traced is None or worker is None:
             return await self._inner.send(exchange, request, body)
         if NOTE in exchange.notes:
             exchange.notes[NOTE].span.end()  # the answer of an earlier attempt was given up
         else:
             exchange.on_close(partial(self._end, exchange))
-        span = self._begin(trail, worker, request)
+        span = self._begin(traced, worker, request)
         exchange.notes[NOTE] = Attempt(span)
         # A request may go to two workers at once. The proxy reads the headers before its first await.
         request.headers = with_context(request.headers, span.get_span_context())
@@ -157,20 +157,20 @@ class TracingSender:
             span.set_status(StatusCode.ERROR)
         return reply
 
-    def _begin(self, trail: Trail, worker: Worker, request: Request) -> Span:
-        trail.attempts += 1
+    def _begin(self, traced: TracedRequest, worker: Worker, request: Request) -> Span:
+        traced.attempts += 1
         address = urlsplit(worker.url)
         attributes: Attributes = {
             "http.request.method": request.method,
             "server.address": address.hostname or "",
             "server.port": address.port or (443 if address.scheme == "https" else 80),
             "slime.worker": worker.name,
-            **trail.attributes,
+            **traced.attributes,
         }
-        if trail.attempts > 1:
-            attributes["http.request.resend_count"] = trail.attempts - 1
-        name = span_name(trail.attributes, request.method)
-        return self._tracer.start_span(name, trail.context, SpanKind.CLIENT, attributes)
+        if traced.attempts > 1:
+            attributes["http.request.resend_count"] = traced.attempts - 1
+        name = span_name(traced.attributes, request.method)
+        return self._tracer.start_span(name, traced.context, SpanKind.CLIENT, attributes)
 
 
 def with_context(headers: Headers, context: SpanContext) -> Headers:

@@ -22,7 +22,7 @@ from router_core.sender import Sender
 from router_core.types import ASGIApp
 from slime_logging import hidden_key
 from slime_otel.gen_ai import request_attributes, usage_attributes
-from slime_otel.spans import NOTE, Attempt, Current, Traced, TracingSender
+from slime_otel.spans import NOTE, Attempt, Current, TracingMiddleware, TracingSender
 from slime_sglang.bodies import EVENTS, media_type
 from slime_sglang.generation import at_generation
 from slime_sglang.usage import UsageTap
@@ -67,7 +67,7 @@ class Tracing:
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("slime_otel")
-        self._current: Current = ContextVar("trail", default=None)
+        self._current: Current = ContextVar("traced", default=None)
         self._recorded: RecordedTokens | None = None
 
     @hookimpl
@@ -76,7 +76,9 @@ class Tracing:
 
     @hookimpl(tryfirst=True)  # outermost: what is inside sees the context of the span in the headers
     def asgi_middleware(self, app: ASGIApp, router: Router) -> ASGIApp:
-        return Traced(app, self._tracer, self._current, [pattern for pattern, _ in router.own_paths])
+        return TracingMiddleware(
+            app, self._tracer, self._current, [pattern for pattern, _ in router.own_paths]
+        )
 
     @hookimpl(trylast=True)  # among the innermost: it sees each attempt, and its worker
     def sender(self, inner: Sender) -> Sender:
@@ -95,15 +97,15 @@ class Tracing:
 
     @hookimpl(tryfirst=True)  # before other plugins change the request
     def pre_request(self, exchange: Exchange) -> None:
-        trail = self._current.get()
-        if trail is None or exchange.parent is not None:
+        traced = self._current.get()
+        if traced is None or exchange.parent is not None:
             return
-        trail.attributes = request_attributes(exchange.request)
-        if trail.attributes:
+        traced.attributes = request_attributes(exchange.request)
+        if traced.attributes:
             with suppress(BadRequest):  # the plugin that needs the session answers with this error
                 session = hidden_key(exchange.session, exchange.request.headers)
                 if session is not None:
-                    trail.attributes["gen_ai.conversation.id"] = session
+                    traced.attributes["gen_ai.conversation.id"] = session
 
     @hookimpl(tryfirst=True)  # called last
     def post_response(self, exchange: Exchange) -> None:
