@@ -43,7 +43,7 @@ provides = (
 
 
 def requires(options: argparse.Namespace) -> dict[str, str]:
-    """Return the component that is needed without a checkpoint, and its cure."""
+    """Return the component that is needed without a checkpoint, and the flags that provide it."""
     return {} if options.hf_checkpoint else {"tokenizer": "--hf-checkpoint PATH, or --plugin engine"}
 
 

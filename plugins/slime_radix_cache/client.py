@@ -1,6 +1,6 @@
 """Client for rollout code: retrieves exact tokens and fills them into a sample.
 
-A custom rollout function of slime's is five lines::
+A custom rollout function for slime takes a few lines::
 
     router = AsyncClient("http://127.0.0.1:30000")
 
@@ -9,8 +9,8 @@ A custom rollout function of slime's is five lines::
         sample.response = turn["text"]
         return await router.fill(sample, session=sample.session_id)
 
-Retrieved tokens are sent as msgpack, which needs no parsing of each token. The client returns the documented JSON
-object, with arrays instead of lists. It never guesses and never retries: every failure raises an exception.
+The router sends retrieved tokens as msgpack, so the client parses no single token. The client returns the documented
+JSON object, with arrays instead of lists. It never guesses and never retries: every failure raises an exception.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RequestFailed(Exception):
 
 
 class Client:
-    """A router, for synchronous code. Raises RequestFailed, NotExact, and httpx.TransportError.
+    """Synchronous client of a router. Raises RequestFailed, NotExact, and httpx.TransportError.
 
     ``timeout_s``: how long an answer may take. Proxy settings of the environment are ignored.
     """
@@ -60,7 +60,8 @@ class Client:
     ) -> dict[str, Any]:
         """Return the tokens of ``text``, and ``inexact_reason`` if they are not exact.
 
-        ``routed_experts``: also those of all tokens but the last, and ``routed_experts_reason`` if they are not exact.
+        ``routed_experts``: add the routed experts of all tokens but the last. ``routed_experts_reason`` says why they
+        are not exact, or None.
         """
         return _record(
             _answer(
@@ -71,11 +72,11 @@ class Client:
         )
 
     def session(self, session: str) -> dict[str, Any]:
-        """Return ``trajectories``, a record of each leaf of ``session``, and ``complete``: no response is lost."""
+        """Return ``trajectories``, a record for each leaf of ``session``, and ``complete``: no response is lost."""
         return _session(_answer(self._http.get(_path(session), headers=_ACCEPT)))
 
     def trajectories(self, session: str) -> list[dict[str, Any]]:
-        """Return a record of each kept leaf of ``session``. Lost responses: see ``complete`` in :meth:`session`."""
+        """Return a record for each kept leaf of ``session``. :meth:`session` also says if responses are lost."""
         return list(self.session(session)["trajectories"])
 
     def fill(
@@ -104,7 +105,7 @@ class Client:
 
 
 class AsyncClient:
-    """A router, for asynchronous code: like Client. Use it within one event loop."""
+    """Asynchronous client of a router, with the methods of Client. Use it within one event loop."""
 
     def __init__(self, url: str, *, timeout_s: float = 3600.0) -> None:
         self._http = httpx.AsyncClient(base_url=url, trust_env=False, timeout=timeout_s, limits=_UNLIMITED)
@@ -160,7 +161,7 @@ class AsyncClient:
         await self.aclose()
 
 
-#: Rollout code limits its requests itself. Idle connections expire here before a server closes them, after 5 s.
+#: Rollout code limits its requests itself. A server may close idle connections after 5 s, so they expire here before.
 _UNLIMITED = httpx.Limits(max_connections=None, keepalive_expiry=4.0)
 
 

@@ -1,4 +1,4 @@
-"""The component ``"cold_store"``, which another plugin offers."""
+"""Contract of the component ``"cold_store"``, which another plugin offers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["ColdStore", "StoredNote"]
 
 
 class StoredNote(Protocol):
-    """One or more notes of the run ``run``, joined. ``place``: describes them in messages."""
+    """One or more notes of the run ``run``, joined in ``content``. ``place``: where they are, for error messages."""
 
     @property
     def run(self) -> bytes: ...
@@ -20,16 +20,16 @@ class StoredNote(Protocol):
 
 
 class ColdStore(Protocol):
-    """A store with room for records that memory has none for.
+    """A store of records that have no room in memory. A record is a byte string under a key of 16 bytes.
 
-    A record is a byte string that never changes, under a key of 16 bytes. ``wait_s``: how
-    long a record may wait until it is kept. ``stops_on_loss``: the router ends when a record cannot be kept.
+    Records never change. ``wait_s``: longest time that a record may wait until it is kept. ``stops_on_loss``: the
+    router ends when a record cannot be kept. ``keeps_notes``: records outlive the router, and so do *notes*, byte
+    strings about them, which are read in the order of writing. ``is_shared``: other routers may keep records and notes
+    in the same store.
 
-    ``keeps_notes``: records outlive the router, and so do notes about them, in the order in which they were written.
-    ``run``: the name of this run of the router, 11 bytes; those of later runs are greater. Call :meth:`notes`, then
-    :meth:`adopt`, :meth:`replace_notes` and :meth:`shorten_notes`, before all other methods. The store is open before
-    the lifespans of other plugins begin, and until they have ended. ``is_shared``: other routers may keep records and
-    notes there, too.
+    A *run* is one start of a router. ``run``: the name of this run, 11 bytes; names of later runs are greater. Call
+    :meth:`notes`, :meth:`adopt`, :meth:`replace_notes` and :meth:`shorten_notes`, in this order, before all other
+    methods. The store opens before the lifespans of other plugins begin, and closes after they end.
     """
 
     wait_s: float
@@ -47,57 +47,57 @@ class ColdStore(Protocol):
         ...
 
     async def adopt(self, sizes: Mapping[bytes, int]) -> Sequence[bytes]:
-        """Keep the records of earlier runs with these keys and sizes in bytes, and no others of them.
+        """Keep only these records of earlier runs, given by key with their sizes in bytes.
 
-        Returns the keys of those that are known to be lost.
+        Returns the keys of records that are known to be lost.
         """
         ...
 
     async def news(self) -> Sequence[StoredNote]:
-        """Return the notes that other routers have written since the last call, or raise. May repeat earlier ones."""
+        """Return the notes that other routers wrote since the last call, or raise. May repeat earlier notes."""
         ...
 
     def learn(self, sizes: Mapping[bytes, int]) -> None:
-        """Let records of other routers be fetched, given with their sizes in bytes."""
+        """Allow :meth:`fetch` of other routers' records, given by key with their sizes in bytes."""
         ...
 
     def unlearn(self, keys: Sequence[bytes]) -> None:
-        """Undo :meth:`learn`: this router needs them no more, but others may."""
+        """Undo :meth:`learn`: this router does not need these records any more, but others may."""
         ...
 
     async def replace_notes(self, contents: Iterable[bytes]) -> None:
-        """Write ``contents`` instead of the notes of earlier runs, unless others read these. Raises StartupError."""
+        """Replace the notes of earlier runs with ``contents``, unless other routers read them. Raises StartupError."""
         ...
 
     async def shorten_notes(
         self, notes: Sequence[Any], shortened: Callable[[Sequence[bytes]], Sequence[bytes] | None]
     ) -> None:
-        """Rewrite the notes of earlier runs where others may read them now. A failure is logged.
+        """Shorten the notes of earlier runs in a shared store, where other routers may read them. Logs a failure.
 
-        ``notes``: what :meth:`notes` returned. ``shortened``: called with the contents of the notes of a run. It
-        returns others to write instead, one for one, or None to leave them as they are.
+        ``notes``: what :meth:`notes` returned. ``shortened`` is called with the contents of a run's notes. It returns
+        as many new contents, or None to leave the notes as they are.
         """
         ...
 
     async def note(self, content: bytes) -> None:
-        """Append a note, or raise; then the next call must have the same ``content``. One call at a time."""
+        """Append a note, or raise. After an error, the next call must have the same ``content``. One call at a time."""
         ...
 
     async def keep(self, records: Sequence[tuple[bytes, bytes]]) -> None:
-        """Keep all ``records``, pairs of key and content, or raise. They are kept when the call returns.
+        """Keep all ``records``, pairs of key and content. When the call returns, they are kept; or it raises.
 
         The call waits while there is no room. It may be cancelled, and repeated.
         """
         ...
 
     async def fetch(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
-        """Return the record of each key, None for one that is lost. Raises if a record cannot be read now."""
+        """Return the record of each key, None for a lost record. Raises if a record cannot be read now."""
         ...
 
     async def read(self, key: bytes, into: memoryview) -> bool:
-        """Fill ``into`` (bytes) with the beginning of the record of ``key``, without another copy of it.
+        """Fill ``into`` with the first bytes of the record of ``key``, without another copy.
 
-        Returns False if the record is lost, or shorter. Raises if it cannot be read now.
+        Returns False if the record is lost, or shorter than ``into``. Raises if it cannot be read now.
         """
         ...
 

@@ -36,9 +36,10 @@ class TextEncoder(Protocol):
     """Tokenizer that does not block the event loop and caches common texts; the component ``"encoder"``."""
 
     async def encode(self, text: str, *, begins: bool, client: str | None = None) -> bytes:
-        """Return the packed int32 ids of ``text``. ``begins``: no tokens come before it.
+        """Return the packed int32 ids of ``text``. ``begins``: no tokens come before the text.
 
-        ``client``: see FairTurns. Raises BadRequest if the text is too long, and the tokenizer's own errors.
+        ``client``: clients get threads in rotation. Raises BadRequest if the text is too long, and the tokenizer's
+        own errors.
         """
         ...
 
@@ -49,10 +50,10 @@ class TextEncoder(Protocol):
 
 
 class TokenCounts(NamedTuple):
-    """Numbers of tokens of one ``/generate``, over all its sequences.
+    """Numbers of tokens of one ``/generate`` request, over all its sequences.
 
-    ``reused_tokens``: those of ``prompt_tokens`` that were recorded before. ``completion_tokens``: None if the answer
-    to a sequence is not recorded.
+    ``reused_tokens``: prompt tokens that were recorded before. ``completion_tokens``: None if the answer of any
+    sequence is not recorded.
     """
 
     prompt_tokens: int
@@ -63,22 +64,23 @@ class TokenCounts(NamedTuple):
 class RecordedTokens(Protocol):
     """The tokens of ``/generate`` requests, and verdicts on them; the component ``"verdicts"``.
 
-    Call this after the reply has been read, and before ``exchange`` is closed, or in its ``on_close``.
+    Call the methods after the reply has been read: before ``exchange`` is closed, or in its ``on_close``.
     """
 
     def counts(self, exchange: Exchange) -> TokenCounts | None:
-        """Return the numbers of tokens; None for an exchange that was passed on untouched."""
+        """Return the numbers of tokens; None if the request was passed on untouched."""
         ...
 
     def of(self, exchange: Exchange) -> Sequence[str | None]:
-        """Return, for each sequence, the reason why its tokens are not exact; None if they are."""
+        """Return one value for each sequence: the reason why its tokens are not exact, or None if they are exact."""
         ...
 
 
 class SessionSummary(NamedTuple):
-    """A session in a list. ``responses``: kept ones; ``tokens``: sampled ones in them.
+    """A session in a list. ``responses``: number of kept responses; ``tokens``: number of tokens sampled in them.
 
-    ``weight_versions``: of the tokens, in order, without repetitions in a row. ``is_complete``: nothing of it is lost.
+    ``weight_versions``: the versions that sampled these tokens, in order, without repetitions in a row.
+    ``is_complete``: nothing of the session is lost.
     """
 
     name: str
@@ -89,7 +91,7 @@ class SessionSummary(NamedTuple):
 
 
 class SessionPage(NamedTuple):
-    """A part of the list of sessions. ``has_more``: sessions follow. ``is_cut``: older ones were not searched."""
+    """A part of the list of sessions. ``has_more``: sessions follow. ``is_cut``: older sessions were not searched."""
 
     sessions: Sequence[SessionSummary]
     has_more: bool
@@ -104,17 +106,17 @@ class SessionList(Protocol):
         ...
 
     def page(self, search: str, offset: int, limit: int) -> SessionPage:
-        """Return sessions whose names contain ``search``, newest first, without the first ``offset`` of them.
+        """Return at most ``limit`` sessions whose names contain ``search``, newest first; skip the first ``offset``.
 
-        O(offset and the responses of the returned ones); with ``search`` at most 100,000 names are compared.
+        O(offset and the responses of the returned sessions). With ``search``, at most 100,000 names are compared.
         """
         ...
 
 
 class Turn(Protocol):
-    """One response. ``before``: number of the turn that it continues; ``finish_reason`` None: no end was seen.
+    """One response. ``before``: the number of the turn that this turn continues; None for a first turn.
 
-    ``prompt``: the same for responses to one prompt.
+    ``prompt``: equal for responses to the same prompt. ``finish_reason``: None if the response's end was not seen.
     """
 
     @property
@@ -143,10 +145,11 @@ class TurnRecord(Protocol):
 
 
 class TurnContext(Protocol):
-    """All tokens up to the end of one turn. ``spans``: ``(number, start, end, is_whole)`` of the session's turns in it.
+    """All tokens up to the end of one turn. ``start`` and ``end`` below are positions in these tokens.
 
-    ``is_whole``: the client kept the whole response. ``sampled``: ``(key, start, end)`` of all responses in the
-    context; a response has the same key in all contexts.
+    ``spans``: ``(number, start, end, is_whole)`` of each turn of the session in this context. ``is_whole``: the
+    client kept the whole response. ``sampled``: ``(key, start, end)`` of each response in the context. A response has
+    the same key in all contexts.
     """
 
     @property
@@ -163,9 +166,9 @@ class SessionTurns(Protocol):
     """The turns of each recorded session; the component ``"session_turns"``."""
 
     async def load(self, session: str) -> None:
-        """Put the turns of ``session`` that were moved out of memory back into it. Raises HTTPError.
+        """Load the turns of ``session`` that are only in a store. Raises HTTPError.
 
-        Call it right before the other methods, without an ``await`` between them.
+        Call this right before the other methods, without an ``await`` in between.
         """
         ...
 
@@ -174,30 +177,30 @@ class SessionTurns(Protocol):
         ...
 
     def expect(self, session: str) -> Sequence[Turn]:
-        """Return the turns of ``session``, at least one. Raises SessionNotFound; its message says why there is none."""
+        """Return the turns of ``session``. Raises SessionNotFound if there is none; the message says why."""
         ...
 
     def context(self, turn: Any, turns: Any) -> TurnContext:
-        """Return the context of ``turn``, one of ``turns``. Any thread may call it."""
+        """Return the context of ``turn``, one of ``turns``. Any thread may call this."""
         ...
 
     def rows(self, name: str, turn: Any, tokens: int) -> FoundRows | str | None:
-        """Find the rows ``name`` of the first ``tokens - 1`` tokens up to ``turn``; or return why they are not known.
+        """Find the rows ``name`` of the first ``tokens - 1`` tokens up to ``turn``, or the reason why they are unknown.
 
-        None: no plugin records rows. Any thread may call it.
+        Returns None if no plugin records rows. Any thread may call this.
         """
         ...
 
     def text(self, turn: Any) -> str:
-        """Return the text that the client got in ``turn``. To be called in the event loop's thread only."""
+        """Return the text that the client got in ``turn``. Only the event loop's thread may call this."""
         ...
 
     def spell(self, ids: Sequence[int]) -> str:
-        """Return the text of ``ids``, special tokens spelt out."""
+        """Return the text of ``ids``, with that of special tokens."""
         ...
 
     def has_lost(self, session: str) -> bool:
-        """Return True when something of ``session`` is lost, or could not be recorded as exact."""
+        """Return True if something of ``session`` is lost, or could not be recorded as exact."""
         ...
 
     def forget(self, session: str) -> None:
@@ -208,8 +211,9 @@ class SessionTurns(Protocol):
 class SideRecords(Protocol):
     """Records of chats in the store of demoted trajectories; the component ``"side_records"``.
 
-    A record is the answer to a request of ``session``, None for a request without one. Two digests lead to it:
-    ``name``, and ``place``, that of the session and its question. ``parent``: the key of the record that it continues.
+    A record is the answer to a chat request of ``session`` (None: the request had no session). Two digests lead to
+    the record. ``name`` is the digest of the conversation with the answer; ``place`` is that of the session and the
+    conversation before the answer. ``parent``: the key of the record that this one continues.
     """
 
     @property
@@ -221,37 +225,37 @@ class SideRecords(Protocol):
     def add(
         self, session: str | None, name: bytes, place: bytes, parent: bytes, content: Callable[[], bytes]
     ) -> bytes:
-        """Return the key of a new record. It is saved when an answer of its session is demoted, and at the end.
+        """Add a record and return its key. The record is saved when an answer of its session is demoted, or at the end.
 
-        ``content()`` is called then, and always returns the same. ``parent``: empty for none.
+        ``content()`` returns the record's bytes when it is saved or read, always the same. ``parent``: empty for none.
         """
 
     def save_soon(self, key: bytes) -> None:
-        """Save the record of ``key`` now: its turn is not in memory any more."""
+        """Save the record of ``key`` soon: its turn is not in memory any more."""
 
     async def look(self) -> None:
         """Read what other routers have noted. Raises HTTPError."""
 
     def find(self, names: Iterable[bytes]) -> list[bytes]:
-        """Return the keys of records under ``names`` and places, oldest first.
+        """Return the keys of the records that ``names``, which may also be places, lead to; oldest first.
 
-        Without a record when another one of its session at its place may be lost: that one may be meant.
+        Leaves out a record if another record at the same place may be lost: the client may mean the lost one.
         """
 
     def has_answers(self, place: bytes) -> bool:
-        """Return True if :meth:`find` finds a record at ``place``. O(1)."""
+        """Return True if :meth:`find` would return a record at ``place``. O(1)."""
 
     def has_later_elsewhere(self, key: bytes) -> bool:
         """Return True if another router may have a later answer to the question of the record ``key``."""
 
     async def fetch(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
-        """Return the saved records of ``keys``, None for a lost one. Raises HTTPError."""
+        """Return the contents of the records of ``keys``, None for a lost record. Raises HTTPError."""
 
     def is_own(self, key: bytes) -> bool:
         """Return True if this run of the router recorded ``key``."""
 
     async def ask_again(self, place: bytes) -> None:
-        """Note that ``place`` may get several records, before the second one is asked for."""
+        """Note that ``place`` may get several records. Call this before the request for the second one is sent."""
 
     def has_lost(self, session: str | None) -> bool:
-        """Return True if something of ``session`` is lost; None: of requests without a session."""
+        """Return True if something of ``session`` is lost (None: something of requests without a session)."""

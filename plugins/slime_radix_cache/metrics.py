@@ -17,7 +17,7 @@ __all__ = ["offer_metrics"]
 
 
 def offer_metrics(metrics: Metrics | None, tally: Tally, kept: Trajectories) -> None:
-    """Offer the counts of ``tally`` and the sizes of ``kept`` as metrics, if there are metrics."""
+    """Register the counts of ``tally`` and the sizes of ``kept`` as metrics; do nothing without ``metrics``."""
     if metrics is None:
         return
     metrics.counter(
@@ -70,7 +70,10 @@ def offer_metrics(metrics: Metrics | None, tally: Tally, kept: Trajectories) -> 
 
 
 def _by_path(counts: Mapping[tuple[str, str], int]) -> Counter[tuple[str, str]]:
-    """Return ``counts`` with paths of generations only, and without the names that clients chose."""
+    """Return ``counts``; other paths than the known ones become "other". A reason ends before its colon.
+
+    After the colon is a name that a client chose: as a label, it could have any number of values.
+    """
     found: Counter[tuple[str, str]] = Counter()
     for (path, reason), count in counts.items():
         known = path if path.encode() in GENERATION_PATHS else "other"
@@ -79,7 +82,7 @@ def _by_path(counts: Mapping[tuple[str, str], int]) -> Counter[tuple[str, str]]:
 
 
 def _by_kind(counts: Mapping[str, int]) -> Counter[str]:
-    """Return ``counts`` without the names that clients chose: those behind a colon."""
+    """Return ``counts`` by the part of each reason before its colon: see :func:`_by_path`."""
     found: Counter[str] = Counter()
     for reason, count in counts.items():
         found[reason.partition(":")[0]] += count

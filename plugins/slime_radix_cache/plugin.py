@@ -1,4 +1,4 @@
-"""The plugin's hooks: they rewrite each ``/generate`` request and record its answer."""
+"""The plugin's hooks, which rewrite each ``/generate`` request and record its answer."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ __all__ = ["RadixCache"]
 
 logger = logging.getLogger(__name__)
 
-#: A rewritten request with more tokens is encoded to JSON in pieces.
+#: A rewritten request with more tokens is encoded to JSON in pieces, so that other requests are served in between.
 _MANY_TOKENS = 1 << 15
 
 
 @dataclass(slots=True)
 class _Noted:
-    """State of one exchange. ``turns``: one for each prompt, then one for each sequence of the answer."""
+    """State of one exchange. ``turns``: one for each prompt; once the answer comes, one for each of its sequences."""
 
     ask: Ask
     turns: list[Turn]
@@ -88,7 +88,7 @@ class RadixCache:
 
     @hookimpl
     def setup(self, router: Router) -> None:
-        """Load the tokenizer, or take that of another plugin, and register the components for other plugins."""
+        """Load the tokenizer, or take another plugin's tokenizer, and register the components for other plugins."""
         self._router, self._pool, settings = router, router.pool, self._settings
         if settings.hf_checkpoint:
             offer_tokenizer(router.components, settings.hf_checkpoint)
@@ -146,7 +146,7 @@ class RadixCache:
     @hookimpl
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
-        """Subscribe to pauses and aborts, and compact the log if there is one."""
+        """Subscribe to pauses and aborts; keep the trajectories in the store or the log, if there is one."""
         if (events := router.components.find("control_events")) is not None:
             self._interruptions.follow(events)
         router.tasks.start_soon(self._interruptions.end_with, router.stopping)
@@ -200,7 +200,7 @@ class RadixCache:
             return
         try:
             body = await self._router.read_json(exchange)
-        except TooManyValues:  # the body may have more sequences than are allowed
+        except TooManyValues:  # passed on unread, the body could ask for more than max_sequences
             raise
         except BadRequest:
             self._tally.untouched(MALFORMED)
@@ -227,7 +227,7 @@ class RadixCache:
             request.replace_json(document)
             if sum(turn.tokens for turn in turns) > _MANY_TOKENS:
                 await self._router.write_json(exchange)
-        # Clients that send tokens handle aborts; slime and miles end each rollout by aborting all engines.
+        # A client that sends tokens handles aborts itself: slime and miles abort all engines to end each rollout.
         generation = None if handles_aborts(exchange, ask) else self._aborts.begin(exchange, body.get("rid"))
         exchange.notes[NOTE] = _Noted(ask, turns, generation)
         exchange.on_close(partial(self._count, exchange))
@@ -259,7 +259,7 @@ class RadixCache:
 
     @hookimpl
     async def post_response(self, exchange: Exchange) -> None:
-        """Record the answer; that of a stream when its last event passes."""
+        """Record the answer, or arrange that a stream is recorded while it passes."""
         noted: _Noted | None = exchange.notes.get(NOTE)
         reply = exchange.reply
         if noted is None or reply is None or reply.status != 200 or is_only_proxied(exchange.worker):

@@ -1,4 +1,4 @@
-"""The contracts of the plugin that keeps the rows of tokens; part of the contracts."""
+"""Contracts with the plugin that keeps rows: values that engines send for each token, such as routed experts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ __all__ = ["ConsumedTurn", "FoundRows", "RowNotes", "TokenRows"]
 
 
 class ConsumedTurn(NamedTuple):
-    """One response in a context. Places and lengths are in tokens.
+    """One response in a context. Positions and lengths are in tokens.
 
-    ``response``: its identity, which outlives its demotion. ``prompt``: equal for responses to the same prompt.
-    ``start``: place of its first token.
-    ``length``: its tokens, of which the context keeps the first ``kept``.
+    ``response``: its identity, the same before and after the response is moved to a store.
+    ``prompt``: equal for responses to the same prompt.
+    ``start``: position of its first token.
+    ``length``: number of its tokens. ``kept``: how many of these, from the first on, the context has.
     ``versions``: ``(version, number of tokens)`` of consecutive runs. ``adapter``: the LoRA adapter that sampled it.
     """
 
@@ -33,76 +34,76 @@ class ConsumedTurn(NamedTuple):
 
 
 class FoundRows(Protocol):
-    """Rows that are known, and may be read. ``shape``: ``[tokens, layers, top_k]`` or ``[tokens, row size]``."""
+    """Known rows, ready to be read. ``shape``: ``[tokens, layers, top_k]`` or ``[tokens, row size]``."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
     async def read(self) -> npt.NDArray[np.integer[Any]] | str:
-        """Return the rows, or why they are lost. Rows in a store are read into the returned array. Raises HTTPError."""
+        """Return the rows, or the reason why they are lost. Raises HTTPError."""
 
 
 class RowNotes(Protocol):
-    """The store's log, in which what leads to stored rows outlives the router."""
+    """Notes about stored rows in the store's log: with them, a later run of the router finds the rows."""
 
     def add(
         self, response: Hashable, name: str, content: tuple[Any, ...], records: Sequence[tuple[bytes, int]]
     ) -> None:
         """Note that the rows ``name`` of ``response`` are in ``records``: keys, each with a size in bytes.
 
-        A later note replaces it. ``content``: plain values (numbers, strings, tuples, None), given back to
-        :meth:`TokenRows.restore` as they are. None as response: a fact about all rows of this name.
+        A later note about the same rows replaces this one. ``content``: plain values (numbers, strings, tuples, None)
+        that :meth:`TokenRows.restore` gets back unchanged. ``response`` None: the note is about all rows ``name``.
         """
 
 
 class TokenRows(Protocol):
-    """Store of the rows that engines tell for each token, such as routed experts; the component ``"token_rows"``.
+    """Store of the rows that engines send for each token, such as routed experts; the component ``"token_rows"``.
 
-    Another plugin offers it. Turns are those of one context, first one first.
+    Another plugin offers it. ``turns``: the turns of one context, in order.
     """
 
     async def inject(self, exchange: Exchange) -> None:
-        """Ask for rows in the body of ``exchange``, a generation of any API, unless the client did or declined it."""
+        """Ask for rows in the request of ``exchange``, in any API, unless the client asked for or declined them."""
 
     def fields(
         self, exchange: Exchange, body: Mapping[str, Any], contexts: Sequence[Sequence[ConsumedTurn]]
     ) -> dict[str, Any]:
-        """Return the fields to add to ``body``, a ``/generate``, to get the rows that are not known.
+        """Return the fields to add to ``body``, of a ``/generate`` request, to get the rows that are not known.
 
-        ``contexts``: what each of its prompts continues.
+        ``contexts``: for each prompt of the request, the turns that it continues.
         """
 
     def record(self, turns: Sequence[ConsumedTurn], meta: Mapping[str, Any], start: int) -> None:
-        """Record the rows in ``meta``, the ``meta_info`` of the answer that is the last of ``turns``.
+        """Record the rows in ``meta``: the ``meta_info`` of the answer that became the last of ``turns``.
 
         ``start``: the first token whose row was asked for.
         """
 
     def find(self, name: str, turns: Sequence[ConsumedTurn], tokens: int) -> FoundRows | str:
-        """Find the rows ``name`` of the first ``tokens - 1`` tokens of the context; or return why they are not known.
+        """Find the rows ``name`` of the first ``tokens - 1`` tokens of the context, or the reason why they are unknown.
 
-        ``name``: that of the field in ``meta_info``. O(turns); safe in any thread.
+        ``name``: the name of the field in ``meta_info``. O(turns); safe in any thread.
         """
 
     def forget(self, response: Hashable) -> None:
-        """Drop the rows of ``response``, which is gone for good. A demoted response keeps its rows."""
+        """Drop the rows of ``response``, which is gone for good. A response that moved to a store keeps its rows."""
 
     def note_in(self, notes: RowNotes) -> None:
-        """Add all that is put into the store to ``notes`` from now on."""
+        """From now on, add a note to ``notes`` for all rows that are put into the store."""
 
     def restore(
         self, response: Hashable, name: str, content: tuple[Any, ...], records: Sequence[tuple[bytes, int]]
     ) -> None:
-        """Take what an earlier run or another router has noted, perhaps for the second time. See RowNotes.
+        """Learn a note of an earlier run or of another router. The same note may come twice. See RowNotes.
 
-        Rows that are known stay, unless the note has more.
+        Known rows stay, unless the note has more rows.
         """
 
     async def save_of(self, responses: Sequence[Hashable]) -> None:
-        """Put the rows of ``responses``, which are about to be demoted, into the store; they stay if that fails."""
+        """Put the rows of ``responses``, which leave memory soon, into the store. If that fails, the rows stay here."""
 
     async def save(self) -> None:
-        """Put all rows into the store. This is the last call."""
+        """Put all rows into the store. No other call follows."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return sizes and counters, ready for JSON."""

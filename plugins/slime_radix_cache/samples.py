@@ -10,15 +10,12 @@ import numpy as np
 __all__ = ["NotExact", "fill_sample"]
 
 _SampleT = TypeVar("_SampleT")
-#: slime's names for the ways in which a generation ends.
+#: slime's ``Status`` for each finish reason of the engine.
 _STATUS = {"stop": "COMPLETED", "length": "TRUNCATED", "abort": "ABORTED"}
 
 
 class NotExact(Exception):
-    """The retrieved tokens, or their routed experts, are not exact.
-
-    ``reason``: the ``inexact_reason``; ``answer``: the whole answer.
-    """
+    """The retrieved tokens, or their routed experts, are not exact. ``reason``: why; ``answer``: the whole answer."""
 
     def __init__(self, answer: Mapping[str, Any]) -> None:
         experts = answer.get("routed_experts_reason")
@@ -32,14 +29,14 @@ class NotExact(Exception):
 
 
 def fill_sample(sample: _SampleT, answer: Mapping[str, Any], *, allow_inexact: bool = False) -> _SampleT:
-    """Fill ``sample`` with a retrieved ``answer``, or a record of a session; returns it. Raises NotExact.
+    """Fill ``sample`` from ``answer``, a retrieved answer or a record of a session; return ``sample``.
 
-    ``sample`` is any object with slime's attributes. ``tokens`` are those of the whole text; ``response_length``
-    counts them from the first sampled one on; ``loss_mask`` and ``rollout_log_probs`` have that length. With
-    ``allow_inexact``, missing logprobs are NaN. ``weight_versions`` has each version once, in order. ``status`` is
-    set if the finish reason is known and the sample's class has a ``Status``. ``prompt`` and ``response`` are set if
-    ``answer`` is a record of a session. ``rollout_routed_experts`` (int32, ``[tokens - 1, layers, top_k]``) is set if
-    ``answer`` has routed experts, and None if they are not exact.
+    ``sample`` is any object with slime's attributes. Sets ``tokens`` to the ids of the whole text. ``response_length``
+    counts the tokens from the first sampled token on; ``loss_mask`` and ``rollout_log_probs`` have that length.
+    ``weight_versions`` has each version once, in order. ``status`` is set if the finish reason is known and the
+    sample's class has a ``Status``. ``prompt`` and ``response`` are set from a record of a session only.
+    ``rollout_routed_experts`` (int32, ``[tokens - 1, layers, top_k]``) is set if routed experts were asked for; it is
+    None if they are not exact. Raises NotExact. With ``allow_inexact`` it does not; then missing logprobs are NaN.
     """
     is_exact = answer["exact"] and answer.get("experts_exact", True)
     if not is_exact and not allow_inexact:

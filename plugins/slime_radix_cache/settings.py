@@ -20,11 +20,11 @@ _MAX_SEQUENCES = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Values of the flags; each flag has a help text."""
+    """Values of the flags; each help text explains its flag."""
 
     hf_checkpoint: str = flag(
         "--hf-checkpoint", default="", metavar="PATH",
-        help="the model's tokenizer, loaded with transformers; without it, another plugin must offer one",
+        help="load the tokenizer of this model; without the flag, another plugin must offer a tokenizer",
     )  # fmt: skip
     max_tokens: int = flag(
         "--radix-tree-max-size", default=_MAX_TOKENS, at_least=0, metavar="TOKENS",
@@ -52,15 +52,15 @@ class Settings:
     )  # fmt: skip
     abort_retries: int = flag(
         "--abort-retries", default=5, at_least=0, metavar="N",
-        help="how often a generation from text is tried again after an abort by the engine, 0 for never",
+        help="how often to try a generation from text again after the engine aborted it, 0 for never",
     )  # fmt: skip
     abort_retry_wait_s: float = flag(
         "--abort-retry-wait-s", default=30.0, at_least=0, metavar="SECONDS",
-        help="wait before an aborted generation is tried again; if engines are paused, until they continue",
+        help="wait this long before trying again; while engines are paused, wait until they continue",
     )  # fmt: skip
     resume_aborted: bool = flag(
         "--resume-aborted", default=False,
-        help="continue from the tokens of an aborted generation instead of sampling them anew",
+        help="continue an aborted generation from its sampled tokens instead of sampling them again",
     )  # fmt: skip
     trajectory_log: Path | None = flag(
         "--trajectory-log", type=Path, metavar="DIR",

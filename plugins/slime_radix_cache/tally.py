@@ -51,11 +51,11 @@ class Tally:
 
     @property
     def hits(self) -> int:
-        """The number of prompts of which some tokens were known."""
+        """The number of prompts with some known tokens."""
         return self._hits.total()
 
     def untouched(self, reason: str) -> None:
-        """Count a generation request that was passed on untouched, by the ``reason`` or its path."""
+        """Count a generation request that was passed on untouched. ``reason``: why, or the request's path."""
         self.untouched_by_reason[reason] += 1
 
     def unrecorded(self, kind: str, error: Exception | None = None, worker: str | None = None) -> None:
@@ -76,7 +76,7 @@ class Tally:
         )
 
     def contradicted(self, figure: str) -> None:
-        """Count a contradictory ``figure`` (field) of an engine's answer, and log the first of each."""
+        """Count an answer in which the field ``figure`` contradicts the others; log the first for each field."""
         self.contradictions[figure] += 1
         if self.contradictions[figure] == 1:
             logger.warning(
@@ -86,17 +86,20 @@ class Tally:
             )
 
     def aborted(self, outcome: str) -> None:
-        """Count an abort by an engine. ``outcome``: ``tried_again``, ``resumed``, ``completed`` (the answer was
-        whole already), or ``passed_on`` to the client."""
+        """Count an abort by an engine.
+
+        ``outcome``: ``tried_again``, ``resumed``, ``completed`` (the answer was whole already), or ``passed_on`` to
+        the client.
+        """
         self.aborts[outcome] += 1
 
     def generation(self, path: str, reasons: Iterable[str | None]) -> None:
-        """Count a generation for a client's request to ``path``. ``reasons``: see ``answered``, for each sequence."""
+        """Count a generation for a client's request to ``path``. ``reasons``: as in :meth:`answered`, per sequence."""
         for reason in reasons:
             self.generated[path, reason or "exact"] += 1
 
     def answered(self, reason: str | None) -> None:
-        """Count a retrieved answer. ``reason``: why it is not exact; None if it is."""
+        """Count a retrieved answer. ``reason``: why its tokens are not exact; None if they are."""
         self.answers[reason or "exact"] += 1
 
     def as_dict(self) -> dict[str, Any]:
