@@ -14,7 +14,7 @@ __all__ = ["GivenPrompts"]
 
 
 class GivenPrompts:
-    """Comparisons of given prompts, each made when another client first sends the same text."""
+    """Compares a given prompt when another client first sends its text."""
 
     def __init__(self, encoder: Encoder, spelling: Spelling) -> None:
         self._encoder = encoder
@@ -23,7 +23,7 @@ class GivenPrompts:
     async def find_out_all(
         self, prompts: Sequence[Prompt], trajectories: Trajectories, client: str | None = None
     ) -> None:
-        """Call :meth:`find_out` for each of ``prompts``, which ``trajectories`` do not demote meanwhile."""
+        """Call :meth:`find_out` for each of ``prompts``, and keep them in memory meanwhile."""
         held = prompts if trajectories.demotion is not None else ()
         for prompt in held:
             trajectories.pin((prompt, len(prompt)))
@@ -35,7 +35,7 @@ class GivenPrompts:
                 trajectories.unpin((prompt, len(prompt)))
 
     async def find_out(self, prompt: Prompt, client: str | None = None) -> None:
-        """Set ``is_odd`` in the giver of ``prompt``: the tokenizer makes other tokens of its text."""
+        """Set ``is_odd`` in the giver of ``prompt``: True if the tokenizer makes other tokens of the prompt's text."""
         ids, begins = _up_to(prompt)
         said = await self._encoder.text_of(self._spelling, ids, client)
         is_odd = not text_of(prompt.node).endswith(said.encode()) or ids != await self._encoder.encode(
@@ -46,7 +46,7 @@ class GivenPrompts:
 
 
 def _up_to(prompt: Prompt) -> tuple[bytes, bool]:
-    """Return the packed ids of ``prompt`` and of the prompts right before it; True if nothing precedes them.
+    """Return the packed ids of ``prompt`` and of the prompts right before it, and True if nothing precedes them.
 
     Given ids may continue an earlier prompt. The tokenizer would encode both as one text, so both are compared.
     """

@@ -1,7 +1,7 @@
 """Running streams: a client may continue the text of a stream before the stream has ended.
 
 An agent that stops reading after ``</search>`` sends its next turn at once. The router may get that request before it
-sees the disconnect. So it first records the part that was streamed.
+sees the disconnect. So the router first records the part that was streamed.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ __all__ = ["OpenStreams", "RunningStream"]
 
 
 class RunningStream(Protocol):
-    """A stream that can record the part that was passed on so far."""
+    """A stream that can record what it passed on so far."""
 
     session: str | None
 
     def catch_up(self, prompt: bytes) -> None:
-        """Record that part if the client that sends ``prompt`` may have read it."""
+        """Record what was passed on so far, if the client that sends ``prompt`` may have read it."""
         ...
 
     def record_all(self) -> None:
-        """Record that part."""
+        """Record what was passed on so far."""
         ...
 
 
@@ -44,9 +44,9 @@ class OpenStreams:
             del self._running[stream.session]
 
     def catch_up(self, prompt: bytes, session: str | None) -> None:
-        """Record the parts of running streams that the client that sends ``prompt`` may have read.
+        """Record what running streams passed on so far, if the client that sends ``prompt`` may have read it.
 
-        O(streams of the session, and those without a session); without a ``session``, O(all streams).
+        O(streams of ``session`` and of no session); O(all streams) if ``session`` is None.
         """
         sessions = list(self._running) if session is None else [session, None]
         for one in sessions:
@@ -54,7 +54,7 @@ class OpenStreams:
                 stream.catch_up(prompt)
 
     def catch_up_session(self, session: str) -> None:
-        """Record the parts of the running streams of ``session`` that were passed on so far."""
+        """Record what the running streams of ``session`` passed on so far."""
         for stream in self._of(session):
             stream.record_all()
 

@@ -15,9 +15,9 @@ __all__ = ["StreamRecorder"]
 
 
 class StreamRecorder:
-    """A tap that records the sequences of one streamed ``/generate``; ``turns[i]`` is the prompt of sequence ``i``.
+    """A tap that records the sequences of one streamed ``/generate`` answer of ``worker``.
 
-    The stream comes from ``worker``. ``doubt`` returns why the answer so far is not exact; None if it is.
+    ``turns[i]``: the prompt of sequence ``i``. ``doubt`` returns why the answer so far is not exact; None if it is.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class StreamRecorder:
         self._stream.feed(chunk)
 
     def close(self, complete: bool) -> None:
-        """Record the rest: the reply has ended (``complete``) or was cancelled."""
+        """Record the rest. ``complete``: the reply has ended; otherwise it was cancelled."""
         self._streams.closed(self)
         self._stream.record_all()
         if complete and not self._stream.failed and not self._failed:
@@ -54,22 +54,22 @@ class StreamRecorder:
         self.doubt = _no_doubt
 
     def catch_up(self, prompt: bytes) -> None:
-        """Record what was streamed so far, if the client that sends ``prompt`` may have read it."""
+        """See RunningStream."""
         for turn in self._turns:
             if len(prompt) > len(turn.prompt) and prompt.startswith(turn.prompt):
                 self._stream.record_all()
                 return
 
     def record_all(self) -> None:
-        """Record what was streamed so far."""
+        """See RunningStream."""
         self._stream.record_all()
 
     def so_far(self) -> AnswerSoFar:
-        """Return a copy of the only sequence, as far as it was passed on."""
+        """Return a copy of the only sequence: the part that was passed on."""
         return self._stream.so_far()
 
     def keep(self, answer: dict[str, Any]) -> None:
-        """Record an aborted ``answer``, hidden from the client: the beginning of the response to come."""
+        """Record an aborted ``answer`` that the client does not see; the next attempt may continue it."""
         try:
             if sampled_ids(answer):
                 self._record(0, answer)
@@ -77,14 +77,14 @@ class StreamRecorder:
             self.failed(error)
 
     def begin_anew(self) -> None:
-        """Keep the response so far as it is: the next attempt samples another one."""
+        """Keep the response so far as it is: the next attempt samples another response."""
         self._responses[0].begin_anew()
         self.doubt = _no_doubt
 
     def _record(self, index: int, answer: Any, took_back: bool = False) -> None:
         if not (type(index) is int and 0 <= index < len(self._responses)):
             raise ValueError(f"wanted one of {len(self._responses)} sequences, got number {index!r}")
-        # An event that was not understood may have had tokens.
+        # Tokens may be missing: an event that was not understood may have had some.
         doubt = CONTRADICTION if self._failed or took_back else self.doubt()
         self._responses[index].record(answer, doubt, is_whole=False)
 

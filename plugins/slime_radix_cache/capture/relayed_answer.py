@@ -1,4 +1,4 @@
-"""A large answer that is passed on while it comes: its routed experts are decoded on the way, or dropped."""
+"""A large answer that is passed on and recorded while it comes. Its routed experts are decoded, or dropped."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from slime_sglang.array_cutter import ArrayCutter
 
 __all__ = ["RELAYED_BYTES", "RelayedAnswer"]
 
-#: Smaller answers are read whole first: they are here at once, and may still be resumed.
+#: Smaller answers are read whole before they are passed on: that takes no time, and they may still be resumed.
 RELAYED_BYTES = 1 << 20
-#: Bytes in which a finish reason is looked for: SGLang writes it right behind text and ids.
+#: The finish reason is searched in this many first bytes: SGLang writes it right after the text and the ids.
 _SEARCHED = 1 << 20
-#: Bytes of a finish reason that tell which one it is.
+#: Bytes of a finish reason that are enough to read its type.
 _TELLING = 64
 _ENDED = re.compile(rb'\{\s*"type":\s*"(?:stop|length)"')
 _REASON = re.compile(rb'"finish_reason":\s*(?=[^\s])')  # within a string the quotes would be escaped
 
 
 class RelayedAnswer:
-    """The source of such an answer. ``record`` gets it cut by ``cutter``, before its last piece is passed on.
+    """The body of one large answer, read from ``source``. See :meth:`relay`.
 
-    Instead, ``lose`` is called where its end does not come, and ``fail`` with an exception of the cutter.
+    ``record(cutter)`` is called when ``cutter`` has the whole body, before the last piece is passed on. If the end
+    does not come, ``lose()`` is called instead; if the cutter raises an exception, ``fail`` is called with it.
     """
 
     def __init__(
@@ -44,7 +45,10 @@ class RelayedAnswer:
         self._cutter: ArrayCutter | None = cutter
 
     async def is_ended(self) -> bool:
-        """True when its first bytes say that it came to its own end: it will not be resumed. Raises HTTPError."""
+        """Return True if the first bytes have the finish reason "stop" or "length". Raises HTTPError.
+
+        Such an answer is not resumed.
+        """
         held = BytesIO()
         while held.tell() < _SEARCHED and (piece := await self._source.read()):
             held.write(piece)
@@ -55,7 +59,7 @@ class RelayedAnswer:
         return False
 
     def relay(self) -> None:
-        """Pass it on as it comes from now on. Else it is only read, and nothing of it is recorded here."""
+        """Record the answer while it is passed on. Without this call, :meth:`read` only returns its bytes."""
         self._is_relayed = True
 
     @property

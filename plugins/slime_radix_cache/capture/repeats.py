@@ -1,30 +1,31 @@
-"""Comparison of the events of a cumulative stream: each repeats text, ids and logprobs of the one before.
+"""Comparison of the events of a cumulative stream: each must repeat the text, ids and logprobs of the event before.
 
-Parsing every event of an answer of n tokens would be O(n²) and slow. So the raw bytes of events are compared.
+To parse every event of an answer of n tokens would take O(n²). So the raw bytes of the events are compared.
 """
 
 from __future__ import annotations
 
 __all__ = ["RepeatedEvents"]
 
-#: None can occur inside a JSON string, where the quotes would be escaped. SGLang writes the text first.
+#: Keys as SGLang writes them; the text comes first. Inside a JSON string their quotes would be escaped.
 _TEXT, _IDS, _LOGPROBS = b'"text":', b'"output_ids":', b'"output_token_logprobs":[['
 _FINISH, _GOES_ON, _INDEX = b'"finish_reason":', b'"finish_reason":null', b'"index":'
 
 
 class RepeatedEvents:
-    """The events of one sequence. ``took_back``: an event did not repeat the one before it."""
+    """The events of one sequence. ``took_back``: an event did not repeat the event before it."""
 
     __slots__ = ("_between", "_ids", "_logprobs", "_text", "took_back")
 
     def __init__(self) -> None:
         self.took_back = False
         self._text = self._ids = self._logprobs = b""
-        #: The bytes from the end of the ids to behind the last logprob, if they say that generating goes on.
+        #: The last event's bytes from the end of its ids to the end of its logprobs. Empty: :meth:`see_next` is not
+        #: possible.
         self._between = b""
 
     def see(self, event: bytes, *, is_last: bool = False) -> None:
-        """Take the next ``event``. The text of the last event may be shorter, since a stop string is trimmed."""
+        """Take the next ``event``. The last event may have a shorter text, since a stop string is trimmed."""
         if self._between:
             self._logprobs = self._between[self._between.find(_LOGPROBS) : -1]
             self._between = b""
@@ -43,7 +44,7 @@ class RepeatedEvents:
             self._expect(event, begin, end)
 
     def _expect(self, event: bytes, begin: int, end: int) -> None:
-        """Prepare :meth:`see_next` for events like ``event``, whose ids have their ``end`` there."""
+        """Prepare :meth:`see_next` for events like ``event``. Its text begins at ``begin``; its ids end at ``end``."""
         start = event.find(_LOGPROBS, end)
         middle = event[end:start]
         goes_on = middle.count(_FINISH) == middle.count(_GOES_ON) == 1
@@ -51,9 +52,9 @@ class RepeatedEvents:
             self._between = middle + self._logprobs + b"]"
 
     def see_next(self, event: bytes) -> bool:
-        """Take ``event`` if it repeats the one before, has no index and says that generating goes on; else False.
+        """Take ``event`` and return True if it repeats the event before, has no index and is not the last event.
 
-        Nothing is taken then. It costs a third of :meth:`see`.
+        Otherwise take nothing and return False. Costs a third of :meth:`see`.
         """
         text, ids, between = self._text, self._ids, self._between
         if not (between and event.startswith(text, 1)):
@@ -82,6 +83,6 @@ class RepeatedEvents:
 
 
 def _begins(values: bytes, known: bytes) -> bool:
-    """Return True if ``values`` begin with ``known``, which does not end in the middle of a number."""
+    """Return True if ``values`` begin with ``known``, and the last number of ``known`` has no more digits there."""
     is_cut = known[-1:].isdigit() and values[len(known) : len(known) + 1].isdigit()
     return values.startswith(known) and not is_cut

@@ -1,7 +1,4 @@
-"""An engine's answer, read from SGLang's JSON and checked.
-
-Every key may be missing: an aborted generation has few of them.
-"""
+"""Reading of an engine's answer from SGLang's JSON. An aborted generation may lack any key."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from slime_sglang.evidence import Columns, columns_of
 
 __all__ = ["NOTHING_SAMPLED", "Output", "Unusable", "read_output"]
 
-#: The kind of an answer that has no tokens and claims none.
+#: ``Unusable.kind`` of an answer that has no tokens and claims none.
 NOTHING_SAMPLED = "nothing_sampled"
 
 
@@ -31,8 +28,8 @@ class Unusable(Exception):
 class Output(NamedTuple):
     """One sampled sequence. ``ids`` and ``logprobs`` are packed (see segments); ``ids`` is not empty.
 
-    Left out: logprobs of other ids, and versions that do not fit; :func:`slime_sglang.contradiction` names them.
-    ``columns``: those of ``output_token_logprobs``.
+    Logprobs of other ids are left out, and so are versions that do not cover the ids. The function
+    :func:`slime_sglang.contradiction` reports both. ``columns``: the columns of ``output_token_logprobs``.
     """
 
     text: str
@@ -72,20 +69,23 @@ def read_output(output: Any) -> Output:
 
 
 def _tokens(ids: Any, triples: Any, columns: Columns | None) -> tuple[bytes, bytes | None]:
-    """Pack the ids and logprobs in ``output_ids`` and ``[logprob, id, text]``; each may be missing."""
+    """Return packed ids and logprobs. ``ids``: ``output_ids``. ``triples``: ``[logprob, id, text]`` of each token."""
     if ids is None:
         ids = columns.ids if columns is not None else [triple[1] for triple in triples or ()]
     packed = array("i", ids).tobytes()
     if columns is None or columns.ids != ids:
-        return packed, None  # none, or they are of other tokens
+        return packed, None  # no logprobs, or logprobs of other tokens
     try:
         return packed, pack_logprobs(columns.logprobs)
     except TypeError:
-        return packed, None  # they are no logprobs
+        return packed, None  # a value is not a number
 
 
 def _versions(meta: dict[str, Any], count: int) -> Versions:
-    """Return the versions of ``count`` tokens, from spans or one for all; the version None if the spans do not fit."""
+    """Return the versions of ``count`` tokens, from spans or from one version for all.
+
+    The version is None if the spans do not cover the tokens exactly.
+    """
     spans = meta.get("weight_versions")
     if spans:
         runs: list[tuple[str | None, int]] = []

@@ -30,13 +30,13 @@ __all__ = [
 MALFORMED = "malformed"
 #: Characters of an unknown field's name that are kept.
 _SHOWN = 64
-#: Types of a list of ids. As a tuple, since ``isinstance`` takes twice as long with a union.
+#: Types of a list of ids. A tuple, since ``isinstance`` takes twice as long with a union.
 _LISTS = (list, array)
-#: Fields that put more than the prompt into an engine's context: such a request is passed on untouched.
+#: Fields that put more than the prompt into an engine's context. A request with one of them is passed on untouched.
 _MORE_THAN_PROMPT = ("input_embeds", "image_data", "video_data", "audio_data", "session_params")
 
 
-#: Fields that a batch may have as a list with a value for each prompt.
+#: Fields that may be lists in a batch, with a value for each prompt.
 _PER_PROMPT = (
     "input_ids",
     "sampling_params",
@@ -56,10 +56,10 @@ _PER_PROMPT = (
 
 
 class Ask(NamedTuple):
-    """Prompts to continue, ``copies`` times each: texts, or token ids (packed) that stay as they are.
+    """Prompts to continue, ``copies`` times each: texts, or packed token ids, which are sent unchanged.
 
     ``batch``: the body has a list of prompts. ``adapters``: the LoRA adapter for each prompt. ``doubt``: why no
-    answer is exact (an unknown field); None if answers may be.
+    answer can be exact (an unknown field); None if answers can be.
     """
 
     prompts: tuple[str, ...] | tuple[bytes, ...]
@@ -80,7 +80,7 @@ class Ask(NamedTuple):
 
 
 def check_size(body: Any, most: int) -> None:
-    """Raise BadRequest if ``body`` asks for more than ``most`` sequences, before its prompts are read."""
+    """Raise BadRequest if ``body`` asks for more than ``most`` sequences."""
     copies = (_copies(body.get("sampling_params")) if isinstance(body, dict) else None) or 1
     prompts = len(_prompts(body))
     if prompts * copies > most:
@@ -105,7 +105,7 @@ def _prompts(body: Any) -> Sequence[Any]:
 
 
 def read_ask(body: Any) -> Ask | str:
-    """Return the request in ``body``, or the reason to pass it on untouched (one word, for counting).
+    """Return the request in ``body``, or the reason to pass the body on untouched (one word, for counting).
 
     Malformed bodies are passed on too: the worker refuses them with its own message. Raises BadRequest if the name
     of an adapter is too long.
@@ -200,7 +200,7 @@ def names(body: dict[str, Any], ask: Ask) -> list[str | None]:
 
 
 def single(body: dict[str, Any], ask: Ask, number: int) -> dict[str, Any]:
-    """Return a request for only sequence ``number`` of the answer to ``body``, which has ``input_ids``."""
+    """Return the body of a request for one sequence: ``number`` of the answer to ``body``, which has ``input_ids``."""
     place = number // ask.copies
     alone = dict(body)
     if ask.batch:
@@ -208,7 +208,7 @@ def single(body: dict[str, Any], ask: Ask, number: int) -> dict[str, Any]:
             if isinstance(alone.get(name), list):
                 alone[name] = alone[name][place]
         if isinstance(body.get("rid"), str):
-            alone["rid"] = f"{body['rid']}_{place}"  # as the engine names them
+            alone["rid"] = f"{body['rid']}_{place}"  # the engine's own name for this prompt
     if ask.copies > 1:
         alone.pop("rid", None)  # the engine chooses a rid for each sample
         alone["sampling_params"] = {**alone["sampling_params"], "n": 1}
@@ -216,7 +216,7 @@ def single(body: dict[str, Any], ask: Ask, number: int) -> dict[str, Any]:
 
 
 def handles_aborts(exchange: Exchange, ask: Ask) -> bool:
-    """Return True if the client itself sent token ids, in a ``/generate``, a chat or a completion."""
+    """Return True if the client itself sent token ids, to ``/generate`` or in a chat or completion request."""
     if exchange.parent is None:
         return ask.has_ids
     try:

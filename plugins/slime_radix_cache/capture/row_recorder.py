@@ -1,4 +1,4 @@
-"""Recording of the rows that engines tell for each token, such as routed experts."""
+"""Recording of the rows that engines send for each token, such as routed experts."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class _Turn(Protocol):
 
 
 class RowRecorder:
-    """Passes answers on to ``store``, the component ``"token_rows"``; None: no plugin keeps rows."""
+    """Records rows in ``store``, the component ``"token_rows"``. ``store`` is None if no plugin keeps rows."""
 
     def __init__(self, trajectories: Trajectories) -> None:
         self._trajectories = trajectories
         self.store: TokenRows | None = None
 
     def keep_in(self, store: TokenRows | None, cold: ColdTrajectories | None) -> None:
-        """Use ``store`` from now on. It forgets responses that are gone; those that are demoted are not.
+        """Use ``store`` from now on, and let it forget responses that are gone for good, unlike demoted responses.
 
-        ``cold``: the demoted trajectories; its notes bring ``store`` the rows of earlier runs. None: there are none.
+        ``cold``: the demoted trajectories, with notes about the rows of earlier runs; None if there are none.
         """
         self.store = store
         if store is None:
@@ -54,7 +54,10 @@ class RowRecorder:
         document: dict[str, Any] | None,
         turns: Sequence[_Turn],
     ) -> dict[str, Any] | None:
-        """Return ``document``, the changed ``body`` or None, with the fields that ask for the rows of ``turns``."""
+        """Return ``document`` with the fields that ask for the rows of ``turns``.
+
+        ``document``: the changed ``body``, None if it is unchanged. Returns None if ``body`` needs no change.
+        """
         if self.store is not None:
             fields = self.store.fields(exchange, body, [consumed_turns(turn.context) for turn in turns])
             if any(body.get(name) != value for name, value in fields.items()):
@@ -65,7 +68,10 @@ class RowRecorder:
         return document
 
     def record(self, response: Response, meta: Mapping[str, Any], start: int) -> None:
-        """Record the rows in ``meta``, the ``meta_info`` of the answer that ``response`` was made of."""
+        """Record the rows in ``meta``, the ``meta_info`` of the answer recorded as ``response``.
+
+        ``start``: the first token whose row was asked for.
+        """
         if self.store is not None and response.is_fact:
             self.store.record(consumed_turns((response, len(response))), meta, start)
 

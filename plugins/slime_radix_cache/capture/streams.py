@@ -12,14 +12,14 @@ from slime_sglang.events import EventSplitter
 
 __all__ = ["GenerationStream"]
 
-#: This cannot occur inside a JSON string, where the quotes would be escaped.
+#: Keys as SGLang writes them. Inside a JSON string their quotes would be escaped.
 _FINISH = b'"finish_reason":'
 _INDEX = b'"index":'
 _OF_A_SEQUENCE = {"text", "output_ids"}
 
 
 class GenerationStream:
-    """One streamed ``/generate``: takes its bytes, and makes answers like those of an unstreamed request.
+    """One streamed ``/generate`` answer: takes its bytes, and makes the answers that an unstreamed request would get.
 
     ``record(index, answer, took_back)`` is called for each sequence when its last event has come, before the client
     gets that event. :meth:`record_all` calls it with the answer so far. ``took_back``: an event had other tokens or
@@ -109,7 +109,7 @@ class GenerationStream:
 
     def _compare(self, index: int, data: bytes, *, is_last: bool = False) -> None:
         answer = self._answers[index]
-        if not (answer.cumulative or answer.incremental) and answer.ids:  # the next one may repeat this one
+        if not (answer.cumulative or answer.incremental) and answer.ids:  # the next event may repeat it
             self._repeats[index] = RepeatedEvents()
         if not answer.incremental:
             self._repeats.setdefault(index, RepeatedEvents()).see(data, is_last=is_last)

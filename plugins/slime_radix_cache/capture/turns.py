@@ -1,4 +1,4 @@
-"""Turns: conversion of a prompt to tokens, and recording of its answer."""
+"""Turns: conversion of a prompt to tokens, and recording of the answer."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["Growing", "Turn", "Turns"]
 
-#: The replacement character, for bytes that are no (whole) character.
+#: The replacement character, which a decoder writes for bytes that are not a whole character.
 _BROKEN = "\ufffd".encode()
 
 
 @dataclass(slots=True)
 class Turn:
-    """A prompt in UTF-8. ``context``: recorded and pinned; it covers the first ``position`` bytes.
+    """A ``prompt`` in UTF-8, and the recording of its answer.
 
-    ``node``: the end of its text, if known. ``rest``: packed ids of the other bytes. ``ids``: packed ids of context and
-    rest. ``giver``: the client that gave the ids. ``adapter``: the LoRA adapter of the answer. ``doubt``: why its
-    record will not be exact. ``rid``: the engine's id of the request, if known. ``response``: the response that was
-    recorded last. ``row_start``: the first token whose routed experts are asked for. ``held``: its records, which are
-    not demoted before it ends.
+    ``context``: recorded and pinned; it covers the first ``position`` bytes of the prompt. ``node``: the end of the
+    context's text, if known. ``rest``: packed ids of the bytes after it. ``ids``: packed ids of context and rest.
+    ``giver``: set if the client gave the ids. ``adapter``: the LoRA adapter of the answer. ``doubt``: why the record of
+    the answer will not be exact. ``rid``: the engine's id of the request, if known. ``response``: the response that was
+    recorded last. ``row_start``: the first token whose row is asked for. ``held``: records of the answer, which stay in
+    memory until the turn ends.
     """
 
     prompt: bytes
@@ -72,7 +73,7 @@ class Turn:
 
 
 class Turns:
-    """Begins turns, and records their answers. ``rows``: records what engines tell for each token."""
+    """Begins turns, and records their answers. ``rows``: records the rows of tokens."""
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class Turns:
     ) -> Turn:
         """Return a turn for a text, or for packed ids. Its context is pinned until :meth:`end`.
 
-        ``client``: see FairTurns.
+        ``client``: see :mod:`slime_fairness.turns`.
         """
         if isinstance(prompt, bytes):
             turn = await self._given(prompt, session, client)
@@ -164,19 +165,19 @@ class Turns:
         self._tally.turn(1 + responses, len(known) // 4, len(turn.rest) // 4)
 
     def end(self, turn: Turn) -> None:
-        """Unpin the context of ``turn``, which has ended in any way. Call this once."""
+        """Unpin the context of ``turn``, however the turn ended. Call this once."""
         for response in turn.held:
             self._trajectories.unpin((response, len(response)))
         turn.held.clear()
         self._trajectories.unpin(turn.context)
         if turn.running is not None:
-            # A response is found by its prompt. No text continues a prompt that ends in half a character.
+            # Searches find the response by the text of its prompt, but not if that ends in half a character.
             is_found = turn.response is not None and turn.running.prompt == turn.prompt
             self._trajectories.end(turn.running, is_recorded=is_found)
         self._cold.check()
 
     def lose(self, turn: Turn, answer: Any = None) -> None:
-        """Mark the ``answer`` to ``turn``, as far as it is known, as lost."""
+        """Mark the answer to ``turn`` as lost. ``answer``: the known part of it."""
         text = answer.get("text") if isinstance(answer, dict) else None
         sampled = text.encode("utf-8", "replace") if isinstance(text, str) else b""
         turn.response = None
@@ -196,10 +197,10 @@ class Turns:
         is_whole: bool = True,
         instead_of: Response | None = None,
     ) -> Response | None:
-        """Record ``answer``, one object of the engine's. Returns None, and counts it, if it cannot be recorded.
+        """Record ``answer``, one object of the engine's JSON. If that is not possible, count it and return None.
 
-        ``doubt``: why it is not exact, from an earlier check of its attempts. ``is_whole``: no more tokens follow.
-        ``instead_of``: its recorded beginning, which is removed unless something continues it.
+        ``doubt``: why the answer is not exact, from a check of its attempts. ``is_whole``: no more tokens follow.
+        ``instead_of``: the recorded beginning of this answer. It is removed unless something continues it.
         """
         try:
             output = read_output(answer)
@@ -261,7 +262,7 @@ class Turns:
         return turn.response
 
     def _hold(self, turn: Turn, *responses: Response | None) -> None:
-        """Pin the records of ``turn`` until it ends: they may be replaced by longer ones. Only for demotion."""
+        """Keep records of ``turn`` in memory until it ends: longer records may replace them. Only with a store."""
         for response in responses if self._cold.is_on else ():
             if response is not None and response not in turn.held and response in response.node.ends:
                 turn.held.append(response)
@@ -269,10 +270,7 @@ class Turns:
 
 
 class Growing:
-    """A response that is recorded in part, and again when more tokens have come.
-
-    The recorded part is then removed, unless something continues it.
-    """
+    """A response that is recorded in part, and again with more tokens. The part is removed unless it is continued."""
 
     def __init__(self, recorder: Turns, turn: Turn) -> None:
         self._recorder = recorder
@@ -280,7 +278,7 @@ class Growing:
         self._part: Response | None = None
 
     def record(self, answer: Any, doubt: str | None = None, *, is_whole: bool = True) -> None:
-        """Record ``answer``, unless more of it is recorded. Other arguments: see :meth:`Turns.record`."""
+        """Record ``answer``, unless a longer part is recorded. Other arguments: see :meth:`Turns.record`."""
         part = self._part
         if part is not None and len(part) > len(sampled_ids(answer)):
             return
@@ -294,7 +292,7 @@ class Growing:
 
 
 def _without_half_character(prompt: bytes) -> bytes:
-    """Return ``prompt`` without incomplete characters at its end; given ids may end in one."""
+    """Return ``prompt`` without an incomplete character at its end: ids from a client may end inside a character."""
     if not prompt.endswith(_BROKEN):
         return prompt
     return prompt.decode().rstrip(_BROKEN.decode()).encode()

@@ -1,6 +1,6 @@
 """Marks on answers that are not recorded, such as those to untouched requests.
 
-An untouched request is passed on as it came: its prompt is not replaced by tokens.
+An untouched request is passed on as it came, without tokens in place of its prompt.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def mark_untouched(exchange: Exchange, trajectories: Trajectories, tally: Tally)
     if reply is None or worker is None or reply.status >= 400:
         return
     is_known = at_generation(request)
-    # Another protocol may generate anywhere, as vLLM does at /inference/v1/generate.
+    # A passthrough worker may generate at any path, such as vLLM's /inference/v1/generate.
     if not is_known and not (is_only_proxied(worker) and request.method == "POST"):
         return
     trajectories.lose(exchange.session)
-    # The hook ``pre_request`` has counted an untouched /generate, by its reason.
+    # The hook ``pre_request`` has counted an untouched /generate already.
     if is_known and request.path != "/generate":
         tally.untouched(request.path)
     if reply.header(_NOT_EXACT[0]) is None:

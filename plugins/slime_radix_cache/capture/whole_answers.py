@@ -29,7 +29,7 @@ __all__ = ["WholeAnswers"]
 
 
 class WholeAnswers:
-    """The answer in one reply. ``turns[i]``: the prompt of its sequence ``i``; ``generation`` resumes aborted ones."""
+    """The answer in one reply. ``turns[i]``: the prompt of sequence ``i``; ``generation`` resumes aborted sequences."""
 
     def __init__(
         self,
@@ -47,14 +47,14 @@ class WholeAnswers:
         self._generation = generation
         self._long_work = long_work
         self._keeps_rows = recorder.rows.store is not None
-        #: Those of aborted answers are joined.
+        #: The arrays of a resumed answer's attempts are joined, so they are kept then, too.
         self._keeps_arrays = self._keeps_rows or generation is not None
 
     async def pass_on(self, reply: Reply) -> bool:
         """Read ``reply``, resume and record it. Raises errors of reading, and ValueError if it is no answer.
 
-        If its number of sequences is wrong, all of them count as lost. Returns True for a large answer that will not be
-        resumed: it is passed on while it comes, and recorded before its last piece is passed on.
+        If the number of sequences is wrong, all of them count as lost. Returns True for a large answer that will not be
+        resumed. Such an answer is passed on while it comes, and recorded before its last piece is passed on.
         """
         is_large = reply.body is None and _size(reply) >= RELAYED_BYTES
         if is_large and len(self._turns) == 1 and await self._relay(reply):
@@ -67,7 +67,7 @@ class WholeAnswers:
         if generation is None or not aborted:
             return False
         if isinstance(answer, list):
-            answers = orjson.loads(body)  # with routed experts too: the list is encoded again
+            answers = orjson.loads(body)  # again, now with all arrays: the client gets the whole list
             await self._resume_some(answers, aborted, generation)
             reply.replace_body(orjson.dumps(answers))
         else:
@@ -88,7 +88,7 @@ class WholeAnswers:
             return answer
 
         reply.pass_through(relayed)
-        reply.headers = headers  # it has the length that was stated
+        reply.headers = headers  # pass_through dropped the Content-Length, but the body does not change
         assert answer is not None  # narrowing: there was no body yet
         if self._generation is not None and not await answer.is_ended():
             return False
@@ -130,7 +130,7 @@ class WholeAnswers:
         return await self._cut(cutter)
 
     async def _cut(self, cutter: ArrayCutter) -> Any:
-        """Return the parsed document that ``cutter`` has cut."""
+        """Return the parsed document whose bytes ``cutter`` has taken."""
         steps = parse(cutter.json(), is_limited=False, packs=False)
         return cutter.put_back(await self._long_work.run(steps, self._exchange.client))
 
@@ -152,7 +152,7 @@ class WholeAnswers:
             self._recorder.lose(turn if turn is not None else self._turns[-1], answer)
 
     async def _resume_some(self, answers: list[Any], aborted: list[int], generation: Generation) -> None:
-        """Replace the ``aborted`` ones in ``answers``: each is resumed as a separate request, all at once."""
+        """Resume the sequences with the numbers ``aborted``, each by its own request, all at once, in ``answers``."""
         asked = self._exchange.request
         self._exchange.release()
 
@@ -169,7 +169,7 @@ class WholeAnswers:
                 tasks.start_soon(resume, number)
 
     async def _resumed(self, number: int, aborted: Any, generation: Generation) -> bytes | None:
-        """Return the resumed answer instead of ``aborted``, as JSON, or None. Every attempt is recorded."""
+        """Return the answer that replaces ``aborted``, as JSON, or None. Record every attempt."""
         response = Growing(self._recorder, self._turns[number])
         grows = generation.goes_on
 
@@ -186,6 +186,6 @@ class WholeAnswers:
 
 
 def _size(reply: Reply) -> int:
-    """Return the stated size of ``reply``; 0 where none is stated."""
+    """Return the Content-Length of ``reply``; 0 without one."""
     size = reply.header(b"content-length")
     return int(size) if size is not None and size.isdigit() else 0
