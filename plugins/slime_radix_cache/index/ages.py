@@ -11,7 +11,7 @@ class Ages:
     """All segments that may be evicted, oldest first, linked by ``older`` and ``newer``. Each operation is O(1).
 
     A segment's ancestors are added or refreshed right after it. So a segment is always older than its parent, and the
-    oldest one is a leaf.
+    oldest segment is a leaf.
     """
 
     def __init__(self) -> None:

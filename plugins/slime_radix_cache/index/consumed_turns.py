@@ -1,4 +1,4 @@
-"""The turns in a context: what each response consumed since the response before it."""
+"""Conversion of a context to the turns that plugins with rows of tokens get."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["consumed_turns"]
 
 
 def consumed_turns(context: Context) -> list[ConsumedTurn]:
-    """Return the turns of ``context``, first one first. O(segments)."""
+    """Return the turns of ``context``, in order. O(segments)."""
     chain = list(links(context))
     chain.reverse()
     turns = []
@@ -27,5 +27,5 @@ def consumed_turns(context: Context) -> list[ConsumedTurn]:
 
 
 def _identity(segment: Segment | None) -> Hashable:
-    """Return what is equal for ``segment`` and the same one after its demotion and promotion."""
+    """Return a value that stays equal when ``segment`` is demoted and promoted: with a store, its serial."""
     return segment.serial or segment if segment is not None else None

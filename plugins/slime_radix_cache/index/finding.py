@@ -1,4 +1,4 @@
-"""Search for the contexts that a session may take, by text or by ids. Nothing is changed."""
+"""Search for the contexts that a session may use, by text or by ids. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Finder:
         self._around = around
 
     def to_continue(self, text: bytes, session: str | None = None) -> Match:
-        """Return the context to continue for ``text``; the text after the match must be tokenised.
+        """Return the context to continue for ``text``. The text after the match must be tokenised.
 
-        Contexts with the ``unknown`` prompts of the match were left out: compare these prompts, then search again.
-        The session may have sent the tokens of another session's context as another text, if the tokenizer normalises
-        both to the same. So a second search by ids follows.
+        The search leaves out contexts with a prompt in the match's ``unknown``: compare these, then search again. If
+        another session sampled the found context, this session may have sent the same tokens before, spelt as another
+        text (Unicode normalisation). So the search is then repeated with the session's requests that its ids lead to.
         """
         path = self._index.walk(text)
         check = SpellingCheck(session)
@@ -64,7 +64,7 @@ class Finder:
         return find(lambda: chain(by_text(), by_ids), ids)
 
     def given(self, ids: bytes, session: str | None = None, text: bytes = b"") -> Context:
-        """Return the longest context that ``ids`` (packed) begin with. ``text``: their text."""
+        """Return the longest context that ``ids`` (packed) begin with. ``text``: the text of ``ids``."""
         along = partial(self._starts.along, ids)
 
         def others() -> ContextFilter:
@@ -77,14 +77,17 @@ class Finder:
         return find_given(along, ids, self._known(session), others)
 
     def decoded(self, ids: bytes) -> tuple[Response | None, int]:
-        """Return a decoded response at the end of the first of ``ids`` (packed), and their number."""
+        """Return a response that ends a prefix of ``ids`` (packed), and the length of the prefix in tokens.
+
+        Only a response with ``is_decoded``. None and 0 if there is none.
+        """
         for response, place in self._starts.along(ids):
             if response.is_decoded and ids.startswith(response.ids, 4 * place):
                 return response, place + len(response)
         return None, 0
 
     def may_take(self, ids: bytes, session: str) -> bool:
-        """Return False if ``session`` sent the first of ``ids`` (packed) as a prompt, but has no context of all."""
+        """Return False if ``session`` sent a prefix of ``ids`` (packed) as a prompt, but may not use all of ``ids``."""
         has_asked = any(response.session == session for response, _ in self._starts.along(ids))
         if not has_asked and next(self._sessions.asked(session, b"", ids), _NONE) is _NONE:
             return True
@@ -114,11 +117,12 @@ class Finder:
         ids: bytes | None,
         check: SpellingCheck | None,
     ) -> ContextFilter:
-        """Return a filter for contexts that ``session`` may take if it has none of its own.
+        """Return a filter for the contexts of others that ``session`` may use if it has no context of its own.
 
-        ``spoken``: its responses to beginnings of the text or ids. Its first request of a branch may continue any
-        context; later ones only the context that the first began with. If the session lost responses, or had unanswered
-        requests before a restart, no request counts as its first: the context of the first is not known any more.
+        ``spoken``: the session's responses to prompts that are beginnings of ``text`` or ``ids``. The session's first
+        request of a branch may continue any context, and later requests only the context of the first. If the session
+        lost responses, or had unanswered requests before a restart, the context of the first request is not known. Then
+        no request counts as the first.
         """
         if session is None:
             return anybodys(check)

@@ -1,8 +1,8 @@
 """Marks of losses, in bounded memory. No mark is ever dropped.
 
 The latest marks are counted exactly. All marks are also in a Bloom filter (B. H. Bloom, CACM 13, 1970), which has
-false positives but no false negatives. With a file the filter outlives the process: its pages are in the kernel, like
-those of the trajectory log.
+false positives but no false negatives. A filter in a mapped file outlives the process, since the kernel writes its
+pages.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class Marks:
         self._recent: OrderedDict[int, int] = OrderedDict()
         self._filter: bytearray | memoryview | None = None
         self._header: memoryview | None = None
-        #: The filter has marks that are not counted exactly: of a former process, or not recent.
+        #: The filter has marks that are not counted exactly: from a former process, or no longer recent.
         self._has_uncounted = False
         if path is not None:
             self._open(path)
 
     def _open(self, path: Path) -> None:
-        """Map the file. It is fully allocated now: a full disk is an error here, not a SIGBUS later."""
+        """Map the file. All of it is allocated now: a full disk is an error here, not a SIGBUS later."""
         size = _HEADER.size + self._bits // 8
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -156,7 +156,7 @@ class Losses:
     """Marks of what is not fully or exactly known: ``sessions`` by name, ``texts`` in UTF-8.
 
     ``asked``: sessions with unanswered requests in a former process. ``open``: sessions that may have more responses
-    elsewhere.
+    in another router.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """Search for the longest recorded context of a text, or of given ids.
 
-The search differs by purpose. *Generating* continues a context. It may continue a prompt only if that is the whole
-text: the tokens of a longer prompt may differ from those of its two parts. *Reading* finds what was consumed and
-sampled, whatever follows.
+A generation may continue a recorded prompt only if the prompt is the whole text: a tokenizer may encode a longer text
+in another way than its two parts. A retrieval finds what engines consumed and sampled, whatever text follows it.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ def find_to_continue(
     others: Callable[[], ContextFilter],
     check: SpellingCheck | None,
 ) -> Match:
-    """Return the context to continue for ``text``: one of the session's own, else one of the ``others``.
+    """Return the context to continue for ``text``: the session's own, else one that the filter ``others()`` allows.
 
-    The session's own is preferred even if another is longer.
+    The session's own context is preferred even if another context is longer.
     """
     search = Search(path, text, cut, around, reading=False)
     found = search.own(session, check) if session is not None else None
@@ -47,7 +46,7 @@ def find_to_continue(
 
 
 def find_to_read(path: Path, text: bytes, cut: Cut, around: Around, session: str | None) -> Match:
-    """Return the context of ``text``: the session's own, else prompts alone with this text, else the longest."""
+    """Return the context of ``text``: the session's own, else one of only prompts with this text, else the longest."""
     search = Search(path, text, cut, around, reading=True)
     check = SpellingCheck(session)
     own = search.own(session, check) if session is not None else search.longest(anybodys())
@@ -76,8 +75,8 @@ def find_given(
 ) -> Context:
     """Return the longest context whose tokens are the first of ``ids`` (packed).
 
-    ``along``: see :meth:`Starts.along` for these ids. Given ids, unlike text, may continue a context after any
-    token.
+    ``along()``: the result of :meth:`Starts.along` for ``ids``. ``others()``: see :func:`find_to_continue`. Ids may
+    continue a context after any token, unlike text.
     """
 
     def longest(fitting: ContextFilter, since: float = 0) -> Found | None:
@@ -100,7 +99,11 @@ def find_given(
 
 
 def _shared(response: Response, ids: bytes, fitting: ContextFilter, since: float) -> Found | None:
-    """Return the part of ``response`` that ``ids`` begin with, else its parent; and how many ``ids`` that part has."""
+    """Return the context up to the last token that ``response`` shares with ``ids``, and the number of shared tokens.
+
+    ``ids``: packed, from the start of ``response`` on. If no token is shared, the context ends before ``response``.
+    ``since``: see :func:`with_all_said`. None if ``fitting`` or ``since`` excludes the context.
+    """
     common = _common_tokens(response.ids, ids) if response.ids[:4] == ids[:4] else 0
     if common and (length := fitting(response, common)):
         return (response, length), length

@@ -1,8 +1,8 @@
-"""Contexts that a session may take: its own, those that it continued, or any.
+"""Contexts that a session may use: its own, those that it continued, or any.
 
-A response belongs to the session of its request. Another session may continue its context in the first request of
-a branch; these tokens then have mask 1 for it too. Text that its client sends later is prompt, even if another
-session sampled the same text.
+A response belongs to the session of its request. Another session may continue the context of the response in its first
+request of a branch. Then the response's tokens have mask 1 for that session, too. Text that a client sends later is
+prompt, even if another session sampled the same text.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from slime_radix_cache.index.segments import Context, Prompt, Response, Segment,
 
 __all__ = ["ContextFilter", "SpellingCheck", "anybodys", "continued_by", "inherited", "owned_by"]
 
-#: Returns how many of a segment's first tokens may be taken, with the context before them; 0: none. Arguments: the
+#: Returns how many of a segment's first tokens may be used, with the context before them; 0: none. Arguments: the
 #: segment, and the number of its tokens that match.
 ContextFilter: TypeAlias = Callable[[Segment, int], int]
 
 
 class SpellingCheck:
-    """A check of given prompts: another client's text gets these ids only if the tokenizer makes the same.
+    """A check of prompts that clients gave as ids, for a request of ``session``.
 
-    ``unknown`` collects the prompts that were not yet compared with the tokenizer.
+    Another client's text gets such ids only if the tokenizer makes the same ids. ``unknown`` collects the prompts that
+    were not yet compared with the tokenizer.
     """
 
     def __init__(self, session: str | None) -> None:
@@ -72,10 +73,10 @@ def anybodys(check: SpellingCheck | None = None) -> ContextFilter:
 
 
 def inherited(kept: Mapping[Response, int], check: SpellingCheck | None = None) -> ContextFilter:
-    """Return a filter for contexts whose last response is in ``kept``, up to that number of its tokens.
+    """Return a filter for contexts whose last response is in ``kept``, which has the number of its usable tokens.
 
-    It also takes contexts of prompts alone, which no session sampled. Prompts before a response in ``kept`` need no
-    ``check``: they were sent for this session before.
+    The filter also allows contexts of only prompts, which no session sampled. Prompts before a response in ``kept``
+    need no ``check``: they were sent for this session before.
     """
 
     def fitting(segment: Segment, length: int) -> int:

@@ -1,7 +1,7 @@
-"""Digests of sequences, and a search for the sequences that are a prefix of another one.
+"""Digests of sequences, and a search for known sequences that are a prefix of a given one.
 
-The digest of n values is the sum of ``(value + 1) * _FACTOR ** (n - place)`` modulo 2**64. So the digest of a longer
-sequence follows from that of its beginning.
+The digest of n values is the sum of ``(value + 1) * _FACTOR ** (n - place)`` modulo 2**64, with places from 0. So the
+digest of a longer sequence follows from the digest of its beginning.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 __all__ = ["PrefixDigests", "extended"]
 
 _BITS = 1 << 64
-_FACTOR = 0x9E3779B97F4A7C15  # odd, so that no power of it is 0, and each can be undone
+_FACTOR = 0x9E3779B97F4A7C15  # odd, so that no power of it is 0, and each has an inverse
 #: Values per step, so that the arrays fit in a core's cache.
 _BLOCK = 1 << 15
 _POWERS = np.cumprod(np.full(_BLOCK, _FACTOR, np.uint64), dtype=np.uint64)
@@ -25,16 +25,15 @@ _SIGNED_POWERS = _POWERS.view(np.int64)[::-1].copy()
 _SUMS = _POWERS.cumsum(dtype=np.uint64)
 #: Shifts a digest to its first 20 bits.
 _SHIFT = 44
-#: The bits of a last value that are counted.
+#: The bits of a last value that sequences are counted by.
 _LAST_BITS = 0xFFFF
 
 
 class PrefixDigests:
-    """A multiset of sequences, each known by its digest and its last value (0 for an empty one).
+    """A multiset of sequences, each known by its digest and its last value (0 for an empty sequence).
 
-    ``kind``: the type of the values in packed sequences. Counts of sequences, by the last value and by the first bits
-    of the digest, rule out most places. The first counts rule out most places of a long sequence at once; the second,
-    in a large table that is slow to read, most of the others.
+    ``kind``: the numpy type of the values. A search rules out most prefixes by two tables. One counts the sequences by
+    their last value. The other, which is large and slow to read, counts them by the first bits of their digest.
     """
 
     def __init__(self, kind: npt.DTypeLike) -> None:
@@ -54,7 +53,7 @@ class PrefixDigests:
         self._counts[digest >> _SHIFT] -= 1
 
     def along(self, values: bytes) -> list[tuple[int, int]]:
-        """Return ``(length, digest)`` of the prefixes of ``values`` (packed) that may be here, shortest first.
+        """Return ``(length, digest)`` of the prefixes of ``values`` (packed) that may be in the set, shortest first.
 
         O(values).
         """
@@ -88,7 +87,7 @@ def extended(digest: int, values: bytes, kind: npt.DTypeLike) -> int:
 
 
 def _blocks(values: bytes, kind: np.dtype[Any]) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
-    """Yield blocks of the coefficients of the digest's polynomial, each with the place where it begins."""
+    """Yield ``values`` in blocks, each value plus one as in the digest, and the place where each block begins."""
     packed = np.frombuffer(values, kind)
     for start in range(0, len(packed), _BLOCK):
         yield start, packed[start : start + _BLOCK].astype(np.uint64) + np.uint64(1)

@@ -58,7 +58,7 @@ class Demotion(Protocol):
         ...
 
     def notice(self) -> None:
-        """Note that the limits do not hold."""
+        """Note that a limit is exceeded."""
         ...
 
 
@@ -111,7 +111,7 @@ class SegmentStore:
     def restore_prompt(
         self, context: Context, ids: bytes, text: bytes, doubt: str | None, giver: Giver | None
     ) -> Prompt:
-        """Add a prompt that was recorded before; return an equal one if there is one."""
+        """Add a prompt that was recorded before, or return an equal prompt that is there."""
         return self._prompt(context, ids, text, doubt, giver)
 
     def restore_response(
@@ -121,7 +121,7 @@ class SegmentStore:
         return self._response(context, self._prompt_end(context, prompt, None), sampled, session, None, None)
 
     def reorder(self, segments: Iterable[Segment], place: Callable[[Segment], int]) -> None:
-        """Put ``segments`` among those beside them in the order of ``place``, as if recorded in that order."""
+        """Sort each list that has one of ``segments`` by ``place``, as if all had been recorded in that order."""
         nodes: dict[Node, None] = {}
         for segment in segments:
             nodes[segment.node] = None
@@ -152,7 +152,7 @@ class SegmentStore:
                 and segment.ids == ids
             ):
                 confirm(segment, doubt)
-                if segment.giver is not None:  # otherwise the tokenizer makes these tokens of the text
+                if segment.giver is not None:  # None: the tokenizer makes these tokens of the text
                     segment.giver = segment.giver.with_another(giver.sessions) if giver is not None else None
                 return segment
         prompt = Prompt(context, ids, node, doubt, giver)
@@ -161,13 +161,13 @@ class SegmentStore:
         return prompt
 
     def _node_of(self, text: bytes, known: Node | None) -> Node:
-        """Return the node at which ``text`` ends; ``known``: a node on the way to it."""
+        """Return the node at which ``text`` ends; ``known``: a node on the way to that node."""
         return (
             self._index.insert(text[known.depth :], known) if known is not None else self._index.insert(text)
         )
 
     def _prompt_end(self, context: Context, prompt: bytes, known: Node | None) -> Node:
-        """Return the node at which ``prompt`` ends; ``context`` has all of its tokens. ``known``: see record."""
+        """Return the node at which ``prompt`` ends. ``context`` has all its tokens. ``known``: see :meth:`_node_of`."""
         before = context[0].node if context is not None else None
         if known is None and before is not None and before.depth == len(prompt) and text_of(before) == prompt:
             return before
@@ -182,12 +182,15 @@ class SegmentStore:
         again: Response | None,
         part: Response | None,
     ) -> Response:
-        """Add ``sampled``. ``begin``: the node at which its prompt ends; ``part``: its recorded beginning."""
+        """Add ``sampled``, or return ``again`` if it is the same response.
+
+        ``begin``: the node at which the prompt ends. ``part``: the recorded beginning of the response.
+        """
         node = self._index.insert(sampled.text.encode(), begin)
         if again is not None and again in node.ends and _is_all(again, context, sampled, session):
             return again
         if session is not None:
-            session = self._sessions.name(session)  # each request has its own copy of the name
+            session = self._sessions.name(session)  # one copy of the name for all responses saves memory
         end = self._index.insert(_utf8(sampled.tail), node)
         response = Response(
             context,
@@ -262,7 +265,7 @@ class SegmentStore:
 
 @lru_cache(64)
 def _utf8(tail: str) -> bytes:
-    """Return ``tail`` in UTF-8. Most responses have the same one, and share its bytes."""
+    """Return ``tail`` in UTF-8. Most responses have the same tail, and so share its bytes."""
     return tail.encode()
 
 

@@ -44,7 +44,7 @@ Versions: TypeAlias = tuple[tuple[str | None, int], ...]
 Context: TypeAlias = "tuple[Segment, int] | None"
 
 _ID_BYTES = 4
-#: Sessions remembered as givers of one prompt. Others get its ids only if the tokenizer makes the same ones.
+#: Sessions remembered as givers of one prompt. For any other session the ids count as another client's.
 _GIVERS = 64
 
 
@@ -53,9 +53,9 @@ class Segment:
 
     ``kept``: how many tokens of ``parent`` precede it. ``ids``: packed int32. ``node``: the end of its visible text
     in the index. ``doubt``: why records with this segment are inexact, or None. The other fields belong to the cache:
-    ``children`` counts segments that continue it, ``pins`` counts contexts in flight with it. ``generation`` counts
-    the new weight versions before its last use; ``older`` and ``newer`` are neighbours by age. ``serial``:
-    its number that outlives a demotion; 0 without a store.
+    ``children`` counts segments that continue it, ``pins`` counts pinned contexts that have it. ``generation`` is the
+    number of new weight versions before its last use; ``older`` and ``newer`` are neighbours by age. ``serial``: its
+    number, which it keeps when it is demoted; 0 without a store.
     """
 
     __slots__ = (
@@ -82,14 +82,14 @@ class Segment:
 
     @property
     def is_fact(self) -> bool:
-        """False if it is known only from contradictory answers; then nothing continues it."""
+        """False if the segment is known only from contradictory answers; then nothing continues it."""
         return self.doubt is None or self.doubt != CONTRADICTION
 
 
 class Giver(NamedTuple):
-    """The known sessions that gave the tokens of a prompt as ids; requests without a session are not included.
+    """The sessions that gave the tokens of a prompt as ids. Requests without a session add none.
 
-    ``is_odd``: the tokenizer makes other tokens of the text. None until this is checked.
+    ``is_odd``: True if the tokenizer makes other tokens of the text; None until this is checked.
     """
 
     sessions: tuple[str, ...]
@@ -125,10 +125,10 @@ class Response(Segment):
     ``visible``: number of tokens in the text, without the hidden tail; -1 if the text ends inside a token.
     ``end``: the node at which the text plus the decoded hidden tail ends; ``node`` if there is no tail.
     ``start``: bytes of text before the response. ``before``: digest of the ids before it.
-    ``version``: that of all tokens, or runs of versions. ``finish_reason``: the engine's JSON value, as JSON.
-    ``has_logprobs``: each token has one. ``adapter``: name of the LoRA adapter that sampled it.
+    ``version``: the version of all tokens, or runs of versions. ``finish_reason``: the engine's value, as JSON.
+    ``has_logprobs``: each token has a logprob. ``adapter``: name of the LoRA adapter that sampled it.
     ``continuation_lost``: the session continued this response, and the next response is lost. ``is_decoded``: the text
-    up to ``end`` is the decoding of all ids up to there, and whatever follows is decoded on its own.
+    up to ``end`` is the decoding of all ids up to there, and the ids after it can be decoded separately.
     """
 
     __slots__ = (
@@ -220,7 +220,7 @@ def pack_logprobs(values: Sequence[float | None]) -> bytes:
         if floats.tolist() == values:
             return floats.tobytes()
     except (TypeError, OverflowError):
-        pass  # an integer that is too large for a float, or None
+        pass  # None, or an integer that is too large for a float
     exact = array("d", [math.nan if value is None else value for value in values])
     with np.errstate(over="ignore", invalid="ignore"):  # a value too large for float32 fails the comparison
         narrow = np.frombuffer(exact).astype(np.float32)

@@ -32,9 +32,10 @@ class Sessions:
     """Responses and running requests of each session, oldest first. O(1), except removal from the middle."""
 
     def __init__(self) -> None:
-        #: A list only for several responses: one response is kept without, since a list takes 90 bytes.
+        #: A single response is kept without a list, which would take 90 bytes.
         self._responses: dict[str, Response | list[Response]] = {}
         self._running: dict[str, dict[Running, None]] = {}
+        #: Records of the beginning of a response, each with a longer record of it.
         self._longer: dict[str, dict[Response, Response]] = {}
         self.unanswered = Unanswered()
 
@@ -46,7 +47,7 @@ class Sessions:
         return session in self._responses
 
     def newest(self) -> Iterator[str]:
-        """Yield the names of the sessions, the one whose first kept response is the latest first."""
+        """Yield the names of the sessions, in the reverse order of their first kept responses."""
         return reversed(self._responses)
 
     def of(self, session: str) -> list[Response]:
@@ -69,7 +70,7 @@ class Sessions:
             self._responses[session] = [known, response] if known is not None else response
 
     def remove(self, session: str, response: Response) -> None:
-        """Remove ``response``: usually the first one (evicted), or the last one (a longer one is recorded)."""
+        """Remove ``response``: usually the first (evicted), or the last (a longer record replaces it)."""
         known = self._responses[session]
         if not isinstance(known, list) or len(known) == 1:
             del self._responses[session]
@@ -80,7 +81,7 @@ class Sessions:
         drop_part(self._longer, session, response)
 
     def grew(self, session: str, part: Response, longer: Response) -> None:
-        """Note that ``part`` is the beginning of ``longer``, of which more tokens are recorded."""
+        """Note that ``longer`` is a record of the same response as ``part``, with more tokens."""
         self._longer.setdefault(session, {})[part] = longer
 
     def sort(self, session: str, place: Callable[[Response], int]) -> None:
@@ -90,12 +91,12 @@ class Sessions:
             known.sort(key=place)
 
     def grown(self, response: Response) -> list[tuple[Response, Response]]:
-        """Return the pairs that were given to :meth:`grew` and have ``response``."""
+        """Return the pairs ``(part, longer)`` of :meth:`grew` that have ``response``."""
         known = self._longer.get(response.session, {}) if response.session is not None else {}
         return [pair for pair in known.items() if response in pair]
 
     def longer(self, session: str) -> dict[Response, Response]:
-        """Return the longest record of each response that is only the beginning of another one."""
+        """Return the longest record of the response for each record of its beginning."""
         known = self._longer.get(session, {})
         found = {}
         for part, whole in known.items():
@@ -109,7 +110,10 @@ class Sessions:
         self._running.setdefault(running.session, {})[running] = None
 
     def end(self, running: Running, *, is_recorded: bool) -> str | None:
-        """Remove ``running``. Returns a session that had an unanswered request forgotten for this one, or None."""
+        """Remove ``running``, and remember it as unanswered unless its answer ``is_recorded``.
+
+        Returns the session of another unanswered request that had to be forgotten, or None.
+        """
         own = self._running[running.session]
         del own[running]
         if not own:
@@ -123,7 +127,7 @@ class Sessions:
         return session in self._running
 
     def asked(self, session: str, text: bytes, ids: bytes | None) -> Iterator[Context]:
-        """Yield the contexts of requests of ``session`` without a recorded answer, running ones included.
+        """Yield the contexts of running and unanswered requests of ``session``.
 
         Only requests whose prompt is the beginning of ``text`` or of ``ids`` (packed).
         """
@@ -141,9 +145,9 @@ def spoken_at(nodes: Iterable[Node], session: str) -> Iterator[Response]:
 
 
 def drop_part(longer: dict[str, dict[T, T]], session: str, gone: T) -> None:
-    """Remove ``gone`` from the beginnings, and longer records of them, of ``session``.
+    """Remove ``gone`` from ``longer[session]``, which has a longer record for each record of a beginning.
 
-    What it was a longer record of gets the next longer one.
+    A beginning whose longer record is ``gone`` gets the next longer record.
     """
     parts = longer.get(session)
     if parts is None:

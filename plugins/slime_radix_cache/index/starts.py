@@ -1,6 +1,6 @@
-"""Index of responses by the ids before them: it finds the context of given ids.
+"""Index of responses by the ids before them, to find the context of given ids.
 
-The text of the ids does not always lead to their context. It may leave out special tokens that were sampled, and a
+The text of ids does not always lead to their context. The text may leave out special tokens that were sampled, and a
 tokenizer may compose characters (NFC) that a client sent decomposed.
 """
 
@@ -24,11 +24,11 @@ class Starts:
     def __init__(self) -> None:
         self._by_digest: dict[int, Row[Response]] = {}
         self._digests = PrefixDigests(_IDS)
-        #: The last search. Its ids are compared by identity: one request searches several times.
+        #: Ids and result of the last search, since one request searches several times. Ids are compared by identity.
         self._last: tuple[bytes, list[tuple[Response, int]]] = b"", []
 
     def add(self, response: Response) -> None:
-        """Note where ``response`` begins. O(tokens since the response before it began)."""
+        """Note where ``response`` begins. O(tokens since the previous response began)."""
         self._last = b"", []
         response.before = _digest_before(response)
         self._digests.add(response.before, id_before(response))
@@ -48,10 +48,10 @@ class Starts:
         self._by_digest[response.before] = sorted_row(self._by_digest[response.before], place)
 
     def along(self, ids: bytes) -> Sequence[tuple[Response, int]]:
-        """Return responses whose context is a prefix of ``ids`` (packed), with its length: longest first, then newest.
+        """Return ``(response, length of its context)`` for each context that is a prefix of ``ids`` (packed).
 
-        O(tokens), and a comparison for each such context that no other one continues. The result is kept for the next
-        call with the same ``ids``.
+        Longest context first, then newest response. O(tokens), plus a comparison for each of these contexts that no
+        other of them continues. The result is kept for the next call with the same ``ids``.
         """
         known, found = self._last
         if known is not ids or not ids:
@@ -74,7 +74,7 @@ class Starts:
 
 
 def _lengths(response: Response, place: int) -> dict[tuple[Segment | None, int], int]:
-    """Return the lengths of the contexts before ``response``, which begins at ``place``, and before earlier ones."""
+    """Return the lengths of the context before ``response``, which begins at ``place``, and of its beginnings."""
     lengths: dict[tuple[Segment | None, int], int] = {(response.parent, response.kept): place}
     for segment, length in links((response.parent, response.kept) if response.parent is not None else None):
         place -= length
@@ -89,7 +89,7 @@ def id_before(response: Response) -> int:
 
 
 def _digest_before(response: Response) -> int:
-    """Return the digest of the tokens before ``response``, from that of the response before it."""
+    """Return the digest of the tokens before ``response``. It extends the digest of the previous response."""
     since: list[bytes] = []
     digest = 0
     here: Segment = response

@@ -64,7 +64,7 @@ class TextIndex:
         return Path(position, node, stops)
 
     def insert(self, text: bytes, below: Node | None = None) -> Node:
-        """Return the node at which ``text``, from ``below`` (default: the root) on, ends; create it if needed."""
+        """Return the node at which ``text`` ends, read from ``below`` (default: the root) on; create it if needed."""
         node = below if below is not None else self.root
         position = 0
         size = len(text)
@@ -161,7 +161,7 @@ def prompt_end(response: Response) -> Node:
 
 
 def nodes_of(response: Response) -> Iterator[Node]:
-    """Yield the nodes that have ``response``: those at its ends, those of its text, and the end of its prompt."""
+    """Yield the nodes that refer to ``response``: at its ends, in its text, and at the end of its prompt."""
     yield response.end
     node = response.node
     while node.depth > response.start:

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_FORK", "Node"]
 
-#: Depths that all nodes share: an int of its own takes 32 bytes. Beyond them, the text itself takes much more.
+#: Depths as objects that all nodes share: an int takes 32 bytes. For greater depths the text takes much more memory.
 _DEPTHS = tuple(range(1 << 14))
 
 #: The first bytes of several edges, followed by their nodes in the same order: one tuple is smaller than two.
-#: Any: the type of an element is known only for a constant index.
+#: ``Any``: mypy knows the type of an element only for a constant index.
 Fork: TypeAlias = "tuple[Any, ...]"
 NO_FORK: Fork = (b"",)
 
@@ -144,5 +144,5 @@ class Node:
 
 @lru_cache(1 << 12)
 def _shared(keys: bytes) -> bytes:
-    """Return ``keys``. Equal keys, which are frequent, are one object."""
+    """Return one object for all equal ``keys``, which are frequent."""
     return keys

@@ -37,11 +37,11 @@ _RUNNING = "null"
 class Match(NamedTuple):
     """The longest known context: ``context`` covers the first ``position`` bytes of the text.
 
-    ``candidates``: recorded contexts that this text may stand for; ``at_least``: there may be more.
+    ``candidates``: number of recorded contexts that this text may stand for; ``at_least``: there may be more.
     ``inside_response``: all of the text is recorded, and it ends within a response. ``others``: only other sessions
     have all of the text, as a prompt (``asked``) or with ``sampled`` parts. ``is_asked``: the session of the search
     sent a request with this context, and so continued all of it. ``unknown``: see SpellingCheck; contexts with one
-    of these prompts were left out. ``node``: the node at that position, if there is one.
+    of these prompts were left out. ``node``: the node at ``position``, if there is one.
     """
 
     context: Context
@@ -87,7 +87,7 @@ class Search:
         return found
 
     def alone(self, check: SpellingCheck) -> Found | None:
-        """Return a context of prompts alone (no sampled token) with exactly this text, or None."""
+        """Return a context of only prompts (no sampled token) with exactly this text, or None."""
         context = self._ending_at(self._path.node, inherited({}, check), 0) if self._is_at_node else None
         return (context, len(self._text)) if context is not None else None
 
@@ -131,7 +131,7 @@ class Search:
         """Count the contexts of responses that begin here, except contexts that end here or are cut here.
 
         Such a context leaves out the hidden tail of a response, perhaps a stop token. Or it was recorded for another
-        text: one of the two texts spells such a token out and the other does not.
+        text with the same tokens: one of the two texts spells out a special token, and the other does not.
         """
         node = self._path.node
         begun = node.begins if self._is_at_node else ()
@@ -151,7 +151,7 @@ class Search:
         )
 
     def _cuts(self, ends: Collection[Segment]) -> tuple[int, bool]:
-        """Count the responses that continue after the text and have a token end there; True if there may be more."""
+        """Count the responses that go on after the text and have a token that ends there; True if there may be more."""
         count = 0
         passing = [one for one in self._path.node.through if one.start < len(self._text) and one not in ends]
         for response in passing[:_CUTS_TRIED]:
@@ -180,8 +180,8 @@ class Search:
     def _longer_cut(self, floor: int, fitting: ContextFilter, *, exhaustive: bool) -> Found | None:
         """Return the response whose cut after a whole token covers most of the text, if more than ``floor`` bytes.
 
-        The search goes from the end of the text upwards. It does not stop at the first cut: a response that differs
-        from the text earlier may still share a later end of a token.
+        The search goes from the end of the text towards the root. It does not stop at the first cut: a response that
+        differs from the text earlier may still share a later end of a token.
         """
         best: Found | None = None
         spelt: list[tuple[int, bytes]] = []
@@ -220,10 +220,11 @@ class Search:
 def with_all_said(
     longest: Callable[[float], Found | None], begins: Callable[[Response], float]
 ) -> Found | None:
-    """Return the longest context of a session. If it ends with a prompt, it has the session's last response there.
+    """Return the longest context of a session. If the context ends with a prompt, it has the session's last response.
 
-    This excludes the prompt of another client that has a sampled part of the session as text. ``longest(since)`` takes
-    a context that ends with a prompt only if its last response ``begins`` at ``since`` or later (infinity: never).
+    Otherwise another client's prompt could be found, in which text of that response is prompt. ``longest(since)``
+    returns the longest context. A context that ends with a prompt counts only if its last response ``begins`` at
+    ``since`` or later (infinity: no such context counts).
     """
     found = longest(0)
     if found is None or isinstance(found[0][0], Response):

@@ -92,7 +92,7 @@ class Trajectories(SegmentStore):
         return self._sessions.longer(session)
 
     def has_lost(self, session: str) -> bool:
-        """Return True if ``session`` is not whole by ``losses``. O(1); may be a false positive, rarely."""
+        """Return True if something of ``session`` is lost or not exact. O(1); rarely a false positive."""
         return session in self.losses.sessions or session in self.losses.open
 
     # Running requests.
@@ -142,7 +142,7 @@ class Trajectories(SegmentStore):
         if giver is not None:
             _give(context, giver)
         if known is not None and (context is None or context[0] not in known.ends):
-            known = None  # nothing has kept the place
+            known = None  # no pinned segment ends there, so the node may have been removed
         asked = self._prompt(context, prompt_ids, prompt, doubt, giver, known) if prompt_ids else None
         if asked is not None:
             begin = asked.node
@@ -174,12 +174,12 @@ class Trajectories(SegmentStore):
             self.losses.texts.add(text)
 
     def withdraw(self, part: Response) -> None:
-        """Remove ``part``, of which a longer record exists, unless something continues it."""
+        """Remove ``part``, which a longer record replaces, unless something continues it."""
         if part in part.node.ends and not self.is_needed(part):
             self._remove(part)
 
     def is_needed(self, segment: Segment) -> bool:
-        """Return True if a request in flight or another segment continues ``segment``, a demoted one included."""
+        """Return True if a request in flight or another segment, in memory or demoted, continues ``segment``."""
         if segment.children or segment.pins:
             return True
         return self.demotion is not None and self.demotion.is_continued(segment)
@@ -218,7 +218,10 @@ class Trajectories(SegmentStore):
         self.losses.sessions.add(session)
 
     def _keep_to_limits(self, newest: Segment | None = None) -> None:
-        """Evict the oldest segments until the limits hold; not those in flight, nor the ``newest``. O(evicted)."""
+        """Evict the oldest unpinned segments, but not ``newest``, until the limits hold. O(evicted).
+
+        With a store, only ask for demotion.
+        """
         if self.demotion is not None:
             if (first := self._ages.oldest) is not None and self._overdue(first) is not None:
                 self.demotion.notice()
@@ -230,15 +233,12 @@ class Trajectories(SegmentStore):
             self.evict(oldest, reason)
 
     def _overdue(self, segment: Segment, tokens: int = 0, size_bytes: int = 0) -> str | None:
-        """Return the reason to evict ``segment``, when ``tokens`` and ``size_bytes`` are evicted before it; or None."""
+        """Return the reason to evict ``segment`` after ``tokens`` and ``size_bytes`` of other segments, or None."""
         unused = self._generation - segment.generation
         return self._limits.exceeded(unused, self.tokens - tokens, self.size_bytes - size_bytes)
 
     def overdue(self, most_bytes: int) -> list[tuple[Segment, str]]:
-        """Return the next segments to evict, oldest first, about ``most_bytes`` of them, each with the reason.
-
-        A segment comes after all that continue it.
-        """
+        """Return about ``most_bytes`` of segments to evict next, each with the reason; a segment after its children."""
         found: list[tuple[Segment, str]] = []
         tokens = size_bytes = 0
         segment = self._ages.oldest
@@ -264,7 +264,7 @@ class Trajectories(SegmentStore):
         self.evicted[reason] += 1
 
     def demote(self, segment: Segment) -> list[Request]:
-        """Remove ``segment``, which is kept elsewhere; return the unanswered requests that continued it."""
+        """Remove ``segment``, which is in the store; return the unanswered requests that continued it."""
         requests = self._sessions.unanswered.evicted(segment)
         self._remove(segment)
         return requests
@@ -294,6 +294,6 @@ def _give(context: Context, giver: Giver) -> None:
         if not isinstance(segment, Prompt) or segment.giver is None or kept < len(segment):
             continue
         givers = segment.giver.with_another(giver.sessions)
-        if givers is segment.giver:  # then it gave the ids before this segment too
+        if givers is segment.giver:  # known here, so it is known at the segments before, too
             return
         segment.giver = givers

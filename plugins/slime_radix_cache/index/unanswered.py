@@ -56,7 +56,7 @@ class Unanswered:
         return list(self._by_session)
 
     def add(self, session: str, prompt: bytes, ids: bytes | None, context: Context) -> str | None:
-        """Remember a request. Returns the session of the request that was forgotten for it, or None."""
+        """Remember a request. Returns the session of the oldest request if that had to be forgotten, or None."""
         packed = _Beginning.all_of(ids) if ids is not None else None
         self._add(Request(session, _Beginning.all_of(prompt), packed, context))
         if len(self._requests) <= self._remembered:
@@ -72,7 +72,7 @@ class Unanswered:
                 yield request.context
 
     def evicted(self, segment: Segment) -> list[Request]:
-        """Drop ``segment``, which was evicted, from the requests that continued it; return them as they were."""
+        """Drop the evicted ``segment`` from the requests that continued it; return these requests as they were."""
         requests = list(self._by_segment.get(segment, ()))
         for request in requests:
             self._remove(request)
@@ -80,7 +80,7 @@ class Unanswered:
         return requests
 
     def restored(self, request: Request, segment: Segment) -> None:
-        """Undo :meth:`evicted` for ``request``: ``segment`` has the tokens of the evicted one."""
+        """Undo :meth:`evicted` for ``request``: ``segment`` has the tokens of the evicted segment."""
         without = request._replace(context=None)
         if without in self._requests:
             self._remove(without)
