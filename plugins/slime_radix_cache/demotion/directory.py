@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+from slime_radix_cache.index.item_sets import ItemSet, items_of, with_item, without_item
 from slime_radix_cache.index.prefix_digests import PrefixDigests
-from slime_radix_cache.index.rows import Row, items_of, with_item, without_item
 from slime_radix_cache.index.segments import Giver, Versions
 
 __all__ = ["ANY_BYTE", "Directory", "Entry", "IdPlace", "State", "TextPlace"]
@@ -67,10 +67,10 @@ class Directory:
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
-        self._children: dict[int, Row[int]] = {}
-        self._sessions: dict[str, Row[int]] = {}
-        self._texts: dict[int, Row[int]] = {}
-        self._ids: dict[int, Row[int]] = {}
+        self._children: dict[int, ItemSet[int]] = {}
+        self._sessions: dict[str, ItemSet[int]] = {}
+        self._texts: dict[int, ItemSet[int]] = {}
+        self._ids: dict[int, ItemSet[int]] = {}
         self._text_digests = PrefixDigests("uint8")
         self._id_digests = PrefixDigests("int32")
 
@@ -151,7 +151,7 @@ class Directory:
         return [found[serial] for serial in sorted(found)]
 
 
-def _drop(rows: dict[_K, Row[int]], key: _K, serial: int) -> None:
-    rest = without_item(rows.pop(key), serial)
+def _drop(sets: dict[_K, ItemSet[int]], key: _K, serial: int) -> None:
+    rest = without_item(sets.pop(key), serial)
     if rest is not None:
-        rows[key] = rest
+        sets[key] = rest

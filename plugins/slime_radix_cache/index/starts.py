@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from slime_radix_cache.index.item_sets import ItemSet, items_of, sorted_set, with_item, without_item
 from slime_radix_cache.index.prefix_digests import PrefixDigests, extended
-from slime_radix_cache.index.rows import Row, items_of, sorted_row, with_item, without_item
 from slime_radix_cache.index.segments import Response, Segment, ids_before, links
 
 __all__ = ["Starts", "id_before"]
@@ -22,7 +22,7 @@ class Starts:
     """Responses by a digest of the tokens before them. A search compares the tokens too."""
 
     def __init__(self) -> None:
-        self._by_digest: dict[int, Row[Response]] = {}
+        self._by_digest: dict[int, ItemSet[Response]] = {}
         self._digests = PrefixDigests(_IDS)
         #: Ids and result of the last search, since one request searches several times. Ids are compared by identity.
         self._last: tuple[bytes, list[tuple[Response, int]]] = b"", []
@@ -45,7 +45,7 @@ class Starts:
     def sort(self, response: Response, place: Callable[[Response], int]) -> None:
         """Put the responses after the same tokens as ``response`` in the order of ``place``, the highest last."""
         self._last = b"", []
-        self._by_digest[response.before] = sorted_row(self._by_digest[response.before], place)
+        self._by_digest[response.before] = sorted_set(self._by_digest[response.before], place)
 
     def along(self, ids: bytes) -> Sequence[tuple[Response, int]]:
         """Return ``(response, length of its context)`` for each context that is a prefix of ``ids`` (packed).

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from slime_radix_cache.index.rows import row_of, with_item, without_item
+from slime_radix_cache.index.item_sets import item_set, with_item, without_item
 from slime_radix_cache.index.text_node import NO_FORK, Node
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class TextIndex:
         lower.parent = upper
         lower.edge = lower.edge[length:]
         upper.kid = lower
-        upper.passing = row_of([response for response in lower.through if response.start < upper.depth])
+        upper.passing = item_set([response for response in lower.through if response.start < upper.depth])
         self.nodes += 1
         return upper
 

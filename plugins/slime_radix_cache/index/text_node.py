@@ -5,7 +5,15 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from slime_radix_cache.index.rows import MANY, Items, Row, items_of, sorted_row, with_item, without_item
+from slime_radix_cache.index.item_sets import (
+    MANY,
+    Items,
+    ItemSet,
+    items_of,
+    sorted_set,
+    with_item,
+    without_item,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,9 +47,9 @@ class Node:
         self.depth = _DEPTHS[depth] if depth < len(_DEPTHS) else depth
         self.kid: Node | None = None
         self.fork: Fork = NO_FORK
-        self.ended: Row[Segment] = None
-        self.begun: Response | tuple[Response, ...] | dict[str | None, Row[Response]] | None = None
-        self.passing: Row[Response] = None
+        self.ended: ItemSet[Segment] = None
+        self.begun: Response | tuple[Response, ...] | dict[str | None, ItemSet[Response]] | None = None
+        self.passing: ItemSet[Response] = None
 
     def kid_at(self, byte: int) -> Node | None:
         """Return the child whose edge begins with ``byte``, or None."""
@@ -106,10 +114,10 @@ class Node:
 
     def sort(self, place: Callable[[Segment], int]) -> None:
         """Put segments and responses in the order of ``place``, the highest last."""
-        self.ended = sorted_row(self.ended, place)
-        self.passing = sorted_row(self.passing, place)
+        self.ended = sorted_set(self.ended, place)
+        self.passing = sorted_set(self.passing, place)
         if isinstance(self.begun, dict):
-            self.begun = {session: sorted_row(row, place) for session, row in self.begun.items()}
+            self.begun = {session: sorted_set(own, place) for session, own in self.begun.items()}
         elif isinstance(self.begun, tuple):
             self.begun = tuple(sorted(self.begun, key=place))
 

@@ -1,4 +1,4 @@
-"""Objects that segments and nodes share, and rows of one, several and many items."""
+"""Objects that segments and nodes share, and sets of one, several and many items."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ import pytest
 
 from radix_cache.direct import generate, read
 from radix_cache.toy import EOS, encode, sampled, trajectories
-from slime_radix_cache.index.rows import MANY, Row, items_of, with_item, without_item
+from slime_radix_cache.index.item_sets import MANY, ItemSet, items_of, with_item, without_item
 
 
-def test_row_grows_and_shrinks_item_by_item() -> None:
-    row: Row[int] = None
+def test_item_set_grows_and_shrinks_item_by_item() -> None:
+    group: ItemSet[int] = None
     numbers = list(range(2 * MANY))
     for number in numbers:
-        row = with_item(row, number)
-        assert list(items_of(row)) == numbers[: number + 1]
-    assert isinstance(row, dict)
+        group = with_item(group, number)
+        assert list(items_of(group)) == numbers[: number + 1]
+    assert isinstance(group, dict)
     for number in (5, 0, 2 * MANY - 1):
-        row = without_item(row, number)
+        group = without_item(group, number)
         numbers.remove(number)
-        assert list(items_of(row)) == numbers
+        assert list(items_of(group)) == numbers
     for number in numbers:
-        row = without_item(row, number)
-    assert row is None
+        group = without_item(group, number)
+    assert group is None
 
 
-def test_short_row_shrinks_to_its_only_item() -> None:
-    row: Row[int] = without_item(with_item(with_item(1, 2), 3), 2)
-    assert row == (1, 3)
-    assert without_item(row, 3) == 1
+def test_short_item_set_shrinks_to_its_only_item() -> None:
+    group: ItemSet[int] = without_item(with_item(with_item(1, 2), 3), 2)
+    assert group == (1, 3)
+    assert without_item(group, 3) == 1
     assert without_item(1, 1) is None
 
 
-@pytest.mark.parametrize("row", [None, 1, (1, 2), {1: None}])
-def test_absent_item_cannot_be_removed(row: Row[int]) -> None:
+@pytest.mark.parametrize("group", [None, 1, (1, 2), {1: None}])
+def test_absent_item_cannot_be_removed(group: ItemSet[int]) -> None:
     with pytest.raises((ValueError, KeyError)):
-        without_item(row, 3)
+        without_item(group, 3)
 
 
 def test_responses_of_a_session_share_its_name_and_their_tail() -> None:
