@@ -21,7 +21,7 @@ from slime_radix_cache.index.losses import digests_in
 from slime_radix_cache.index.segments import Context, Response, Segment, Versions
 from slime_radix_cache.index.trajectories import Trajectories
 from slime_radix_cache.journal.log_records import Answered, Asked
-from slime_radix_cache.journal.segment_records import sampled_from, text_from, told
+from slime_radix_cache.journal.segment_records import sampled_from, segment_record, text_from
 
 __all__ = ["Demotion"]
 
@@ -98,7 +98,7 @@ class Demotion:
 
     def record(self, segment: Segment) -> tuple[int, bytes]:
         """Return the serial and the record of ``segment``. O(its tokens and text)."""
-        return self.memory.serials[segment], written(told(segment, self.memory.serials))
+        return self.memory.serials[segment], written(segment_record(segment, self.memory.serials))
 
     def note_stored(self, serial: int, size: int) -> None:
         """Note that the store has the record with ``serial``, of ``size`` bytes."""

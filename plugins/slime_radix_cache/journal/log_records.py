@@ -1,4 +1,4 @@
-"""Records of the log of trajectories. The sizes are in tokens."""
+"""Records of the log of trajectories. Each ``size`` is in tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Asked(NamedTuple):
     """A recorded prompt: ``ids`` after the first ``kept`` tokens of the segment ``parent`` (0: none).
 
     Its text is the first ``shared`` bytes of the parent's text, and then ``text``. ``giver``: the sessions that
-    sent these ids. ``doubt``: as in Segment. Earlier versions of the log have neither field.
+    sent these ids. ``doubt``: as in Segment. Logs of earlier versions lack ``giver`` and ``doubt``.
     """
 
     serial: int
@@ -34,7 +34,7 @@ class Asked(NamedTuple):
 class Answered(NamedTuple):
     """A recorded response. It begins at byte ``start`` of the text. Other fields: see Asked and Sampled.
 
-    ``parts``: the segments that are beginnings of it.
+    ``parts``: serials of records of its beginnings.
     """
 
     serial: int
@@ -62,8 +62,8 @@ class Answered(NamedTuple):
 class Gone(NamedTuple):
     """A removed segment: evicted, or withdrawn because another segment has all of its tokens.
 
-    ``size`` counts its tokens. ``session``: the session that lost this response (its mark is also in a file).
-    ``before``: the serial of the response before it, of the same session (0: none is left).
+    ``session``: the session that lost this response (its mark is also in a file). ``before``: the serial of the
+    response before it, of the same session (0: none is left).
     """
 
     serial: int

@@ -13,7 +13,7 @@ from slime_radix_cache.index.text_node import Node
 from slime_radix_cache.index.text_search import Around, Cut
 from slime_radix_cache.index.trajectories import Limits, Trajectories
 from slime_radix_cache.journal.log_records import Answered, Asked, Gone, Record, Seen
-from slime_radix_cache.journal.segment_records import sampled_from, text_from, told
+from slime_radix_cache.journal.segment_records import sampled_from, segment_record, text_from
 from slime_radix_cache.journal.unfinished import UnansweredSessions
 
 __all__ = ["LoggedTrajectories"]
@@ -21,7 +21,7 @@ __all__ = ["LoggedTrajectories"]
 
 @dataclass(slots=True)
 class _Replay:
-    """State of the replay of the log. ``serial``: that of the current record."""
+    """State of the replay of the log. ``serial``: the serial of the current record."""
 
     serial: int = 0
     segments: dict[int, Segment] = field(default_factory=dict)
@@ -30,9 +30,9 @@ class _Replay:
 class LoggedTrajectories(Trajectories):
     """Trajectories restored from ``log``, which this object owns. Raises StartupError.
 
-    A segment is logged when it is added and when it is removed, in that order. So a replay decides nothing: it
-    repeats the logged changes. It restores all segments that were not removed. It enforces no limits; the next
-    record does.
+    The log has each addition and each removal of a segment, in order. So a replay decides nothing: it repeats the
+    logged changes, and restores all segments that were not removed. A replay enforces no limits; the next recorded
+    answer does.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class LoggedTrajectories(Trajectories):
         self.log = log
         self._unanswered = unanswered
         self._serials: dict[Segment, int] = {}
-        self._told_versions: set[str] = set()
-        #: By serial of a response: the serial of the last segment evicted after it, in its session.
+        self._logged_versions: set[str] = set()
+        #: By the serial of a response: the serial of the segment of its session that was evicted last behind it.
         self._last_gone: dict[int, int] = {}
         self._unwritten: list[Record] = []
         self._replay: _Replay | None = _Replay()
@@ -60,9 +60,10 @@ class LoggedTrajectories(Trajectories):
 
     async def tidy(self) -> None:
         """Compact the log from time to time."""
-        await self.log.tidy(self._is_needed)
+        await self.log.tidy(self._must_stay)
 
-    def _is_needed(self, record: Record) -> bool:
+    def _must_stay(self, record: Record) -> bool:
+        """Return True if a compaction must keep ``record``: a version, or the last loss behind a response."""
         if not isinstance(record, Gone):
             return isinstance(record, Seen)
         return record.serial == self._last_gone.get(record.before)
@@ -149,7 +150,7 @@ class LoggedTrajectories(Trajectories):
             self._replay.segments[self._replay.serial] = segment
         else:
             self._serials[segment] = self.log.number()
-            self._unwritten.append(told(segment, self._serials, self._parts_of(segment)))
+            self._unwritten.append(segment_record(segment, self._serials, self._parts_of(segment)))
 
     def _parts_of(self, segment: Segment) -> tuple[int, ...]:
         if not isinstance(segment, Response) or segment.session is None:
@@ -177,8 +178,8 @@ class LoggedTrajectories(Trajectories):
 
     def _see(self, version: str) -> None:
         super()._see(version)
-        if version not in self._told_versions:
-            self._told_versions.add(version)
+        if version not in self._logged_versions:
+            self._logged_versions.add(version)
             if self._replay is None:
                 self._unwritten.append(Seen(version))
 
@@ -220,7 +221,7 @@ class LoggedTrajectories(Trajectories):
         if segment is not None:
             self._evict(segment) if record.evicted else self._remove(segment)
             return
-        if record.session is not None:  # the log was compacted: only the loss is left of the segment
+        if record.session is not None:  # the log was compacted: it has the loss, but not the segment
             self.losses.sessions.add(record.session)
             before = replay.segments.get(record.before)
             if isinstance(before, Response):

@@ -1,4 +1,4 @@
-"""Segments as records, and back."""
+"""Conversion of segments to log records, and back."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from slime_radix_cache.index.text_index import text_of
 from slime_radix_cache.index.text_node import Node
 from slime_radix_cache.journal.log_records import Answered, Asked
 
-__all__ = ["sampled_from", "text_from", "told"]
+__all__ = ["sampled_from", "segment_record", "text_from"]
 
 
-def told(segment: Segment, serials: Mapping[Segment, int], parts: tuple[int, ...] = ()) -> Asked | Answered:
-    """Return the record of ``segment``. ``serials``: those of it and its parent; ``parts``: see Answered."""
+def segment_record(
+    segment: Segment, serials: Mapping[Segment, int], parts: tuple[int, ...] = ()
+) -> Asked | Answered:
+    """Return the record of ``segment``. ``serials`` has it and its parent; ``parts``: see Answered."""
     parent = segment.parent
     place = serials[parent] if parent is not None else 0
     fork = _fork(_end(parent), segment.node) if parent is not None else None

@@ -94,7 +94,7 @@ class UnansweredSessions:
     """Sessions with a request that has no recorded answer, running or ended. This alone is no loss.
 
     ``in`` is true only for sessions of former processes, whose requests are not known any more. If the file is full,
-    a former session is marked in ``lost`` and gives up its slot. If there is none, the new session is marked.
+    a former session is marked in ``lost`` and gives up its slot. Without former sessions, the new session is marked.
     """
 
     def __init__(self, file: SessionFile, lost: Marks) -> None:

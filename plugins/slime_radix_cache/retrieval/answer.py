@@ -74,9 +74,9 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A record, and its other fields in ``about``, ready for JSON.
+    """A record, and the other fields of the answer in ``about``, ready for JSON.
 
-    ``logprobs``: the answer includes them. ``rows``: the rows of its tokens that the question asks for.
+    ``logprobs``: the answer includes logprobs. ``rows``: the rows of its tokens that the question asks for.
     """
 
     record: Record
@@ -86,16 +86,16 @@ class Answer:
 
     @property
     def size(self) -> int:
-        """The number of its tokens and of the values in their rows: one of either takes four bytes."""
+        """The number of its tokens plus the number of values in their rows: a measure of the work to encode it."""
         return len(self.record.tokens) + sum(each.rows.size for each in self.rows if each.rows is not None)
 
 
 def record_of(context: Context, rest: bytes = b"", session: str | None = None) -> Record:
     """Return the record of ``context`` followed by ``rest``, packed ids that count as a prompt. O(tokens).
 
-    The mask is 1 for the responses up to the last one that ``session`` sampled (None: any session). That includes
-    responses of other sessions that it continued. The mask is 0 for responses of another LoRA adapter than that of
-    the last one, and for answers that contradict themselves.
+    The mask is 1 for the responses up to the last response that ``session`` sampled (None: any session). That includes
+    responses of other sessions that this session continued. The mask is 0 for responses of another LoRA adapter than
+    the last response's, and for answers that contradict themselves.
     """
     chain = list(links(context))
     trained = _trained(chain, session)
@@ -170,7 +170,7 @@ def about_record(record: Record, reason: str | None, matched: int, candidates: C
 
 
 def has_logprobs(context: Context, session: str | None) -> bool:
-    """Return ``has_logprobs`` of a record of ``context`` for ``session`` that is not made. O(sampled tokens)."""
+    """Return ``has_logprobs`` of the record of ``context`` for ``session``, without that record. O(sampled tokens)."""
     here = context[0] if context is not None else None
     while here is not None and (not isinstance(here, Response) or here.has_logprobs):
         here = here.parent
@@ -200,11 +200,11 @@ def inexact_reason(match: Match, text: bytes, record: Record, losses: Callable[[
     ``losses`` is called only if needed, since it hashes the whole text.
 
     - ``cut_inside_token``: the text ends within a sampled token, so its end was tokenised again.
-    - ``evicted``: no session has all of the text, and it is lost. Or only other sessions have it, this session lost a
-      response, and the text is lost or nobody sampled any of it.
+    - ``evicted``: no session has all of the text, and the text is lost. Or this session lost a response, and only other
+      sessions have all of the text; besides, the text is lost or nobody sampled any of it.
     - ``uncovered_text``: no engine has consumed the end of the text in this context, or the text is empty.
-    - ``other_session``: only other sessions have all of the text. They sampled part of it, or this session has its
-      beginning.
+    - ``other_session``: only other sessions have all of the text. They sampled part of it, or this session has only
+      its beginning.
     - the reasons of :func:`reason_of_record`.
     """
     if not text:

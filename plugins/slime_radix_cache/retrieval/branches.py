@@ -17,7 +17,7 @@ __all__ = ["Branch", "Shared", "answer_of", "branches", "continued_in"]
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The first ``tokens`` tokens are those of branch ``index`` too, in the same context."""
+    """A prefix shared with another branch: the first ``tokens`` tokens of branch ``index``, in the same context."""
 
     index: int
     tokens: int
@@ -27,11 +27,11 @@ class Shared:
 class Branch:
     """One leaf: a response that its session has not continued, with everything before it.
 
-    ``text``: all of it in UTF-8, as a client saw it. ``prompt_bytes`` and ``prompt_tokens`` count the part before
-    the first sampled token; ``prompt_bytes`` is None if the text does not begin with the text of that part.
-    ``parent``: the earlier branch with the longest shared prefix; None for the first of a tree.
-    ``candidates``: contexts that this text may stand for, lost ones included. ``cut_short``: the session continued
-    the leaf, and that response was evicted.
+    ``text``: the whole text in UTF-8, as a client saw it. ``prompt_bytes`` and ``prompt_tokens`` count the part before
+    the first sampled token; ``prompt_bytes`` is None if ``text`` does not begin with the text of that part.
+    ``parent``: the longest prefix shared with an earlier branch; None for the first branch of a tree.
+    ``candidates``: number of contexts that ``text`` may stand for, lost contexts included. ``cut_short``: the session
+    continued the leaf, and the next response was evicted.
     """
 
     leaf: Response
@@ -51,9 +51,9 @@ def branches(
 ) -> list[Branch]:
     """Return the branches of ``responses``, which are all those of one session, oldest first. O(segments and text).
 
-    A continued response is no leaf, also if the client kept only a part of it. The recorded beginning of a longer
-    response is a leaf only if its continuation was lost. ``candidates`` counts the contexts that a text may stand
-    for. ``longer``: see Sessions.
+    A continued response is no leaf, even if the client kept only a part of it. The recorded beginning of a longer
+    response is a leaf only if its continuation was lost. ``candidates(text)`` counts the contexts that ``text`` may
+    stand for. ``longer``: see :meth:`Sessions.longer`.
     """
     continued = continued_in(responses)
     continued |= {whole for part, whole in longer.items() if part in continued}
@@ -73,7 +73,7 @@ def continued_in(responses: Sequence[Response]) -> set[Segment]:
         before = (response.parent, response.kept) if response.parent is not None else None
         for segment, kept in links(before):
             if segment in continued:
-                break  # and so is everything before it
+                break  # everything before it is in the set already
             if kept:
                 continued.add(segment)
     return continued
@@ -85,7 +85,7 @@ def _branch(
     seen: dict[Segment, list[tuple[int, int]]],
     candidates: Callable[[bytes], Count],
 ) -> Branch:
-    """Return the branch of ``leaf``. ``seen``: for each segment, its branches and how many tokens each has of it."""
+    """Return the branch of ``leaf``. ``seen``: for each segment, the branches that have it, and how much, in tokens."""
     chain = list(links((leaf, len(leaf))))
     position = sum(length for _, length in chain)
     parent = None
@@ -128,7 +128,7 @@ def answer_of(branch: Branch, spell: Callable[[Sequence[int]], str]) -> Answer:
         prompt = branch.text[: branch.prompt_bytes].decode()
     else:
         prompt = spell(record.tokens[: branch.prompt_tokens].tolist())
-    begins = text.startswith(prompt)  # or sampling began inside a character
+    begins = text.startswith(prompt)  # False if sampling began inside a character
     response = text[len(prompt) :] if begins else spell(record.tokens[branch.prompt_tokens :].tolist())
     about = {
         **about_record(record, reason, len(text), branch.candidates),

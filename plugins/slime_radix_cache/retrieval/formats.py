@@ -1,6 +1,6 @@
-"""Formats of answers: JSON by default, msgpack, npz and safetensors for long answers.
+"""Formats of answers: JSON by default; msgpack, npz and safetensors for long answers.
 
-Where JSON has a list with an entry for each token, the others have an array with the same values:
+Where JSON has a list with an entry for each token, the other formats have an array with the same values:
 
 ==================  =======  =================================================
 ``tokens``          ``<i4``
@@ -8,14 +8,16 @@ Where JSON has a list with an entry for each token, the others have an array wit
 ``rollout_logp``    ``<f8``  NaN where JSON has null; left out if not wanted
 ``version_index``   ``<i4``  index into ``version_names``, -1 where the mask is 0
 ``routed_experts``  any     ``|u1``, ``<u2`` or ``<i4``: as narrow as they fit; left out if not wanted or not exact
-``indexer_topk``    any     likewise
+``indexer_topk``    any     as ``routed_experts``
 ==================  =======  =================================================
 
 ``version_index`` and the list ``version_names`` (an entry is null where the engine named no version) replace JSON's
 ``generation_versions``.
-The npz of a session concatenates its arrays: trajectory ``i`` is ``offsets[i]`` to ``offsets[i + 1]`` (``<i8``).
-Its routed experts are at ``experts_offsets``, and ``indexer_topk`` at ``indexer_offsets``. A safetensors file has all
-but the arrays as JSON: ``about`` in its metadata; that of a session has the arrays ``NAME.i``.
+
+All other fields are JSON, named ``about``: an array of bytes in an npz, metadata in a safetensors file. The npz of a
+session joins the arrays of its trajectories: trajectory ``i`` is ``offsets[i]`` to ``offsets[i + 1]`` (``<i8``). In the
+same way, ``experts_offsets`` and ``indexer_offsets`` give the places of ``routed_experts`` and ``indexer_topk``. A
+safetensors file of a session has an array ``NAME.i`` for each trajectory ``i``.
 """
 
 from __future__ import annotations
@@ -146,8 +148,8 @@ def _npz_many(about: Mapping[str, Any], answers: Sequence[Answer]) -> bytes:
     arrays = {name: np.concatenate([one[name] for one in each]) for name in each[0] if name not in ROWS}
     arrays["offsets"] = np.cumsum([0, *(len(one["tokens"]) for one in each)], dtype="<i8")
     for name, fields in ROWS.items():
-        if told := [one[name] for one in each if name in one]:
-            arrays[name] = np.concatenate(told)
+        if found := [one[name] for one in each if name in one]:
+            arrays[name] = np.concatenate(found)
             arrays[fields.offsets] = np.cumsum([0, *(len(one.get(name, ())) for one in each)], dtype="<i8")
     said = {**about, "version_names": list(names), "trajectories": [_about(answer) for answer in answers]}
     return _zipped(said, arrays)
@@ -191,7 +193,7 @@ _BY_TYPE = {format.media_type: format for format in (JSON, MSGPACK, NPZ, SAFETEN
 def format_for(accept: str) -> Format:
     """Return the format that an ``Accept`` header prefers; JSON if it names none."""
     if (named := _BY_TYPE.get(accept)) is not None:
-        return named  # most clients send just the media type
+        return named  # most clients send only the media type
     best, highest = JSON, 0.0
     for part in accept.split(","):
         kind, *parameters = (piece.strip().lower() for piece in part.split(";"))

@@ -90,7 +90,7 @@ def read_object(request: Request, key: str) -> dict[str, Any]:
 
 
 def rows_form(value: Any) -> str:
-    """Return the form in which rows are wanted in JSON. Raises BadRequest."""
+    """Return the encoding of rows in JSON that ``value`` names; INT32 if it is None. Raises BadRequest."""
     if value in (None, INT32):
         return INT32
     if value != NPY:

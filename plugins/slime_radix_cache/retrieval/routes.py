@@ -37,6 +37,7 @@ __all__ = ["Retrieval"]
 
 #: Answers with more tokens are encoded in a thread: about 1 ms of work.
 _MANY_TOKENS = 16_384
+#: A size for answers that are always encoded in a thread.
 _MANY = _MANY_TOKENS + 1
 
 
@@ -77,7 +78,7 @@ class Retrieval:
         self._threads = threads
 
     async def retrieve(self, question: Question, client: str | None = None) -> Answer:
-        """Return the answer that is documented for ``/retrieve_from_text``. ``client``: see FairTurns.
+        """Return the answer that is documented for ``/retrieve_from_text``. ``client``: see ``slime_fairness.turns``.
 
         Raises BadRequest if the text is too long.
         """
@@ -91,7 +92,7 @@ class Retrieval:
             await self._given_prompts.find_out_all(match.unknown, kept, client)
             await self._cold.load_text(text, question.session)
             match = kept.find_to_read(text, question.session)
-        candidates = kept.candidates(text, match)  # before an await, in which some may be demoted
+        candidates = kept.candidates(text, match)  # before the next await: during it, some may be demoted
         rest = b""
         matched = len(question.text)
         if match.position < len(text):

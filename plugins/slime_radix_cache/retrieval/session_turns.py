@@ -25,11 +25,11 @@ __all__ = ["SessionTurns", "Turn", "TurnContext"]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One response of a session. ``before``: number of the turn that it continues; None for a first turn.
+    """One response of a session. ``before``: the number of the turn that this turn continues; None for a first turn.
 
-    Numbers are in the order in which responses came. ``prompt``: equal for responses to one prompt.
-    ``finish_reason``: the engine's; None if no end was seen, or if it is no object. ``parts``: recorded beginnings
-    of ``response``, from before it was complete.
+    Numbers are in the order in which responses came. ``prompt``: equal for responses to the same prompt.
+    ``finish_reason``: from the engine; None if the end was not seen, or if the engine sent no object. ``parts``:
+    records of beginnings of ``response``.
     """
 
     number: int
@@ -72,7 +72,7 @@ class SessionTurns:
         self.spell = spell
 
     async def load(self, session: str) -> None:
-        """Promote the demoted responses of ``session``. Call it right before the other methods. Raises HTTPError."""
+        """See :class:`slime_radix_cache.contracts.SessionTurns`."""
         await self._cold.load_session(session)
 
     def turns(self, session: str) -> list[Turn]:
@@ -135,24 +135,27 @@ class SessionTurns:
         return TurnContext(record, tuple(reversed(spans)), tuple(reversed(sampled)), reason)
 
     def rows(self, name: str, turn: Turn, tokens: int) -> FoundRows | str | None:
-        """Find the rows ``name`` of the first ``tokens - 1`` tokens up to ``turn``; or return why they are not known.
+        """See :class:`slime_radix_cache.contracts.SessionTurns`.
 
-        ``name``: that of a field in ``meta_info``, such as ``routed_experts``. None: no plugin records rows.
+        ``name``: the name of a field in ``meta_info``, such as ``routed_experts``.
         """
         if self._rows.store is None:
             return None
         return self._rows.find(name, (turn.response, len(turn.response)), tokens)
 
     def text(self, turn: Turn) -> str:
-        """Return the response text of ``turn``. O(its length). Only for the event loop, which changes the index."""
+        """Return the response text of ``turn``. O(its length).
+
+        Only the event loop's thread may call this, since that thread changes the index.
+        """
         return text_of(turn.response.node, prompt_end(turn.response)).decode()
 
     def has_lost(self, session: str) -> bool:
-        """Return True if a response of ``session`` is lost, or contradicts itself."""
+        """See :class:`slime_radix_cache.contracts.SessionTurns`."""
         return self._trajectories.has_lost(session)
 
     def forget(self, session: str) -> None:
-        """Evict the responses of ``session``. See ColdTrajectories."""
+        """Evict the responses of ``session``. See :meth:`Trajectories.forget`."""
         self._cold.forget(session)
 
 

@@ -22,7 +22,7 @@ __all__ = ["INT32", "NPY", "ROWS", "RowNames", "Rows", "WantedRows", "find_rows"
 
 #: Forms of rows in JSON: SGLang's base64 of int32, and vLLM's base64 of a file in NumPy's format.
 INT32, NPY = "int32", "npy"
-#: Without a logprob the rows of a token are still known.
+#: The inexact reason with which rows are exact all the same: a token without a logprob still has its row.
 _HARMLESS = "no_logprobs"
 
 
@@ -39,7 +39,7 @@ class RowNames:
         return f"return_{self.rows}"
 
 
-#: By the field in ``meta_info``, in which engines tell the rows.
+#: By the name of the field in ``meta_info`` in which engines send the rows.
 ROWS = {
     name: RowNames(name, f"{short}_exact", f"{short}_offsets")
     for name, short in zip(TOKEN_ARRAYS, ("experts", "indexer"), strict=True)
@@ -48,7 +48,7 @@ ROWS = {
 
 @dataclass(frozen=True, slots=True)
 class WantedRows:
-    """The names of rows that an answer should have, and their ``form`` in JSON."""
+    """The names of the rows that an answer should have, and their ``form`` in JSON (INT32 or NPY)."""
 
     names: Sequence[str] = ()
     form: str = INT32
@@ -58,7 +58,7 @@ class WantedRows:
 class Rows:
     """Rows ``[token_length - 1, layers, top_k]``, or ``[token_length - 1, row size]`` if the shape is not known.
 
-    ``rows`` is None if they are not exact; then ``reason`` says why. They are never padded. ``form``: that in JSON.
+    ``rows`` is None if they are not exact; then ``reason`` says why. They are never padded. ``form``: see WantedRows.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Rows of one context that are found, or the reasons why not. ``form``: that in JSON."""
+    """By name, the found ``rows`` of one context, or the reason why they are not known. ``form``: see WantedRows."""
 
     rows: Mapping[str, FoundRows | str]
     form: str
@@ -110,7 +110,7 @@ class Found:
 def find_rows(
     recorder: RowRecorder, context: Context, tokens: int, reason: str | None, wanted: WantedRows
 ) -> Found:
-    """Find the wanted rows of ``context``, whose record has ``tokens`` tokens and this ``inexact_reason``."""
+    """Find the wanted rows of ``context``. Its record has ``tokens`` tokens, and ``reason`` as ``inexact_reason``."""
     if reason is not None and reason != _HARMLESS:
         return Found(dict.fromkeys(wanted.names, reason), wanted.form)
     return Found({name: recorder.find(name, context, tokens) for name in wanted.names}, wanted.form)

@@ -12,7 +12,7 @@ from slime_radix_cache.retrieval.answer import has_logprobs, reason_of_record
 
 __all__ = ["NOTE", "Verdicts"]
 
-#: The note of an exchange that has its turns: an object with ``turns``.
+#: The name of the note in an exchange that has the exchange's turns: an object with ``turns``.
 NOTE = "radix_cache"
 _NOT_RECORDED = "not_recorded"
 
@@ -55,7 +55,7 @@ class _Reasons(Sequence[str | None]):
         return len(self._turns)
 
     def __iter__(self) -> Iterator[str | None]:
-        return map(_reason, self._turns)  # that of Sequence counts up to an IndexError
+        return map(_reason, self._turns)  # the inherited method would count up to an IndexError
 
     @overload
     def __getitem__(self, index: int) -> str | None: ...
