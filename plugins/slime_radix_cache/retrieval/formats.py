@@ -14,10 +14,10 @@ Where JSON has a list with an entry for each token, the other formats have an ar
 ``version_index`` and the list ``version_names`` (an entry is null where the engine named no version) replace JSON's
 ``generation_versions``.
 
-All other fields are JSON, named ``about``: an array of bytes in an npz, metadata in a safetensors file. The npz of a
-session joins the arrays of its trajectories: trajectory ``i`` is ``offsets[i]`` to ``offsets[i + 1]`` (``<i8``). In the
-same way, ``experts_offsets`` and ``indexer_offsets`` give the places of ``routed_experts`` and ``indexer_topk``. A
-safetensors file of a session has an array ``NAME.i`` for each trajectory ``i``.
+An npz has all other fields as JSON in the array of bytes ``about``; a safetensors file has them in its metadata. The
+npz of a session joins the arrays of its trajectories: trajectory ``i`` is ``offsets[i]`` to ``offsets[i + 1]``
+(``<i8``). In the same way, ``experts_offsets`` and ``indexer_offsets`` give the places of ``routed_experts`` and
+``indexer_topk``. A safetensors file of a session has an array ``NAME.i`` for each trajectory ``i``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Abilities of a tokenizer, tested once when it is loaded.
 
-Three properties of tokenizers would make answers silently wrong. Some lose text (lower-casing, collapsed spaces): two
-texts have the same tokens, so no text leads back to them. Some add a space before every text (SentencePiece), which
-is wrong for a text that follows other tokens. And some decode a token differently at the beginning of a text.
+Three properties of tokenizers would make answers silently wrong. Some lose text (lower-casing, collapsed spaces), so
+the tokens do not lead back to the text. Some add a space before every text (SentencePiece), which is wrong for a text
+that follows other tokens. And some decode a token differently at the beginning of a text.
 Unicode's canonical composition (NFC, as in Qwen's tokenizers) and a space at the very beginning are no loss: the
 record has the tokens that were sent, and its key is the text as the client wrote it.
 """
@@ -36,7 +36,7 @@ _PROBES = (
     "日本語 😀",
     "\ndef f(x):\n    return [x]",
 )
-#: Each one, put before a text, may keep the tokenizer from adding a space; its ids are removed again.
+#: Candidates for ``guards``, see Abilities. With one of them before a text, the tokenizer may add no space to the text.
 _GUARDS = ("\n", "☺", "\x01")
 _BEFORE = "One"
 #: Places at which texts may be cut: their pattern, and a pattern that any token across such a place matches. GPT-2
@@ -59,13 +59,13 @@ _MOST_BEFORE = 4
 class Abilities:
     """The abilities of one tokenizer. ``refused``: why no answer can be exact with it; None if answers can be.
 
-    - ``guards``: one is put before a text that follows other tokens. Its ids are then removed, unless they merged
-      with the text. () if none is needed.
-    - ``lead``: ids to put before others, so that these are decoded as within a text; () if that is the same.
-    - ``seams``: finds places at which a text may be cut, such that the ids of the parts are those of the whole;
-      None if there are none.
+    - ``guards``: texts. One is put before a text that follows other tokens, and its ids are then removed. If its ids
+      merged with the text, the next guard is tried. () if no guard is needed.
+    - ``lead``: ids to put before other ids, so that these are decoded as in the middle of a text; () if not needed.
+    - ``seams``: finds places at which a text may be cut: the ids of the parts are those of the whole. None if the
+      tokenizer has no such places.
     - ``breaks``: finds places at which a very long part may be cut. The ids of both pieces are those of the whole,
-      if the second is tokenised as a text that follows others. None if there are none.
+      if the second piece is tokenised as a text that follows other tokens. None as with ``seams``.
     - ``frame``: ids before and after a text with ``add_special_tokens``; None if they differ between texts.
     - ``special``: finds special tokens that a text spells. No other token ends inside one.
     """
@@ -82,9 +82,9 @@ class Abilities:
 def examine(
     encode: Encode, decode: Decode, added: Sequence[AddedToken], vocabulary: Iterable[str] = ()
 ) -> Abilities:
-    """Test a tokenizer. ``added``: the tokens that it searches for first. Takes some 10 ms.
+    """Test a tokenizer. ``added``: the tokens that it searches for first. Takes about 10 ms.
 
-    ``vocabulary``: that of its model; without one there are no ``breaks``.
+    ``vocabulary``: the tokens of the tokenizer's model; without them there are no ``breaks``.
     """
 
     def plain(text: str) -> list[int]:
@@ -114,7 +114,7 @@ def examine(
 
 
 def _joins(plain: Callable[[str], list[int]], decode: Decode, guard: str) -> bool:
-    """Return True if ``guard`` works: the ids after its own decode to exactly the probe, for each probe."""
+    """Return True if ``guard`` works: for each probe, the ids after the guard's ids decode to exactly the probe."""
     ahead, before = plain(guard), plain(_BEFORE)
     for probe in _PROBES:
         ids = plain(guard + probe)
@@ -140,7 +140,7 @@ def _seams(added: Sequence[AddedToken]) -> list[str]:
 
     ``tokenizers`` first searches for tokens that are not normalised, leftmost and longest, and encodes each text
     between them separately (tokenizers, src/tokenizer/added_vocabulary.rs). Excluded are tokens that depend on the
-    text before them, or strip it, and tokens that another one could overlap from the left.
+    text before them or strip it, and tokens that another token could overlap from the left.
     """
     first = [token for token in added if not token.normalized and token.content]
     bad = {token.content for token in first if token.lstrip or token.single_word}
@@ -154,7 +154,7 @@ def _special(added: Sequence[AddedToken]) -> list[str]:
 
 
 def _apart(texts: Sequence[str]) -> list[str]:
-    """Return the ``texts`` that no other one can contain or overlap from the left."""
+    """Return the ``texts`` that no other text in the list can contain or overlap from the left."""
     endings = {text[place:] for text in texts for place in range(1, len(text))}
     inside = {ending[:size] for ending in endings for size in range(1, len(ending) + 1)}
     return [

@@ -1,4 +1,4 @@
-"""A copy of the Rust tokenizer inside a transformers tokenizer, since transformers changes the state of its own."""
+"""A copy of the Rust tokenizer inside a transformers tokenizer, since transformers changes the original's state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TRANSFORMERS = "transformers.tokenization_"
 
 
 class Decoder(NamedTuple):
-    """A function to ``decode`` ids, and the ``special`` ids that are known to be skipped by it on request."""
+    """A function to ``decode`` ids, and the ``special`` ids that it skips on request (empty: not known)."""
 
     decode: _Decode
     special: frozenset[int] = frozenset()
@@ -39,7 +39,7 @@ def own_copy(tokenizer: Tokenizer) -> tokenizers.Tokenizer | None:
 
 
 def decoder_of(tokenizer: Tokenizer) -> Decoder:
-    """Return a decoder for ``tokenizer``. It calls the Rust tokenizer if that decodes alike, at half the cost."""
+    """Return a decoder for ``tokenizer``. If the Rust tokenizer decodes alike, it is called, at half the cost."""
     own = own_copy(tokenizer)
     if own is None or not _only_delegates(tokenizer):
         return Decoder(lambda ids, skip: tokenizer.decode(list(ids), skip_special_tokens=skip))

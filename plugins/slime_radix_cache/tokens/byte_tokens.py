@@ -1,6 +1,6 @@
-"""Decoding for byte-level vocabularies: each token is some bytes, whatever stands around it.
+"""Decoding for byte-level vocabularies, in which each token stands for the same bytes in any context.
 
-The ``tokenizers`` library makes strings of the tokens first, and bytes of those. Here the bytes of each token are kept.
+The ``tokenizers`` library turns tokens into strings, and these into bytes. Here the bytes of each token are kept.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ __all__ = ["byte_decoder"]
 
 logger = logging.getLogger(__name__)
 
-#: Tokens that are compared in one go.
+#: Tokens that are decoded together for a comparison.
 _TOGETHER = 64
 
 
 def byte_decoder(own: tokenizers.Tokenizer) -> Callable[[Sequence[int], bool], str] | None:
-    """Return a function to decode ids as ``own`` does, in a third of its time; True skips special tokens.
+    """Return a function to decode ids as ``own`` does, in a third of its time; its argument True skips special tokens.
 
-    None for a vocabulary that is not byte-level. None, and that is logged, if a token is decoded in another way than by
-    ``own``. About 0.5 s for 150,000 tokens; once in a process.
+    Returns None for a vocabulary that is not byte-level. Also returns None, and logs that, if a token would be decoded
+    in another way than by ``own``. Takes about 0.5 s for 150,000 tokens, once per process.
     """
     return _compared(own.to_str())
 
@@ -58,7 +58,7 @@ def _decoder(own: tokenizers.Tokenizer) -> Callable[[Sequence[int], bool], str]:
 
 
 class _Bytes(dict[int, bytes]):
-    """The bytes of each token that was asked for; none of those ``left_out``, nor of one that is unknown."""
+    """The bytes of tokens by id, made when first needed; empty for unknown tokens and for those ``left_out``."""
 
     def __init__(self, own: tokenizers.Tokenizer, left_out: frozenset[str]) -> None:
         super().__init__()
@@ -69,8 +69,8 @@ class _Bytes(dict[int, bytes]):
         token = self._own.id_to_token(number)
         if token is None or token in self._left_out:
             found = b""
-        elif all(sign in _BYTES for sign in token):
-            found = bytes(_BYTES[sign] for sign in token)
+        elif all(char in _BYTES for char in token):
+            found = bytes(_BYTES[char] for char in token)
         else:  # an added token, which is written as it is
             found = token.encode()
         self[number] = found
@@ -78,7 +78,7 @@ class _Bytes(dict[int, bytes]):
 
 
 def _byte_level() -> dict[str, int]:
-    """The byte of each GPT-2 sign: visible Latin-1 stands for itself, U+0100 and on for the other bytes in order."""
+    """Return the byte of each GPT-2 character: visible Latin-1 as it is, then U+0100 and on for the other bytes."""
     own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in own]
     return {chr(byte): byte for byte in own} | {chr(0x100 + place): byte for place, byte in enumerate(others)}

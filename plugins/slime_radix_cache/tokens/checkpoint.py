@@ -15,13 +15,13 @@ from slime_radix_cache.tokens.hub import hub_failure
 
 __all__ = ["eos_ids", "load_tokenizer", "offer_tokenizer"]
 
-#: SGLang uses the EOS ids of both files, and those of the tokenizer.
+#: SGLang uses the EOS ids of both files and of the tokenizer.
 _CONFIGS = ("config.json", "generation_config.json")
 #: Llama's end of a message. SGLang treats it as an EOS if the vocabulary has it.
 _END_OF_MESSAGE = "<|eom_id|>"
 #: A model on the Hugging Face Hub: ``name``, or ``organization/name``.
 _MODEL_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-#: Names of files, one of which each tokenizer has.
+#: Each tokenizer has a file with one of these names.
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
 _WANTED = "a directory with tokenizer files, or the name of a model on the Hugging Face Hub"
 

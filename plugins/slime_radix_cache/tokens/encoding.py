@@ -30,7 +30,7 @@ _MAX_BYTES = 64 << 20
 MAX_TOKENS = 1 << 20
 #: A text with more characters per allowed token is refused: tokens as long as this are rare.
 _MOST_CHARACTERS = 16
-#: A longer part is cut if it has a place for that; without one, _LONGEST_PART is the maximum. In characters.
+#: In characters. A longer part is cut where that is safe. A part without such a place may have _LONGEST_PART.
 _LONG_PART = 1 << 15
 _LONGEST_PART = 1 << 20
 #: Characters that are tokenised in one call: a tokenizer needs a hundred times their size in memory.
@@ -54,9 +54,9 @@ class Encoder:
     """Tokenizer of prompts.
 
     For a transformers tokenizer it uses a copy of the Rust tokenizer inside, since transformers sets truncation and
-    padding on the original. Only its batch calls release the GIL. Any other tokenizer is called directly, and
-    must be safe to call from several threads. ``abilities``: the result of its tests. ``max_tokens``: limit for one
-    prompt.
+    padding on the original. Only the copy's batch calls release the GIL. Any other tokenizer is called directly, and
+    must be safe to call from several threads. ``abilities``: results of the tests of the tokenizer. ``max_tokens``:
+    limit for one prompt.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class Encoder:
     async def encode(self, text: str, *, begins: bool, client: str | None = None) -> bytes:
         """Return the packed int32 ids of ``text``. ``begins``: nothing comes before it, so a BOS may be added.
 
-        The ids are exactly those of tokenising all of it at once. ``client``: see FairTurns. Raises BadRequest if the
-        text is too long, and the tokenizer's own errors.
+        The ids are exactly those of tokenising the whole text at once. ``client``: see :mod:`slime_fairness.turns`.
+        Raises BadRequest if the text is too long, and the tokenizer's own errors.
         """
         self.check_text(text)
         if self._compared is not None and not self._compared.is_fast:
@@ -119,7 +119,7 @@ class Encoder:
             whole = Part(text, framed=True)
             _check_part(whole)
             ids = await self._parts.ids([whole], client)
-        elif len(text) < SHORT_PART and self._compared is not None:  # to look it up would take as long
+        elif len(text) < SHORT_PART and self._compared is not None:  # a look-up would take as long
             ids = self._parts.made_now(Part(text, follows=not begins and self._needs_guard(text)))
         elif len(text) > self._long_part:
             ids = await self._encode_long(text, begins=begins, client=client)
@@ -198,7 +198,7 @@ class Encoder:
             ids = self._batch([guard + text], False)[0]
             if list(ids[: len(ahead)]) == ahead:
                 return ids[len(ahead) :]
-        return self._batch([text], False)[0]  # with the tokenizer's added space, if any
+        return self._batch([text], False)[0]  # no guard stayed apart: the tokenizer may add a space
 
     def as_dict(self) -> dict[str, Any]:
         """Return the tokenizer's abilities and the counts of tokenisation, ready for JSON."""
@@ -215,7 +215,7 @@ class Encoder:
 
 
 def _some(parts: Iterator[Part]) -> list[Part]:
-    """Return the next parts to tokenise in one call. Raises BadRequest if one is too long for that."""
+    """Return the next parts to tokenise in one call. Raises BadRequest if a part is too long for that."""
     some: list[Part] = []
     size = 0
     while size < _AT_ONCE and (part := next(parts, None)) is not None:

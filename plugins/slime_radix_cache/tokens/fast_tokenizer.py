@@ -144,7 +144,7 @@ class ComparedTokenizer:
         return self._reference(texts, framed)
 
     def _agree(self, fast: _Fast, text: str, framed: bool) -> bool:
-        """Return True if both make the same ids of ``text``; of a long text only the beginning is compared."""
+        """Return True if both tokenizers make the same ids of ``text``. Of a long text, the beginning is compared."""
         begin = text[:_COMPARED_CHARACTERS]
         return list(fast.encode(begin, framed).ids) == list(self._reference([begin], framed)[0])
 

@@ -12,9 +12,9 @@ _DEADLINE_S = 5.0
 
 
 def hub_failure(deadline_s: float = _DEADLINE_S) -> str | None:
-    """Return the reason why the Hub cannot be asked, in words; None when it answers.
+    """Return the reason why the Hub cannot be reached, in words; None if it answers.
 
-    Its own client tries again for minutes. Any answer counts, also an error.
+    The Hub's own client would retry for minutes. Any HTTP answer counts, even an error.
     """
     from huggingface_hub import constants  # heavy, and only needed for names on the Hub
 
@@ -33,7 +33,7 @@ def hub_failure(deadline_s: float = _DEADLINE_S) -> str | None:
         else:
             failed.clear()
 
-    # In a thread, since no timeout ends the search for a name. A daemon, so that the router can exit meanwhile.
+    # In a thread, since no timeout ends a DNS look-up. A daemon thread, so that the router can exit meanwhile.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(deadline_s)

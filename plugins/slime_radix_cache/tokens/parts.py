@@ -48,7 +48,7 @@ def cut(
 ) -> Iterator[Part]:
     """Yield ``text`` in parts that begin at seams, or at breaks if a part would be longer than ``long_part``.
 
-    ``follows``: a part that begins at a break is tokenised as a text that follows others; else as any other text.
+    ``follows``: a part that begins at a break is tokenised as a text that follows other tokens; else as any text.
     Texts with the same beginning are cut at the same places in it.
     """
     start = 0
@@ -117,7 +117,7 @@ class Parts:
         return b"".join([found[part] for part in parts])
 
     def made_now(self, part: Part) -> bytes:
-        """Packed int32 ids of a short ``part``, which is not kept. Raises what the tokenizer raises."""
+        """Return the packed int32 ids of a short ``part``, without the cache. Raises the tokenizer's own errors."""
         (ids,) = self._packed((part,))
         self.encoded += 1
         self.tokens_encoded += len(ids) // 4

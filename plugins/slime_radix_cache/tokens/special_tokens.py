@@ -30,7 +30,7 @@ class SpecialTokens:
 def any_of(texts: Iterable[str]) -> str:
     """Return a regular expression for any of ``texts`` that reads each character once, not once per text.
 
-    If one text is a prefix of another, it finds the shorter one.
+    If one text is a prefix of another, the expression finds the shorter text.
     """
     branches: dict[str, list[str]] = {}
     for text in texts:

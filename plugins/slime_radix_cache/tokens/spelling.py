@@ -1,7 +1,7 @@
 """Matching of tokens with the text that they spell, by decoding: no tokenizer needs a special case.
 
 The text of ``ids[:k]`` grows with ``k``, so a cut is found by binary search. The text up to the cut is then compared.
-A tokenizer that breaks this rule yields no cut, never a wrong one.
+If a tokenizer breaks this rule, there may be no cut, but never a wrong cut.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Spelling:
         if kind == "stop" and isinstance(matched, int):
             return ids[-1] == matched and text in (reading.text(ids[:-1], skip) for reading, skip in both)
         if kind == "stop" and isinstance(matched, str) and matched:
-            # If the text ends in half a character, the whole tokens have the whole character there.
+            # If the text ends in half a character, the text of all tokens has the whole character there.
             start = max(0, len(text) - 1)
             end = len(text) + len(matched)
             return any(reading.text(ids, skip).find(matched, start, end) >= 0 for reading, skip in both)
@@ -102,7 +102,7 @@ class Spelling:
         return reading.broken_off(ids, text) or reading.inside_token(ids, text)
 
     def is_decoding(self, ids: Sequence[int], text: str) -> bool:
-        """Return True if ``text`` is the text of ``ids`` with special tokens, wherever they stand."""
+        """Return True if ``text`` is the text of ``ids`` with special tokens, in any context."""
         return len(self._readings) == 1 and _BROKEN not in text and self._plain.text(ids, False) == text
 
     def text_of(self, ids: Sequence[int]) -> str:
@@ -111,7 +111,7 @@ class Spelling:
 
 
 class _Reading:
-    """One way to decode tokens: after those of ``lead``."""
+    """One way to decode tokens: after the tokens ``lead``."""
 
     def __init__(self, decoder: Decoder, lead: Sequence[int] = ()) -> None:
         self._decoded, self._special = decoder
@@ -130,7 +130,7 @@ class _Reading:
         return self._decoded(ids, skip_special) if ids else ""
 
     def prefix(self, ids: Sequence[int], wanted: str, skip_special: bool) -> tuple[int, str]:
-        """Return how many first ``ids`` (at least) spell the longest prefix of ``wanted``, and that prefix."""
+        """Return the smallest number of first ``ids`` that spell the longest prefix of ``wanted``, and that prefix."""
         low, high = 0, len(ids)
         while low < high:
             middle = (low + high + 1) // 2
@@ -159,7 +159,7 @@ class _Reading:
         return spelt
 
     def behind(self, ids: Sequence[int], visible: int) -> str:
-        """Return the text of the tokens after the ``visible`` ones, if a client could write it."""
+        """Return the text of the tokens after the first ``visible``; empty if no client could write that text."""
         if not self._lead:
             return _anchored(self._decode(ids[visible:], False))
         whole, shown = self.text(ids, False), self.text(ids[:visible], False)
@@ -178,12 +178,14 @@ class _Reading:
         return None
 
     def inside_token(self, ids: Sequence[int], text: str) -> tuple[int, str] | None:
+        """Match a text that ends inside a token."""
         for longer in (self.text(ids, False), self.text(ids, True)):
             if longer.startswith(text):
                 return -1, _anchored(longer[len(text) :])
         return None
 
     def without_hidden(self, ids: Sequence[int], shown: str) -> int:
+        """Return the number of ``ids`` without those at the end that add nothing to ``shown``, the text of all."""
         visible = len(ids)
         while visible:
             if ids[visible - 1] not in self._special:
