@@ -10,7 +10,7 @@ __all__ = ["AskedRequests"]
 
 
 class AskedRequests:
-    """Unanswered requests by the serial of the demoted segment that they continued; and these serials by session."""
+    """Unanswered requests by the serial of the demoted segment that they continued, and these serials by session."""
 
     def __init__(self) -> None:
         self._requests: dict[int, list[Request]] = {}

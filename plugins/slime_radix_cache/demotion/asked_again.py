@@ -1,4 +1,4 @@
-"""Places that may get several side records, some of which are in memory only."""
+"""Places that may get several side records, some of them in memory only. See SideRecords in the contracts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WAIT_S = 5.0
 
 
 class PlacesAskedAgain:
-    """The places that this router, earlier ones and other ones have noted."""
+    """The places that this run of the router, earlier runs and other routers have noted."""
 
     def __init__(self) -> None:
         self._known: set[bytes] = set()
@@ -40,6 +40,6 @@ class PlacesAskedAgain:
             self._being_noted.add(place)
             writer.add(AskedAgain(place))
         if place in self._being_noted:
-            with anyio.move_on_after(_WAIT_S):  # later notes come after this one in any case
+            with anyio.move_on_after(_WAIT_S):  # even after that, this note is written before later notes
                 await writer.flush()
             self._being_noted.discard(place)

@@ -64,9 +64,9 @@ class ColdTrajectories:
 
     @asynccontextmanager
     async def kept_in(self, store: ColdStore, tokenizer: str, tasks: TaskGroup) -> AsyncIterator[None]:
-        """Restore what earlier runs demoted to ``store``, and demote to it in ``tasks``; at the end save all.
+        """Restore what earlier runs demoted to ``store``; demote to it in background ``tasks``; save all at the end.
 
-        ``tokenizer``: its fingerprint. Nothing may be recorded yet. Raises StartupError.
+        ``tokenizer``: the tokenizer's fingerprint. Call this before anything is recorded. Raises StartupError.
         """
         if isinstance(self._trajectories, LoggedTrajectories):
             raise StartupError("--trajectory-log cannot be combined with a store of demoted trajectories")
@@ -134,7 +134,7 @@ class ColdTrajectories:
     # Demotion.
 
     async def run(self) -> None:
-        """Demote segments while the limits do not hold. Raises TrajectoryLost if the store says so."""
+        """Demote segments while a limit is exceeded. Raises TrajectoryLost if the store's ``stops_on_loss`` is set."""
         while True:
             self._news = anyio.Event()
             while batch := self._trajectories.overdue(_BATCH_BYTES):
@@ -153,7 +153,7 @@ class ColdTrajectories:
                     self._trajectories.evict(segment, _NOT_KEPT)
         await self.rows.save_of(segment for segment, _ in batch)
         if is_saved:
-            await self.side.save(sessions)  # last, so that no turn of a settled session is left out
+            await self.side.save(sessions)  # last, so that a settled session has all its records in the store
         for segment, reason in batch:
             demotion.demote(segment, reason)
         self._open.settle(sessions - self.side.unsaved_sessions)
@@ -175,14 +175,14 @@ class ColdTrajectories:
                 await self._progress.wait()
 
     def check(self) -> None:
-        """Demote if the limits do not hold. To be called after a request has ended."""
+        """Demote if a limit is exceeded. Call this when a request has ended."""
         if self._store is not None and self._trajectories.overdue(1):
             self._news.set()
 
     # Promotion.
 
     async def load_text(self, text: bytes, session: str | None, *, asks: bool = False) -> None:
-        """Promote all that a search for ``text`` by ``session`` may meet. Raises StoreFailed.
+        """Promote all segments that a search for ``text`` by ``session`` may meet. Raises StoreFailed.
 
         ``asks``: a request of the session begins right after the search.
         """
@@ -194,15 +194,15 @@ class ColdTrajectories:
             await self._load(lambda: [*directory.along_text(text), *self._of(session)], asking)
 
     async def load_ids(self, ids: bytes, session: str | None) -> None:
-        """Promote all that a search for ``ids`` (packed) by ``session`` may meet. Raises StoreFailed."""
+        """Promote all segments that a search for ``ids`` (packed) by ``session`` may meet. Raises StoreFailed."""
         if self._store is not None:
             directory = self._demotion.directory
             await self._load(lambda: [*directory.along_ids(ids), *self._of(session)])
 
     async def load_given(self, ids: bytes, text: bytes, session: str | None) -> None:
-        """Promote all that a search for ``ids`` (packed), whose text is ``text``, may meet. Raises StoreFailed.
+        """Promote all segments that a search for ``ids`` (packed), whose text is ``text``, may meet.
 
-        A request of the session begins right after the search.
+        A request of the session begins right after the search. Raises StoreFailed.
         """
         if self._store is not None:
             known = self._demotion.directory
@@ -210,10 +210,7 @@ class ColdTrajectories:
             await self._load(found, session)
 
     async def load_session(self, session: str) -> None:
-        """Promote all responses of ``session``, and all that counts as a candidate for one of their texts.
-
-        Raises StoreFailed.
-        """
+        """Promote all responses of ``session``, and all candidates for their texts. Raises StoreFailed."""
         if self._store is None:
             return
         await self._look()
@@ -240,7 +237,7 @@ class ColdTrajectories:
         return StoreFailed(f"the store of demoted trajectories does not answer: {error}")
 
     async def may_take(self, ids: bytes, session: str) -> bool:
-        """See :meth:`Finder.may_take`. False if the store does not answer: ``session`` may have sent ``ids``."""
+        """See :meth:`Finder.may_take`. False, the safe answer, if the store does not answer."""
         try:
             await self.load_ids(ids, session)
         except StoreFailed:
@@ -248,7 +245,7 @@ class ColdTrajectories:
         return self._trajectories.may_take(ids, session)
 
     def forget(self, session: str) -> None:
-        """See :meth:`Trajectories.forget`. What is only loaded, for a search that has not begun, is evicted too."""
+        """See :meth:`Trajectories.forget`. Also evicts what was promoted for a search that has not begun."""
         self._loads.let_go()
         self._trajectories.forget(session)
         self.side.forget(session)
@@ -257,9 +254,9 @@ class ColdTrajectories:
         return self._demotion.of_session(session) if session is not None else ()
 
     async def _load(self, wanted: Callable[[], Iterable[int]], asking: str | None = None) -> None:
-        """Promote until nothing of what is ``wanted`` is demoted. What is promoted stays in memory until then.
+        """Promote segments until none of the serials ``wanted()`` is demoted. Until then they stay in memory.
 
-        ``asking``: a session whose request begins then.
+        ``asking``: a session whose request begins right after that.
         """
         store, demotion = self._store, self._demotion
         assert store is not None  # narrowing: the callers have checked it

@@ -1,9 +1,9 @@
 """Segments that are demoted and promoted. No I/O.
 
-The content of a segment never changes, so it is stored once, as a record of the trajectory log's format. Two samples
+The content of a segment never changes, so it is stored once, as a record in the trajectory log's format. Two samples
 with the same tokens are two segments with two serials: their logprobs, versions and sessions are never merged. A record
-names its parent's serial, and has only the text after it. The few fields that may change stay in memory, in the
-directory. So does all that leads from a text, from ids or from a session to a serial.
+names its parent's serial, and has only the text after the parent's text. The few fields that may change stay in memory,
+in the directory, and so does what leads from a text, from ids or from a session to a serial.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Demotion:
     """The demoted segments of ``trajectories``, and the serials of all segments. No method awaits.
 
     ``forget(serial)`` is called for each record that is not needed any more, ``gone(serial)`` for each segment that is
-    lost for good, ``on_notice()`` when the limits do not hold, ``on_change(entry)`` when a demoted segment changes,
-    ``on_grown(session, part, whole)`` with serials of a response and its beginning. ``memory``: the segments in memory.
-    ``demoted``: numbers of demoted segments by reason; ``promoted``: the number of those that came back.
+    lost for good, ``on_notice()`` when a limit is exceeded, ``on_change(entry)`` when a demoted segment changes, and
+    ``on_grown(session, part, whole)`` with the serials of a beginning and of a longer record of the same response.
+    ``memory``: the segments in memory. ``demoted``: counts of demotions by reason. ``promoted``: count of promotions.
     """
 
     def __init__(self, trajectories: Trajectories) -> None:
@@ -45,7 +45,7 @@ class Demotion:
         self.promoted = 0
         self.forget: Callable[[int], None] = lambda serial: None
         self.gone: Callable[[int], None] = lambda serial: None
-        #: Numbers of kept and demoted responses by session; the session whose first response is the latest is last.
+        #: Numbers of kept and demoted responses by session, in the order of the sessions' first responses.
         self.sessions: Counter[str] = Counter()
         self.on_notice: Callable[[], None] = lambda: None
         self.on_change: Callable[[Entry], None] = lambda entry: None
@@ -55,7 +55,7 @@ class Demotion:
         self._trajectories = trajectories
         self._restored_serial: int | None = None
         self.grown = GrownParts()
-        #: Segments of other runs that are gone for good: a note about them may still come, or come again.
+        #: Serials of other runs' segments that are gone for good: a note about them may still come, or come again.
         self.dropped: set[int] = set()
         self._asked = AskedRequests()
 
@@ -72,7 +72,7 @@ class Demotion:
         self.memory.add(segment, self.runs.next_serial(), is_new=True)
 
     def removed(self, segment: Segment) -> None:
-        """See slime_radix_cache.index.segment_store.Demotion. What continues the segment is lost."""
+        """See slime_radix_cache.index.segment_store.Demotion. Demoted segments that continue it are lost."""
         serial = self.memory.serials.get(segment)
         if serial is None:
             return  # it is demoted
@@ -108,7 +108,7 @@ class Demotion:
             self.forget(serial)  # it was removed meanwhile
 
     def note_grown(self, segment: Segment) -> None:
-        """Note of which responses ``segment`` is the beginning, and which are its beginnings."""
+        """Note the pairs that ``segment`` is in: a beginning, and a longer record of the same response."""
         if isinstance(segment, Response) and segment.session is not None:
             for pair in self._trajectories.sessions.grown(segment):
                 part, whole = (self.memory.serials[one] for one in pair)
@@ -132,7 +132,7 @@ class Demotion:
         if entry != self.memory.noted[entry.serial]:
             return  # it has changed since
         self.note_grown(segment)
-        self.memory.remove(segment)  # so that it is not removed for good
+        self.memory.remove(segment)  # now, so that the method ``removed`` does not drop it for good
         del self.memory.sizes[entry.serial]
         self._asked.add(entry.serial, self._trajectories.demote(segment))
         self.directory.add(entry)
@@ -152,14 +152,14 @@ class Demotion:
     # Promotion.
 
     def of_session(self, session: str) -> list[int]:
-        """Return the serials of demoted segments that ``session`` sampled, or asked without an answer."""
+        """Return the serials of demoted segments that ``session`` sampled, or continued with an unanswered request."""
         return [*(one.serial for one in self.directory.of(session)), *self._asked.of(session)]
 
     def promote(self, serials: Sequence[int], records: Sequence[bytes | None], found: list[Segment]) -> None:
         """Put segments into memory as they were, and pin them; adds them to ``found``.
 
-        ``serials``: with those of demoted ancestors, in ascending order. A missing or wrong ``record`` is a loss.
-        Segments stay demoted if something before them was demoted meanwhile.
+        ``serials``: in ascending order, including demoted ancestors. A missing or wrong record is a loss. A segment
+        stays demoted if its parent was demoted meanwhile.
         """
         size = len(found)
         for serial, record in zip(serials, records, strict=True):
@@ -168,8 +168,8 @@ class Demotion:
                 continue  # promoted for another request, or lost with the segment before it
             if entry.parent in self.directory:
                 continue  # its parent was demoted while the record was read
-            told_again = read_record(record, serial)
-            segment = self._promote(entry, told_again) if told_again is not None else None
+            content = read_record(record, serial)
+            segment = self._promote(entry, content) if content is not None else None
             if segment is None:
                 self.lose(serial)
                 continue
@@ -179,7 +179,7 @@ class Demotion:
         self.promoted += len(found) - size
 
     def _promote(self, entry: Entry, record: Asked | Answered) -> Segment | None:
-        """Return the segment of ``entry``; None if ``record`` is not that of the entry."""
+        """Return the segment of ``entry``; None if ``record`` is not the entry's record."""
         serial = entry.serial
         parent = self.memory.segments.get(entry.parent)
         if (parent is None) != (entry.parent == 0):
@@ -212,9 +212,9 @@ class Demotion:
         return response
 
     def _merge(self, segment: Segment, serial: int) -> None:
-        """Make one of the promoted prompt ``serial`` and ``segment``, an equal one that was recorded meanwhile."""
+        """Merge the promoted prompt ``serial`` with ``segment``, an equal prompt that was recorded meanwhile."""
         other = self.memory.serials[segment]
-        # What continues it is in the log of notes, so it must be there, too.
+        # The serial that stays must be in the log of notes: segments there name it as their parent.
         first, last = sorted((serial, other)) if self.memory.is_saved(segment) else (serial, other)
         moved = self.directory.children(last)
         self.directory.adopt(last, first)
@@ -231,7 +231,7 @@ class Demotion:
             self.forget(serial)
 
     def _reconnect(self, segment: Segment, serial: int) -> None:
-        """Connect ``segment`` again with longer and shorter records of it, and with unanswered requests."""
+        """Connect ``segment`` again with other records of the same response, and with unanswered requests."""
         if isinstance(segment, Response) and segment.session is not None:
             for pair in self.grown.of(segment.session, serial):
                 self._grow(segment.session, *pair)
@@ -264,7 +264,7 @@ class Demotion:
             before.state.continuation_lost = True
             self.on_change(before)
         self._asked.take(serial)
-        self.memory.sizes[serial] = entry.size  # it may be there, unreadable
+        self.memory.sizes[serial] = entry.size  # for _forget: the record may be there, but unreadable
         self._drop(serial, entry.session)
 
     def _before(self, entry: Entry) -> Response | Entry | None:

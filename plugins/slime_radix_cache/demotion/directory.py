@@ -1,4 +1,4 @@
-"""The demoted segments, without their contents: what is needed to find them."""
+"""The demoted segments, without their contents: only what is needed to find them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slime_radix_cache.index.segments import Giver, Versions
 __all__ = ["ANY_BYTE", "Directory", "Entry", "IdPlace", "State", "TextPlace"]
 
 _K = TypeVar("_K")
-#: The first byte of a response without text: it is found by each text that begins with its prompt.
+#: Stands for the first byte of a response without text, which is found by each text that begins with its prompt.
 ANY_BYTE = -1
 
 
@@ -28,7 +28,10 @@ class State:
 
 
 class TextPlace(NamedTuple):
-    """The text before a response, or all of a prompt: its digest and last byte. ``first``: the next byte after it."""
+    """The text before a response, or all text up to a prompt's end: its digest and last byte.
+
+    ``first``: the byte after that text, or ANY_BYTE.
+    """
 
     digest: int
     last: int
@@ -36,7 +39,7 @@ class TextPlace(NamedTuple):
 
 
 class IdPlace(NamedTuple):
-    """The ids before a response: their digest and the last one."""
+    """The ids before a response: their digest and the last id."""
 
     digest: int
     last: int
@@ -44,10 +47,11 @@ class IdPlace(NamedTuple):
 
 @dataclass(slots=True)
 class Entry:
-    """A demoted segment. ``serial``: its number in the order of recording. ``parent``: that of its parent (0: none).
+    """A demoted segment. ``serial``: its number in the order of recording. ``parent``: its parent's serial (0: none).
 
-    ``text`` and ``ids``: the place where it is found; ``ids`` is None for a prompt. ``tokens`` and ``versions`` are
-    those of a response. ``size``: bytes of the record. ``marks``: packed digests of the texts that are lost with it.
+    ``text`` and ``ids``: the places where it is found; ``ids`` is None for a prompt. ``tokens``: number of a response's
+    tokens; ``versions``: their versions. ``size``: bytes of the record. ``marks``: packed digests of the texts that are
+    lost with the segment.
     """
 
     serial: int

@@ -17,10 +17,10 @@ __all__ = ["entry_of"]
 def entry_of(segment: Segment, serial: int, parent: int, size: int, known: Entry | None) -> Entry:
     """Return the entry of ``segment``. O(its text), unless an earlier entry is ``known``.
 
-    ``parent``: the serial of its parent; ``size``: bytes of its record.
+    ``parent``: the parent's serial; ``size``: bytes of the segment's record.
     """
     state = _state_of(segment)
-    if known is not None:  # all else never changes
+    if known is not None:  # all other fields never change
         return replace(known, parent=parent, state=state)
     text = text_of(segment.node)
     if not isinstance(segment, Response):

@@ -1,4 +1,4 @@
-"""Responses that are recorded twice: a beginning, and a longer record of it. No I/O."""
+"""Responses that are recorded twice: their beginning, and more of them. No I/O."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["GrownParts"]
 
 
 class GrownParts:
-    """By session: serials of recorded beginnings of responses, each with that of a longer record of it."""
+    """By session: serials of recorded beginnings of responses, each with the serial of a longer record."""
 
     def __init__(self) -> None:
         self._parts: dict[str, dict[int, int]] = {}
 
     def add(self, session: str, part: int, whole: int) -> bool:
-        """Add a pair; returns False if ``part`` has one."""
+        """Add a pair; return False if ``part`` already has a longer record."""
         parts = self._parts.setdefault(session, {})
         if part in parts:
             return False
@@ -30,5 +30,5 @@ class GrownParts:
                 yield pair
 
     def remove(self, session: str, serial: int) -> None:
-        """Remove ``serial``; what it was a longer record of gets the next longer one."""
+        """Remove ``serial``. A beginning whose longer record it was gets the next longer record."""
         drop_part(self._parts, session, serial)

@@ -12,7 +12,7 @@ __all__ = ["Loads"]
 
 
 class Loads:
-    """The segments that each load under way has promoted and pinned, until its end or :meth:`let_go`."""
+    """The segments that each running load has promoted and pinned, until its end or :meth:`let_go`."""
 
     def __init__(self, trajectories: Trajectories) -> None:
         self._trajectories = trajectories
@@ -30,7 +30,7 @@ class Loads:
             self._unpin(found)
 
     def let_go(self) -> None:
-        """Unpin all segments now. Loads promote again what is demoted before they end."""
+        """Unpin all segments now. If one is demoted before its load ends, the load promotes it again."""
         for found in self._under_way.values():
             self._unpin(found)
 

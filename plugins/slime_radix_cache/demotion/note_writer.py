@@ -1,4 +1,4 @@
-"""Writes notes in the order in which they are added; those that come meanwhile are written together."""
+"""Writer of notes, in the order in which they are added. Notes that come during a write are written together."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0
 
 
 class NoteWriter:
-    """Notes for ``store``. Without a log in the store, they count as written at once.
+    """Writes notes to the log of ``store``. If the store has no log, notes count as written at once.
 
-    The record of a Dropped note is forgotten when the note is written: a record is never gone while the log says that
-    it is there. ``failed`` is called with each error of the store.
+    The store forgets the record of a Dropped note only when the note is written. So the log never names a record that
+    was dropped. ``failed`` is called with each error of the store.
     """
 
     def __init__(self, store: ColdStore, failed: Callable[[Exception], None]) -> None:

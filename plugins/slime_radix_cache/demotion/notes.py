@@ -1,6 +1,6 @@
-"""Notes in the store's log: what leads to each demoted segment, and what is known of sessions.
+"""Notes in the store's log: where each demoted segment is, and what is known about sessions.
 
-Notes are written in order, so a later one about the same segment or session is the one that counts.
+Notes are in the order of writing. Of several notes about the same segment or session, the latest counts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RunBegun(NamedTuple):
 
 
 class Demoted(NamedTuple):
-    """A segment in the store. ``key`` and ``parent``: keys of its record and of its parent's (empty: none).
+    """A segment in the store. ``key`` and ``parent``: keys of its record and of its parent's record (empty: none).
 
     ``size``: bytes of the record. ``givers`` and ``is_odd``: see Giver. Other fields: see Entry and State.
     """
@@ -123,7 +123,7 @@ class AskedAgain(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """Nothing of the trajectories was in memory only when the router ended. Only notes about rows may follow."""
+    """The end of a run that left all trajectories in the store. Only notes about rows may follow."""
 
 
 class Rows(NamedTuple):

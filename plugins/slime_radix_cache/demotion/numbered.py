@@ -13,9 +13,9 @@ __all__ = ["Numbered", "is_beginning"]
 
 
 class Numbered:
-    """Segments in memory. A *stored* segment has its record in the store; a *saved* one is in the store's log, too.
+    """Segments in memory. A *stored* segment has a record in the store; a *saved* segment also has a note in its log.
 
-    ``sizes``: bytes of the records of stored segments, by serial. ``noted``: what the log says of saved ones.
+    ``sizes``: bytes of the records of stored segments, by serial. ``noted``: entries of saved segments, as in the log.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Numbered:
         self.segments: dict[int, Segment] = {}
         self.sizes: dict[int, int] = {}
         self.noted: dict[int, Entry] = {}
-        #: Serials of prompts that are one with an equal prompt, and the serial of that.
+        #: Serials of prompts that were merged with an equal prompt, each with the serial of that prompt.
         self._merged: dict[int, int] = {}
         #: Numbers of responses that are not saved, by session.
         self._unsaved: Counter[str] = Counter()
@@ -59,7 +59,7 @@ class Numbered:
         self.segments[serial] = segment
 
     def merge(self, segment: Segment, serial: int, other: int) -> None:
-        """Give ``segment`` the ``serial`` of an equal one. ``other``: that is the same from now on."""
+        """Give ``segment`` the ``serial`` of an equal segment. From now on ``other`` means the same segment."""
         self.renumber(segment, serial)
         self.noted.pop(other, None)
         self._merged[other] = serial
@@ -87,14 +87,14 @@ class Numbered:
         return session in self._unsaved
 
     def unsaved(self, segments: Iterable[Segment]) -> list[Segment]:
-        """Return those of ``segments`` that the log does not have as they are, and unsaved segments before them."""
+        """Return the ``segments`` that are not in the log as they are now, and unsaved segments before them."""
         found: dict[Segment, None] = {}
         here: Segment | None
         for segment in segments:
             if self.is_saved(segment):
                 if self.entry_of(segment) != self.noted[self.serials[segment]]:
                     found[segment] = None
-                here = segment.parent if segment in found else None  # it may have got another parent
+                here = segment.parent if segment in found else None  # its parent may be new and unsaved
             else:
                 here = segment
             while here is not None and here in self.serials and here not in found and not self.is_saved(here):
@@ -118,7 +118,7 @@ class Numbered:
 
 
 def is_beginning(segment: Segment | None) -> bool:
-    """Return True if ``segment`` is a prompt behind no response: any session may begin with it."""
+    """Return True if ``segment`` and all before it are prompts: any session may begin with them."""
     while segment is not None and not isinstance(segment, Response):
         segment = segment.parent
     return segment is None

@@ -1,4 +1,4 @@
-"""Sessions that a kill of the router would leave incomplete."""
+"""Sessions that would be incomplete after a kill of the router."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class OpenSessions:
         self._demotion = demotion
         self._writer = writer
         self._open: set[str] = set()
-        #: Open sessions whose requests need not wait (any more).
+        #: Open sessions whose note is written, or was waited for too long: their requests do not wait.
         self._noted: set[str] = set()
 
     def __contains__(self, session: str) -> bool:
@@ -40,11 +40,11 @@ class OpenSessions:
             await self._writer.flush()
         if scope.cancelled_caught:
             self._trajectories.losses.sessions.add(session)
-        if session in self._open:  # it may be settled again
+        if session in self._open:  # else it was settled meanwhile
             self._noted.add(session)
 
     def settle(self, sessions: Iterable[str | None]) -> None:
-        """Note which of ``sessions`` have nothing in memory only, and no request."""
+        """Note which of ``sessions`` have all responses in the store, and no request without an answer."""
         for session in self._open.intersection(sessions):
             if session not in self._trajectories.sessions.unanswered:
                 self._settle(session)

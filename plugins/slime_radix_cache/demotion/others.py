@@ -40,8 +40,8 @@ _EVERY_S = 1.0
 class OtherRouters:
     """Follows the notes that other routers write to ``store``. Without a shared store all methods return at once.
 
-    ``begun``: equal to the first note of each run that is followed; other runs are ignored. ``failed`` is called with
-    each error.
+    ``begun``: the first note of this run, with its format and tokenizer; runs with another first note are ignored.
+    ``failed`` is called with each error.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class OtherRouters:
         self._waiting: dict[bytes, Demoted] = {}
         self._turn = anyio.Lock()
         self._wrong: WrongNote | None = None
-        #: Numbers of the latest reading that has begun, and of the latest that has ended with its error, if any.
+        #: Numbers of the latest reading that has begun, and of the latest that has ended; the error of the latter.
         self._begun_reading = self._ended_reading = 0
         self._error: Exception | None = None
-        #: Sessions that are open, with the names of the runs.
+        #: Open sessions: each with the runs in which it is open, and the keys of its segments in ``_waiting``.
         self.open: dict[str, set[bytes]] = {}
 
     async def run(self) -> None:
@@ -76,9 +76,9 @@ class OtherRouters:
                 self._failed(error)
 
     async def look(self) -> None:
-        """Read the notes that are there now. Raises the store's errors; WrongNote for ever after a damaged note.
+        """Read the notes that are there now. Raises the store's errors, and WrongNote from a damaged note on.
 
-        Calls during a reading share the next one: a remote store takes long for each.
+        Calls during a reading share the next reading, since a reading of a remote store takes long.
         """
         if not self._store.is_shared:
             return
@@ -92,7 +92,7 @@ class OtherRouters:
                 raise self._error
 
     async def _read(self) -> Exception | None:
-        """Take the notes that are there now. Returns the error, if there is one."""
+        """Take the notes that are there now. Returns an error instead of raising it, or None."""
         if self._wrong is not None:
             return self._wrong
         try:
@@ -117,7 +117,7 @@ class OtherRouters:
         match note:
             case RunBegun():
                 if note == self._begun:
-                    losses.texts.add(b"")  # it may lose samples without a session, now or later
+                    losses.texts.add(b"")  # that router may lose samples without a session, now or later
                 else:
                     self._ignored.add(run)
             case Demoted():
@@ -132,7 +132,7 @@ class OtherRouters:
                 self._settle(note.session, run)
             case Ended():
                 for session in list(self.open):
-                    self._settle(session, run)  # the notes about each may be gone by now
+                    self._settle(session, run)  # a shortened log has no Settled notes
             case Rows():
                 self._rows.found(note)
             case Lost():
@@ -183,7 +183,7 @@ class OtherRouters:
             self.open.pop(session, None)
 
     def _add_waiting(self) -> None:
-        """Add the segments whose parents are known by now. The sessions of the others stay open."""
+        """Add the segments whose parents are known by now. The sessions of the other segments stay open."""
         while added := [key for key, note in self._waiting.items() if self._add(note)]:
             for key in added:
                 note = self._waiting.pop(key)
@@ -194,7 +194,7 @@ class OtherRouters:
                 self.open.setdefault(note.session, set()).add(key)
 
     def _add(self, note: Demoted) -> bool:
-        """Add the segment of ``note``, unless this router has its own view of it. Returns False without its parent."""
+        """Add the segment of ``note``, unless it is known here. Returns False if its parent is not known yet."""
         demotion = self._demotion
         for key in filter(None, (note.key, note.parent)):
             demotion.runs.add(key)

@@ -38,12 +38,14 @@ _TOGETHER = 4096
 
 
 class Past:
-    """The facts in ``notes``, earliest first. Raises StartupError if one is damaged, or of another ``tokenizer``.
+    """The facts in ``notes``, earliest first. Raises StartupError if a note is damaged, or of another ``tokenizer``.
 
-    ``segments``: by key, in the order of their first notes. A session that was open at the end of a run is lost, and so
-    is something without a session, unless the run says that it has ended. ``is_shared``: other routers may write notes
-    now, so ``open`` has such sessions, with the runs in which they are open, instead. ``rows``: latest run first.
-    ``dropped``: keys that are never used again. With other routers, the note about a record may come after its end.
+    ``segments``: by key, in the order of their first notes. ``rows``: notes about rows, latest run first. ``dropped``:
+    keys that are never used again; if the store is shared, a note about such a key may still come.
+
+    A session that was open at the end of a run is lost. If the store is shared, that run may still go on, so ``open``
+    has the session instead, with the runs in which it is open. Without an Ended note, a run may also have lost
+    something without a session.
     """
 
     def __init__(self, notes: Sequence[StoredNote], tokenizer: str, *, is_shared: bool = False) -> None:
@@ -54,19 +56,19 @@ class Past:
         self.side_records: dict[bytes, SideRecord] = {}
         self.asked_again: set[bytes] = set()
         self.open: dict[str, set[bytes]] = {}
-        #: By response, name and run; without other routers, a later run knows what the earlier ones have noted.
+        #: By response, name and run. In a store that is not shared, a later note replaces notes of earlier runs.
         self._rows: dict[tuple[bytes, str, bytes], Rows] = {}
         self._is_shared = is_shared
         self._begun = RunBegun(FORMAT, tokenizer)
         self.dropped: set[bytes] = set()
         for run, each in groupby(notes, lambda note: note.run):
             self._read_run(run, each)
-        #: Those that the notes still have. A log that :meth:`again` does not replace may have them.
+        #: Dropped keys that the notes still have. A log that :meth:`again` does not replace may have them, too.
         self._still_noted = [
             key for key in self.dropped for kept in (self.segments, self.side_records) if kept.pop(key, None)
         ]
         self.rows = [note for note in reversed(self._rows.values()) if self._are_needed(note)]
-        if not is_shared:  # else records may follow
+        if not is_shared:  # else another router's record may still come
             self.asked_again &= {note.place for note in self.side_records.values()}
 
     def _read_run(self, run: bytes, notes: Iterable[StoredNote]) -> None:
@@ -119,20 +121,20 @@ class Past:
                 self.asked_again.add(note.place)
 
     def _are_needed(self, note: Rows) -> bool:
-        """Return True if the response of ``note`` is there, or another router may note it later."""
+        """Return True if the response of ``note`` is known, or another router may note it later."""
         may_come = self._is_shared and note.key not in self.dropped
         return not note.key or note.key in self.segments or may_come
 
     @property
     def sizes(self) -> dict[bytes, int]:
-        """Sizes of the records, in bytes, by key. With other routers, those of rows are not known to be needed here."""
+        """Sizes of the needed records, in bytes, by key. If the store is shared, without the records of rows."""
         rows = [] if self._is_shared else self.rows
         sizes = {key: size for note in rows for key, size in note.records}
         known = (self.segments, self.side_records)
         return sizes | {key: note.size for notes in known for key, note in notes.items()}
 
     def again(self) -> Iterator[bytes]:
-        """Yield notes that say the same, also beside the notes of other logs."""
+        """Yield notes with the same facts. They stay true beside the notes of other logs."""
         dropped = map(Dropped, self._still_noted)
         known = [
             *self.segments.values(),

@@ -31,6 +31,6 @@ def read_record(content: bytes | None, serial: int) -> Asked | Answered | None:
 
 
 def place_of(text: bytes, place: int) -> TextPlace:
-    """Return the first ``place`` bytes of ``text`` as a place."""
+    """Return the TextPlace after the first ``place`` bytes of ``text``."""
     last = text[place - 1] if place else 0
     return TextPlace(extended(0, text[:place], "uint8"), last, text[place] if place < len(text) else ANY_BYTE)

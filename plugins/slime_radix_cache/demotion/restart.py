@@ -1,4 +1,4 @@
-"""Trajectories of earlier runs, found again in the store."""
+"""Restoring of earlier runs' trajectories from the store."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ async def restore(
     """
     notes = await store.notes()
     past = Past(notes, tokenizer, is_shared=store.is_shared)
-    # All of a run may be deleted, but for what continues it.
+    # All records of a run may be gone, while segments of later runs still name them as parents.
     named = [key for each in past.segments.values() for key in (each.key, each.parent) if key]
     named += [note.key for note in past.rows if note.key]
-    # A router that runs may join its notes, and then those about dropped records are read again.
+    # A running router may join its notes. Then notes about dropped records are read again.
     dropped = past.dropped if store.is_shared else ()
     demotion.runs.begin([*named, *past.side_records, *dropped], store.run)
     demotion.dropped.update(map(demotion.runs.serial, dropped))
@@ -65,7 +65,7 @@ async def restore(
 
 
 async def _begin(store: ColdStore, begun: RunBegun) -> None:
-    """Note that this run begins, before its first request: from then on it may have samples in memory only."""
+    """Note that this run begins, before its first sample: later starts see by the note that samples may be lost."""
     if store.keeps_notes:
         try:
             await store.note(packed([begun]))
@@ -74,7 +74,7 @@ async def _begin(store: ColdStore, begun: RunBegun) -> None:
 
 
 def _follow(demotion: Demotion, trajectories: Trajectories, writer: NoteWriter, past: Past) -> None:
-    """Mark what is lost, and note all losses and changes from now on."""
+    """Mark what ``past`` has lost, and let ``writer`` note all losses and changes from now on."""
     losses, runs = trajectories.losses, demotion.runs
     for note in past.lost:
         mark_lost(note, losses)

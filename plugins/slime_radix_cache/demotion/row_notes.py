@@ -18,9 +18,9 @@ __all__ = ["RowNotes"]
 
 
 class RowNotes:
-    """Writes the notes of the component ``"token_rows"``, and tells it those of others. ``past``: of earlier runs.
+    """Writes the notes of the component ``"token_rows"``, and gives it the notes of earlier runs and other routers.
 
-    The identity of a response is its serial here, and the key of its record in a note.
+    ``past``: the notes of earlier runs. A response is known by its serial here, and by the key of its record in notes.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class RowNotes:
         self._owner: TokenRows | None = None
 
     def connect(self, owner: TokenRows) -> None:
-        """Let ``owner`` know what earlier runs have noted, and note what it adds."""
+        """Give ``owner`` the notes of earlier runs, and write the notes that it adds from now on."""
         self._owner = owner
         for note in self._past:
             self.found(note)
@@ -49,7 +49,7 @@ class RowNotes:
         self._writer.add(Rows(key, name, content, tuple(records)))
 
     def found(self, note: Rows) -> None:
-        """Tell the owner of the rows in ``note``, unless their response is gone for good."""
+        """Give ``note`` to the owner of the rows, unless their response is gone for good."""
         if self._owner is None:
             return
         if not note.key:
@@ -58,12 +58,12 @@ class RowNotes:
         demotion, runs = self._demotion, self._demotion.runs
         runs.add(note.key)
         serial = runs.serial(note.key)
-        # A segment of another run may be noted after its rows, one of this run is always known.
+        # A segment of another run may be noted after its rows. A segment of this run is always known.
         if serial not in demotion.dropped and (demotion.has(serial) or not runs.is_own(serial)):
             self._owner.restore(serial, note.name, note.content, note.records)
 
     async def save(self) -> None:
-        """Put all rows into the store, and note that. Raises the owner's error if that must not fail."""
+        """Put all rows into the store, and note where they are. Raises the owner's errors."""
         if self._owner is not None:
             await self._owner.save()
             await self._writer.flush()
@@ -71,7 +71,7 @@ class RowNotes:
     async def save_of(self, segments: Iterable[Segment]) -> None:
         """Put the rows of saved ``segments``, and of those before them, into a store that outlives the router.
 
-        They are noted when the call returns, unless the store takes too long. O(segments and those before them).
+        When the call returns, notes name them, unless the store takes too long. O(segments and those before them).
         """
         if self._owner is None or not self._store.keeps_notes:
             return

@@ -17,10 +17,10 @@ def counter_of(serial: int) -> int:
 
 
 class Runs:
-    """The names of the runs, earliest first; after this run come those of other routers that began later.
+    """The names of the runs, earliest first. Runs of other routers that become known later follow this run.
 
     A serial has the place of its run in this list, and a counter. The key of a record has the name of the run (11
-    bytes) and the counter. Serials are valid in one process, and in the order of recording.
+    bytes) and the counter. Serials are in the order of recording, and valid in this process only.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Runs:
         return self._names[serial >> _COUNTER_BITS] + counter_of(serial).to_bytes(5, "big")
 
     def serial(self, key: bytes) -> int:
-        """Return the serial of the record with ``key``, of one of the runs."""
+        """Return the serial of the record with ``key``, whose run is known; 0 for an empty key."""
         return (
             self._places[key[:_RUN_BYTES]] << _COUNTER_BITS | int.from_bytes(key[_RUN_BYTES:], "big")
             if key

@@ -38,9 +38,9 @@ class SegmentSaver:
         self._demotion = demotion
 
     async def save(self, segments: Sequence[Segment]) -> bool:
-        """Put ``segments``, and those before them, into the store and its log; repeat it after failures.
+        """Put ``segments``, and unsaved segments before them, into the store and its log. Retry after failures.
 
-        Returns False if the store's ``wait_s`` was too short. Raises TrajectoryLost instead if the store says so.
+        Returns False if the store's ``wait_s`` was too short. With ``stops_on_loss`` raises TrajectoryLost instead.
         """
         demotion, memory = self._demotion, self._demotion.memory
         unsaved = memory.unsaved(segments)
@@ -70,10 +70,10 @@ class SegmentSaver:
     async def save_records(
         self, pairs: Sequence[tuple[bytes, bytes]], noted: Callable[[bytes, int], Any]
     ) -> bool:
-        """Put records, pairs of key and content, into the store; repeat it after failures.
+        """Put records, pairs of key and content, into the store and its log. Retry after failures.
 
-        ``noted(key, size)`` is called for each one then, and returns a note for the log. Returns False if the store's
-        ``wait_s`` was too short.
+        ``noted(key, size)`` is called for each stored record, and returns a note for the log. Returns False if the
+        store's ``wait_s`` was too short.
         """
         with anyio.move_on_after(self._store.wait_s):
             await self._keep(pairs)
@@ -83,7 +83,7 @@ class SegmentSaver:
         return False
 
     async def _keep(self, pairs: Sequence[tuple[bytes, bytes]]) -> None:
-        """Write records, until it succeeds."""
+        """Write records, again until that succeeds."""
         pause = _PAUSE_S
         while True:
             try:

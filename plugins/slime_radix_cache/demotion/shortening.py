@@ -1,4 +1,4 @@
-"""Notes of a run that has ended, without those that its later ones make needless."""
+"""Removal of needless notes from a run that has ended."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ __all__ = ["shortened"]
 
 
 def shortened(contents: Sequence[bytes]) -> list[bytes] | None:
-    """Return as many ``contents``, each with those of its notes that are needed. None if the run has not ended.
+    """Return as many contents as ``contents``, with only the needed notes; None if the run has not ended.
 
-    The needed ones stay where they are: a router that has read some of the contents may go on with the others.
-    A Dropped note is always needed, since another router may know the segment. Raises WrongNote.
+    Each needed note stays in its content, since a router that has read some of the contents goes on with the next. A
+    note is needless if a later note replaces it. But a Dropped note is always needed: another router may know the
+    segment. Raises WrongNote.
     """
     notes = [list(unpacked(content)) for content in contents]
     latest = (note for some in reversed(notes) for note in reversed(some) if not isinstance(note, Rows))
@@ -38,7 +39,7 @@ def shortened(contents: Sequence[bytes]) -> list[bytes] | None:
 
 
 class _Needed:
-    """Tells which notes are needed. To be asked about all notes of a run, the latest first."""
+    """Returns True for a note that is needed. Call it for all notes of a run, the latest first."""
 
     def __init__(self) -> None:
         self._later: set[tuple[Any, ...]] = set()

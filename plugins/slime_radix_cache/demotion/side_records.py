@@ -1,4 +1,4 @@
-"""Records of another plugin in the store of demoted trajectories: chats keep their turns there."""
+"""Records of another plugin in the store of demoted trajectories: the turns of chats."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _AT_ONCE = 64
 
 
 class _Unsaved(NamedTuple):
-    """A record that is not in the store yet, and the key of the record that it needs (empty: none)."""
+    """A record that is not in the store yet. ``parent``: the key of the record that it continues (empty: none)."""
 
     parent: bytes
     content: Callable[[], bytes]
@@ -40,7 +40,7 @@ class SideRecords:
         self._failed: Callable[[str, Exception], Exception]
         #: All records, also those that are not saved: their size is 0.
         self._notes: dict[bytes, SideRecord] = {}
-        #: Keys by name and by place. Most have one; a set for each would take a third of the memory.
+        #: Keys by name and by place. A single key is kept as it is: a dict for each would take a third of the memory.
         self._keys: dict[bytes, bytes | dict[bytes, None]] = {}
         self._of: dict[str | None, dict[bytes, None]] = {}
         self._unsaved: dict[str | None, dict[bytes, _Unsaved]] = {}
@@ -58,12 +58,12 @@ class SideRecords:
     ) -> None:  # fmt: skip
         """Begin to keep records in ``store``.
 
-        ``look()`` reads the notes of other routers; ``failed(kind, error)`` makes the error for requests.
+        ``look()`` reads the notes of other routers; ``failed(kind, error)`` returns the error to raise for a request.
         """
         self._store, self._saver, self._look, self._failed = store, saver, look, failed
 
     def restore(self, past: Past, gone: Container[bytes]) -> None:
-        """Add the records of ``past``. ``gone``: keys of those that the store does not have any more."""
+        """Add the records of ``past``. ``gone``: keys that the store does not have any more."""
         self._asked_again.add(past.asked_again)
         for note in past.side_records.values():
             self._add(note)
@@ -121,9 +121,9 @@ class SideRecords:
             self._drop(key)
 
     async def save(self, sessions: Iterable[str | None]) -> None:
-        """Put the records of ``sessions``, and those that they need, into the store and its log.
+        """Put the records of ``sessions``, and their parents, into the store and its log.
 
-        They stay unsaved if its ``wait_s`` is too short.
+        They stay unsaved if the store's ``wait_s`` is too short.
         """
         wanted = [key for session in sessions for key in self._unsaved.get(session, ())]
         for start in range(0, len(wanted), _AT_ONCE):
@@ -131,13 +131,13 @@ class SideRecords:
                 return
 
     async def save_all(self) -> None:
-        """Put all records into the store and its log. The sessions of those that stay unsaved are lost."""
+        """Put all records into the store and its log. A session with a record that stays unsaved counts as lost."""
         await self.save(list(self._unsaved))
         for session in self._unsaved:
             self.lose(session)
 
     def _with_parents(self, keys: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
-        """Return ``keys`` and those of the unsaved records that they need, each with its content."""
+        """Return the unsaved records of ``keys`` and their unsaved parents: pairs of key and content."""
         found: dict[bytes, bytes] = {}
         for key in keys:
             while key not in found and (unsaved := self._unsaved_record(key)) is not None:
@@ -150,11 +150,11 @@ class SideRecords:
         return self._unsaved.get(note.session, {}).get(key) if note is not None else None
 
     async def _save(self, keys: Sequence[bytes]) -> bool:
-        async with self._turn:  # if one of two writes failed, the record of the other would go, too
+        async with self._turn:  # of two writes with the same record, a failed one would remove it
             return await self._saver.save_records(self._with_parents(keys), self._saved)
 
     def _saved(self, key: bytes, size: int) -> SideRecord | Dropped:
-        """Note that the store has the record of ``key``; returns a note for its log."""
+        """Note that the store has the record of ``key``; return the note for the log."""
         note = self._notes.get(key)
         if note is None:
             return Dropped(key)  # its session was forgotten meanwhile
@@ -192,7 +192,7 @@ class SideRecords:
                 del keys[key]
             if not isinstance(keys, dict) or not keys:
                 del self._keys[name]
-        if note.place not in self._keys and not self._is_shared:  # others may have records to come
+        if note.place not in self._keys and not self._is_shared:  # if shared, another router's may still come
             self._asked_again.forget(note.place)
         own = self._of[note.session]
         del own[key]
@@ -221,12 +221,12 @@ class SideRecords:
         return sorted(key for key in keys if self._is_proved(self._notes[key]))
 
     def has_answers(self, place: bytes) -> bool:
-        """See the contract. All records at a place are of one session, so one of them tells for all."""
+        """See the contract. All records at a place are of one session, so it is enough to check one."""
         key = next(iter(self._under(place)), None)
         return key is not None and self._is_proved(self._notes[key])
 
     def _is_proved(self, note: SideRecord) -> bool:
-        """Return False if another record at the same place may be lost: a client may mean that one."""
+        """Return False if another record at the same place may be lost: the client may mean the lost one."""
         if not self.has_lost(note.session):
             return True
         has_unknown_asks = note.session is None and self._is_shared
