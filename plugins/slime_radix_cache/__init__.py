@@ -1,4 +1,4 @@
-"""Text in, exact tokens out: recorded tokens for each text.
+"""Plugin that records the exact tokens of texts, and returns them for a text.
 
 In a ``/generate`` request, recorded token ids replace the text. The answers of engines are recorded, and
 ``/retrieve_from_text`` returns the exact tokens of a text. See docs/plugins/radix_cache.md.

@@ -9,8 +9,8 @@ A custom rollout function for slime takes a few lines::
         sample.response = turn["text"]
         return await router.fill(sample, session=sample.session_id)
 
-The router sends retrieved tokens as msgpack, so the client parses no single token. The client returns the documented
-JSON object, with arrays instead of lists. It never guesses and never retries: every failure raises an exception.
+The router sends retrieved tokens as msgpack, so that the client need not parse each token. The client returns the
+documented JSON object, with arrays instead of lists. It never guesses and never retries: a failure raises an exception.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Client:
     ) -> dict[str, Any]:
         """Return the tokens of ``text``, and ``inexact_reason`` if they are not exact.
 
-        ``routed_experts``: add the routed experts of all tokens but the last. ``routed_experts_reason`` says why they
+        ``routed_experts``: add the routed experts of all tokens but the last, and ``routed_experts_reason``: why they
         are not exact, or None.
         """
         return _record(

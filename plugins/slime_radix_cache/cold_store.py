@@ -47,7 +47,7 @@ class ColdStore(Protocol):
         ...
 
     async def adopt(self, sizes: Mapping[bytes, int]) -> Sequence[bytes]:
-        """Keep only these records of earlier runs, given by key with their sizes in bytes.
+        """Keep only some of the records of earlier runs. ``sizes``: their sizes in bytes, by key.
 
         Returns the keys of records that are known to be lost.
         """
@@ -58,7 +58,7 @@ class ColdStore(Protocol):
         ...
 
     def learn(self, sizes: Mapping[bytes, int]) -> None:
-        """Allow :meth:`fetch` of other routers' records, given by key with their sizes in bytes."""
+        """Allow :meth:`fetch` of other routers' records. ``sizes``: their sizes in bytes, by key."""
         ...
 
     def unlearn(self, keys: Sequence[bytes]) -> None:

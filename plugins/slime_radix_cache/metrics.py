@@ -70,9 +70,9 @@ def offer_metrics(metrics: Metrics | None, tally: Tally, kept: Trajectories) -> 
 
 
 def _by_path(counts: Mapping[tuple[str, str], int]) -> Counter[tuple[str, str]]:
-    """Return ``counts``; other paths than the known ones become "other". A reason ends before its colon.
+    """Return ``counts`` with few labels: an unknown path becomes "other", and a reason ends before its colon.
 
-    After the colon is a name that a client chose: as a label, it could have any number of values.
+    A client chooses what comes after the colon, so there could be any number of labels.
     """
     found: Counter[tuple[str, str]] = Counter()
     for (path, reason), count in counts.items():

@@ -24,15 +24,15 @@ from slime_radix_cache.capture.open_streams import OpenStreams
 from slime_radix_cache.capture.recorder import StreamRecorder
 from slime_radix_cache.capture.requests import (
     MALFORMED,
-    Ask,
+    GenerationRequest,
     check_size,
     handles_aborts,
     longest_ids,
-    names,
-    read_ask,
+    read_generation,
     rewritten,
+    rids_of,
 )
-from slime_radix_cache.capture.turns import Turn, Turns
+from slime_radix_cache.capture.turns import PromptTurn, Turns
 from slime_radix_cache.capture.untouched import is_only_proxied, mark_untouched
 from slime_radix_cache.capture.whole_answers import WholeAnswers
 from slime_radix_cache.demotion.cold_trajectories import ColdTrajectories, StoreFailed
@@ -69,8 +69,8 @@ _MANY_TOKENS = 1 << 15
 class _Noted:
     """State of one exchange. ``turns``: one for each prompt; once the answer comes, one for each of its sequences."""
 
-    ask: Ask
-    turns: list[Turn]
+    wanted: GenerationRequest
+    turns: list[PromptTurn]
     generation: Generation | None
 
 
@@ -207,15 +207,15 @@ class RadixCache:
             return
         check_size(body, self._settings.max_sequences)
         self._encoder.check_length(longest_ids(body))
-        ask = read_ask(body)
-        if isinstance(ask, str):
-            self._tally.untouched(ask)
+        wanted = read_generation(body)
+        if isinstance(wanted, str):
+            self._tally.untouched(wanted)
             return
-        check_rid(body.get("rid"))
+        check_rid(rid := body.get("rid"))
         await self._cold.room()
         try:
-            turns = await self._begin(exchange, ask)
-            document = rewritten(body, ask, [np.frombuffer(turn.ids, np.int32) for turn in turns])
+            turns = await self._begin(exchange, wanted)
+            document = rewritten(body, wanted, [np.frombuffer(turn.ids, np.int32) for turn in turns])
             document = self._turns.rows.asked(exchange, body, document, turns)
         except Exception as error:
             if isinstance(error, HTTPError) and not isinstance(error, StoreFailed):
@@ -228,20 +228,20 @@ class RadixCache:
             if sum(turn.tokens for turn in turns) > _MANY_TOKENS:
                 await self._router.write_json(exchange)
         # A client that sends tokens handles aborts itself: slime and miles abort all engines to end each rollout.
-        generation = None if handles_aborts(exchange, ask) else self._aborts.begin(exchange, body.get("rid"))
-        exchange.notes[NOTE] = _Noted(ask, turns, generation)
+        generation = None if handles_aborts(exchange, wanted) else self._aborts.begin(exchange, rid)
+        exchange.notes[NOTE] = _Noted(wanted, turns, generation)
         exchange.on_close(partial(self._count, exchange))
 
-    async def _begin(self, exchange: Exchange, ask: Ask) -> list[Turn]:
-        turns: list[Turn] = []
+    async def _begin(self, exchange: Exchange, wanted: GenerationRequest) -> list[PromptTurn]:
+        turns: list[PromptTurn] = []
         exchange.on_close(partial(self._end, turns))
-        prompts: Sequence[str | bytes] = ask.prompts
+        prompts: Sequence[str | bytes] = wanted.prompts
         client = exchange.client
         breaks = self._router.long_work.breaks(client)
-        for prompt, adapter in zip(prompts, ask.adapters, strict=True):
+        for prompt, adapter in zip(prompts, wanted.adapters, strict=True):
             await breaks.take()
             turn = await self._turns.begin(
-                prompt, exchange.session, adapter=adapter, doubt=ask.doubt, client=client
+                prompt, exchange.session, adapter=adapter, doubt=wanted.doubt, client=client
             )
             turns.append(turn)
         for prompt, turn in zip(prompts, turns, strict=True):
@@ -249,7 +249,7 @@ class RadixCache:
             await self._turns.encode(turn, prompt)
         return turns
 
-    def _end(self, turns: Sequence[Turn]) -> None:
+    def _end(self, turns: Sequence[PromptTurn]) -> None:
         for turn in turns:
             self._turns.end(turn)
 
@@ -265,9 +265,9 @@ class RadixCache:
         if noted is None or reply is None or reply.status != 200 or is_only_proxied(exchange.worker):
             mark_untouched(exchange, self._trajectories, self._tally)
             return
-        noted.turns = [sequence for turn in noted.turns for sequence in turn.sequences(noted.ask.copies)]
-        if noted.ask.copies == 1:  # a later plugin may have set the rid
-            for turn, rid in zip(noted.turns, names(exchange.request.json(), noted.ask), strict=True):
+        noted.turns = [sequence for turn in noted.turns for sequence in turn.sequences(noted.wanted.copies)]
+        if noted.wanted.copies == 1:  # a later plugin may have set the rid
+            for turn, rid in zip(noted.turns, rids_of(exchange.request.json(), noted.wanted), strict=True):
                 turn.rid = rid
         worker = exchange.worker.url if exchange.worker is not None else "unknown"
         kind = media_type(reply)
@@ -281,7 +281,7 @@ class RadixCache:
             reply.tap(recorder)
         elif kind == JSON:
             answers = WholeAnswers(
-                self._turns, exchange, noted.ask, noted.turns, noted.generation, self._router.long_work
+                self._turns, exchange, noted.wanted, noted.turns, noted.generation, self._router.long_work
             )
             try:
                 if await answers.pass_on(reply) and self._log is not None:

@@ -36,7 +36,7 @@ def fill_sample(sample: _SampleT, answer: Mapping[str, Any], *, allow_inexact: b
     ``weight_versions`` has each version once, in order. ``status`` is set if the finish reason is known and the
     sample's class has a ``Status``. ``prompt`` and ``response`` are set from a record of a session only.
     ``rollout_routed_experts`` (int32, ``[tokens - 1, layers, top_k]``) is set if routed experts were asked for; it is
-    None if they are not exact. Raises NotExact. With ``allow_inexact`` it does not; then missing logprobs are NaN.
+    None if they are not exact. Raises NotExact, unless ``allow_inexact`` is true: then missing logprobs are NaN.
     """
     is_exact = answer["exact"] and answer.get("experts_exact", True)
     if not is_exact and not allow_inexact:

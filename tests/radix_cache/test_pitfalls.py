@@ -15,7 +15,7 @@ import pytest
 from radix_cache.scripted import Client, ScriptedEngine, bits, lifespan_free, routed
 from routers import BARE
 from slime_http.serving import serving
-from slime_radix_cache.capture.requests import names, read_ask
+from slime_radix_cache.capture.requests import read_generation, rids_of
 
 if TYPE_CHECKING:
     from routers import Start
@@ -436,9 +436,9 @@ async def test_an_answer_to_another_request_is_not_believed(
     ],
 )
 def test_engines_name_the_sequences_of_an_answer(body: dict[str, Any], told: list[str | None]) -> None:
-    ask = read_ask(body)
-    assert not isinstance(ask, str)
-    assert names(body, ask) == told
+    wanted = read_generation(body)
+    assert not isinstance(wanted, str)
+    assert rids_of(body, wanted) == told
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,9 @@ class GivenPrompts:
     async def find_out(self, prompt: Prompt, client: str | None = None) -> None:
         """Set ``is_odd`` in the giver of ``prompt``: True if the tokenizer makes other tokens of the prompt's text."""
         ids, begins = _up_to(prompt)
-        said = await self._encoder.text_of(self._spelling, ids, client)
-        is_odd = not text_of(prompt.node).endswith(said.encode()) or ids != await self._encoder.encode(
-            said, begins=begins, client=client
+        spelt = await self._encoder.text_of(self._spelling, ids, client)
+        is_odd = not text_of(prompt.node).endswith(spelt.encode()) or ids != await self._encoder.encode(
+            spelt, begins=begins, client=client
         )
         if prompt.giver is not None:
             prompt.giver = prompt.giver._replace(is_odd=is_odd)

@@ -7,7 +7,7 @@ from typing import Any
 
 from slime_radix_cache.capture.open_streams import OpenStreams
 from slime_radix_cache.capture.streams import GenerationStream
-from slime_radix_cache.capture.turns import Growing, Turn, Turns
+from slime_radix_cache.capture.turns import Growing, PromptTurn, Turns
 from slime_radix_cache.tally import Tally
 from slime_sglang import CONTRADICTION, AnswerSoFar, sampled_ids
 
@@ -21,7 +21,7 @@ class StreamRecorder:
     """
 
     def __init__(
-        self, turns: list[Turn], recorder: Turns, tally: Tally, streams: OpenStreams, worker: str
+        self, turns: list[PromptTurn], recorder: Turns, tally: Tally, streams: OpenStreams, worker: str
     ) -> None:
         self._turns = turns
         self._recorder = recorder

@@ -11,7 +11,7 @@ from slime_sglang.array_cutter import ArrayCutter
 
 __all__ = ["RELAYED_BYTES", "RelayedAnswer"]
 
-#: Smaller answers are read whole before they are passed on: that takes no time, and they may still be resumed.
+#: Smaller answers are read whole before they are passed on: they arrive at once, and may still be resumed.
 RELAYED_BYTES = 1 << 20
 #: The finish reason is searched in this many first bytes: SGLang writes it right after the text and the ids.
 _SEARCHED = 1 << 20

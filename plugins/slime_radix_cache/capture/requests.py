@@ -16,14 +16,14 @@ from slime_sglang.request_fields import unknown_field
 
 __all__ = [
     "MALFORMED",
-    "Ask",
+    "GenerationRequest",
     "check_size",
     "handles_aborts",
     "longest_ids",
-    "names",
-    "read_ask",
+    "read_generation",
+    "request_for_one",
     "rewritten",
-    "single",
+    "rids_of",
 ]
 
 #: The reason to pass on a request untouched, since the engine will refuse it.
@@ -55,7 +55,7 @@ _PER_PROMPT = (
 )
 
 
-class Ask(NamedTuple):
+class GenerationRequest(NamedTuple):
     """Prompts to continue, ``copies`` times each: texts, or packed token ids, which are sent unchanged.
 
     ``batch``: the body has a list of prompts. ``adapters``: the LoRA adapter for each prompt. ``doubt``: why no
@@ -104,7 +104,7 @@ def _prompts(body: Any) -> Sequence[Any]:
     return (prompts,)
 
 
-def read_ask(body: Any) -> Ask | str:
+def read_generation(body: Any) -> GenerationRequest | str:
     """Return the request in ``body``, or the reason to pass the body on untouched (one word, for counting).
 
     Malformed bodies are passed on too: the worker refuses them with its own message. Raises BadRequest if the name
@@ -131,7 +131,7 @@ def read_ask(body: Any) -> Ask | str:
         return MALFORMED
     unknown = unknown_field(body)
     doubt = f"unknown_field:{unknown[:_SHOWN]}" if unknown is not None else None
-    return Ask(prompts, batch, copies, adapters, doubt)
+    return GenerationRequest(prompts, batch, copies, adapters, doubt)
 
 
 def _adapters(paths: Any, prompts: int) -> tuple[str | None, ...] | None:
@@ -173,15 +173,15 @@ def _packed(ids: Any) -> tuple[bytes, ...] | None:
 
 
 def rewritten(
-    body: dict[str, Any], ask: Ask, prompts: Sequence[npt.NDArray[np.int32]]
+    body: dict[str, Any], wanted: GenerationRequest, prompts: Sequence[npt.NDArray[np.int32]]
 ) -> dict[str, Any] | None:
     """Return ``body`` with ``prompts`` instead of texts, and with logprobs unless the client declined them.
 
     None if nothing needs to change.
     """
     changed = {name: value for name, value in body.items() if name != "text"}
-    if isinstance(ask.prompts[0], str):
-        changed["input_ids"] = list(prompts) if ask.batch else prompts[0]
+    if isinstance(wanted.prompts[0], str):
+        changed["input_ids"] = list(prompts) if wanted.batch else prompts[0]
     elif body.get("return_logprob") is not None:
         return None
     if changed.get("return_logprob") is None:
@@ -189,40 +189,40 @@ def rewritten(
     return changed
 
 
-def names(body: dict[str, Any], ask: Ask) -> list[str | None]:
+def rids_of(body: dict[str, Any], wanted: GenerationRequest) -> list[str | None]:
     """Return the ``rid`` of each sequence of the answer; None if the engine chooses it."""
-    rid = body.get("rid") if ask.copies == 1 else None
-    count = ask.sequences
-    if ask.batch and isinstance(rid, str):
+    rid = body.get("rid") if wanted.copies == 1 else None
+    count = wanted.sequences
+    if wanted.batch and isinstance(rid, str):
         return [f"{rid}_{place}" for place in range(count)]
-    given = rid if ask.batch and isinstance(rid, list) and len(rid) == count else [rid] * count
+    given = rid if wanted.batch and isinstance(rid, list) and len(rid) == count else [rid] * count
     return [name if isinstance(name, str) else None for name in given]
 
 
-def single(body: dict[str, Any], ask: Ask, number: int) -> dict[str, Any]:
-    """Return the body of a request for one sequence: ``number`` of the answer to ``body``, which has ``input_ids``."""
-    place = number // ask.copies
+def request_for_one(body: dict[str, Any], wanted: GenerationRequest, number: int) -> dict[str, Any]:
+    """Return the body of a request for only sequence ``number`` of the answer to ``body``, which has ``input_ids``."""
+    place = number // wanted.copies
     alone = dict(body)
-    if ask.batch:
+    if wanted.batch:
         for name in _PER_PROMPT:
             if isinstance(alone.get(name), list):
                 alone[name] = alone[name][place]
         if isinstance(body.get("rid"), str):
             alone["rid"] = f"{body['rid']}_{place}"  # the engine's own name for this prompt
-    if ask.copies > 1:
+    if wanted.copies > 1:
         alone.pop("rid", None)  # the engine chooses a rid for each sample
         alone["sampling_params"] = {**alone["sampling_params"], "n": 1}
     return alone
 
 
-def handles_aborts(exchange: Exchange, ask: Ask) -> bool:
+def handles_aborts(exchange: Exchange, wanted: GenerationRequest) -> bool:
     """Return True if the client itself sent token ids, to ``/generate`` or in a chat or completion request."""
     if exchange.parent is None:
-        return ask.has_ids
+        return wanted.has_ids
     try:
         body = exchange.parent.request.json()
     except BadRequest:
         return False
     if not isinstance(body, dict):
         return False
-    return body.get("input_ids") is not None or (ask.has_ids and isinstance(body.get("prompt"), _LISTS))
+    return body.get("input_ids") is not None or (wanted.has_ids and isinstance(body.get("prompt"), _LISTS))

@@ -27,14 +27,14 @@ from slime_sglang import CONTRADICTION, contradiction, sampled_ids
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Growing", "Turn", "Turns"]
+__all__ = ["Growing", "PromptTurn", "Turns"]
 
 #: The replacement character, which a decoder writes for bytes that are not a whole character.
 _BROKEN = "\ufffd".encode()
 
 
 @dataclass(slots=True)
-class Turn:
+class PromptTurn:
     """A ``prompt`` in UTF-8, and the recording of its answer.
 
     ``context``: recorded and pinned; it covers the first ``position`` bytes of the prompt. ``node``: the end of the
@@ -62,7 +62,7 @@ class Turn:
     row_start: int = 0
     held: list[Response] = field(default_factory=list)
 
-    def sequences(self, number: int) -> list[Turn]:
+    def sequences(self, number: int) -> list[PromptTurn]:
         """Return this turn, and copies of it for ``number - 1`` more sequences of the same prompt."""
         return [self, *[replace(self) for _ in range(number - 1)]]
 
@@ -105,7 +105,7 @@ class Turns:
         adapter: str | None = None,
         doubt: str | None = None,
         client: str | None = None,
-    ) -> Turn:
+    ) -> PromptTurn:
         """Return a turn for a text, or for packed ids. Its context is pinned until :meth:`end`.
 
         ``client``: see :mod:`slime_fairness.turns`.
@@ -123,7 +123,7 @@ class Turns:
             self._trajectories.begin(turn.running)
         return turn
 
-    async def _given(self, ids: bytes, session: str | None, client: str | None) -> Turn:
+    async def _given(self, ids: bytes, session: str | None, client: str | None) -> PromptTurn:
         await self._cold.load_ids(ids, session)
         known, number = self._trajectories.decoded(ids)
         text = text_of(known.end) if known is not None else b""
@@ -134,9 +134,9 @@ class Turns:
         rest = ids[len(context_ids(context)) :]
         node = known.end if known is not None and context == (known, len(known)) else None
         giver = Giver((session,) if session is not None else ())
-        return Turn(text, context, session, len(text), rest, node, giver=giver)
+        return PromptTurn(text, context, session, len(text), rest, node, giver=giver)
 
-    async def _asked(self, prompt: str, session: str | None, client: str | None) -> Turn:
+    async def _asked(self, prompt: str, session: str | None, client: str | None) -> PromptTurn:
         self._encoder.check_text(prompt)
         text = await self._encoder.in_utf8(prompt, client)
         await self._cold.load_text(text, session, asks=True)
@@ -146,9 +146,9 @@ class Turns:
             await self._given_prompts.find_out_all(match.unknown, self._trajectories, client)
             await self._cold.load_text(text, session, asks=True)
             match = self._trajectories.find_to_continue(text, session)
-        return Turn(text, match.context, session, match.position, node=match.node)
+        return PromptTurn(text, match.context, session, match.position, node=match.node)
 
-    async def encode(self, turn: Turn, prompt: str | bytes) -> None:
+    async def encode(self, turn: PromptTurn, prompt: str | bytes) -> None:
         """Tokenise the part of ``prompt`` after the context of its ``turn``. Raises PromptTooLong."""
         known, responses = read_context(turn.context)
         if turn.position < len(turn.prompt):
@@ -164,33 +164,35 @@ class Turns:
             turn.running.ids = turn.ids
         self._tally.turn(1 + responses, len(known) // 4, len(turn.rest) // 4)
 
-    def end(self, turn: Turn) -> None:
+    def end(self, turn: PromptTurn) -> None:
         """Unpin the context of ``turn``, however the turn ended. Call this once."""
         for response in turn.held:
             self._trajectories.unpin((response, len(response)))
         turn.held.clear()
         self._trajectories.unpin(turn.context)
         if turn.running is not None:
-            # Searches find the response by the text of its prompt, but not if that ends in half a character.
+            # A response is found by the text of its prompt, but no text leads to a prompt with half a character.
             is_found = turn.response is not None and turn.running.prompt == turn.prompt
             self._trajectories.end(turn.running, is_recorded=is_found)
         self._cold.check()
 
-    def lose(self, turn: Turn, answer: Any = None) -> None:
+    def lose(self, turn: PromptTurn, answer: Any = None) -> None:
         """Mark the answer to ``turn`` as lost. ``answer``: the known part of it."""
         text = answer.get("text") if isinstance(answer, dict) else None
         sampled = text.encode("utf-8", "replace") if isinstance(text, str) else b""
         turn.response = None
         self._trajectories.lose(turn.session, turn.prompt + sampled)
 
-    def fail(self, turn: Turn, error: Exception, *, answer: Any = None, worker: str | None = None) -> None:
+    def fail(
+        self, turn: PromptTurn, error: Exception, *, answer: Any = None, worker: str | None = None
+    ) -> None:
         """Count the ``answer`` to ``turn`` as not understood, and mark it as lost."""
         self._tally.unrecorded("answer_not_understood", error, worker)
         self.lose(turn, answer)
 
     def record(
         self,
-        turn: Turn,
+        turn: PromptTurn,
         answer: Any,
         doubt: str | None = None,
         *,
@@ -261,7 +263,7 @@ class Turns:
         self.rows.record(turn.response, answer.get("meta_info") or {}, turn.row_start)
         return turn.response
 
-    def _hold(self, turn: Turn, *responses: Response | None) -> None:
+    def _hold(self, turn: PromptTurn, *responses: Response | None) -> None:
         """Keep records of ``turn`` in memory until it ends: longer records may replace them. Only with a store."""
         for response in responses if self._cold.is_on else ():
             if response is not None and response not in turn.held and response in response.node.ends:
@@ -272,7 +274,7 @@ class Turns:
 class Growing:
     """A response that is recorded in part, and again with more tokens. The part is removed unless it is continued."""
 
-    def __init__(self, recorder: Turns, turn: Turn) -> None:
+    def __init__(self, recorder: Turns, turn: PromptTurn) -> None:
         self._recorder = recorder
         self._turn = turn
         self._part: Response | None = None

@@ -17,8 +17,8 @@ from router_core.request import LARGE_BYTES, Request
 from slime_fairness.large_json import parse
 from slime_fairness.turns import FairTurns
 from slime_radix_cache.capture.relayed_answer import RELAYED_BYTES, RelayedAnswer
-from slime_radix_cache.capture.requests import Ask, single
-from slime_radix_cache.capture.turns import Growing, Turn, Turns
+from slime_radix_cache.capture.requests import GenerationRequest, request_for_one
+from slime_radix_cache.capture.turns import Growing, PromptTurn, Turns
 from slime_resume.generation import Generation
 from slime_resume.resumed_answer import resume_answer
 from slime_sglang import is_aborted
@@ -35,14 +35,14 @@ class WholeAnswers:
         self,
         recorder: Turns,
         exchange: Exchange,
-        ask: Ask,
-        turns: list[Turn],
+        wanted: GenerationRequest,
+        turns: list[PromptTurn],
         generation: Generation | None,
         long_work: FairTurns,
     ) -> None:
         self._recorder = recorder
         self._exchange = exchange
-        self._ask = ask
+        self._wanted = wanted
         self._turns = turns
         self._generation = generation
         self._long_work = long_work
@@ -152,13 +152,13 @@ class WholeAnswers:
             self._recorder.lose(turn if turn is not None else self._turns[-1], answer)
 
     async def _resume_some(self, answers: list[Any], aborted: list[int], generation: Generation) -> None:
-        """Resume the sequences with the numbers ``aborted``, each by its own request, all at once, in ``answers``."""
+        """Replace the sequences with the numbers ``aborted`` in ``answers``. Each is resumed by its own request."""
         asked = self._exchange.request
         self._exchange.release()
 
         async def resume(number: int) -> None:
             request = Request(asked.method, asked.target, asked.headers)
-            request.replace_json(single(asked.json(), self._ask, number))
+            request.replace_json(request_for_one(asked.json(), self._wanted, number))
             with Exchange(request, session=self._exchange.session, parent=self._exchange) as own:
                 better = await self._resumed(number, answers[number], generation.of_one(own))
                 if better is not None:

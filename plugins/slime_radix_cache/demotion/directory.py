@@ -13,7 +13,7 @@ from slime_radix_cache.index.segments import Giver, Versions
 __all__ = ["ANY_BYTE", "Directory", "Entry", "IdPlace", "State", "TextPlace"]
 
 _K = TypeVar("_K")
-#: Stands for the first byte of a response without text, which is found by each text that begins with its prompt.
+#: Stands for the byte after a place where the segment's text ends. Any text that goes on there may find the segment.
 ANY_BYTE = -1
 
 

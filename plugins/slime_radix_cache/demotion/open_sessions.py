@@ -13,7 +13,7 @@ from slime_radix_cache.index.trajectories import Trajectories
 
 __all__ = ["OpenSessions"]
 
-#: Longest time that a request waits for the note about its session.
+#: Longest time that a request waits for the note about its session, in seconds.
 _WAIT_S = 5.0
 
 

@@ -58,7 +58,7 @@ class OtherRouters:
         self._ignored: set[bytes] = set()
         #: Segments whose parent is not known yet.
         self._waiting: dict[bytes, Demoted] = {}
-        self._turn = anyio.Lock()
+        self._lock = anyio.Lock()
         self._wrong: WrongNote | None = None
         #: Numbers of the latest reading that has begun, and of the latest that has ended; the error of the latter.
         self._begun_reading = self._ended_reading = 0
@@ -76,14 +76,14 @@ class OtherRouters:
                 self._failed(error)
 
     async def look(self) -> None:
-        """Read the notes that are there now. Raises the store's errors, and WrongNote from a damaged note on.
+        """Read the notes that are there now. Raises the store's errors. After a damaged note, always raises WrongNote.
 
         Calls during a reading share the next reading, since a reading of a remote store takes long.
         """
         if not self._store.is_shared:
             return
         begun = self._begun_reading
-        async with self._turn:  # notes are taken in order
+        async with self._lock:  # notes are taken in order
             if self._ended_reading <= begun:
                 self._begun_reading += 1
                 self._error = await self._read()

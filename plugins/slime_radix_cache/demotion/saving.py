@@ -83,7 +83,7 @@ class SegmentSaver:
         return False
 
     async def _keep(self, pairs: Sequence[tuple[bytes, bytes]]) -> None:
-        """Write records, again until that succeeds."""
+        """Write records; retry until that succeeds."""
         pause = _PAUSE_S
         while True:
             try:

@@ -45,12 +45,12 @@ class SideRecords:
         self._of: dict[str | None, dict[bytes, None]] = {}
         self._unsaved: dict[str | None, dict[bytes, _Unsaved]] = {}
         self._asked_again = PlacesAskedAgain()
-        #: Records at places where another router has begun a later request.
+        #: Keys of records at places where another router has begun a later request.
         self._outdated: set[bytes] = set()
         #: Keys of records to be saved soon.
         self._waiting: list[bytes] = []
         self._news = anyio.Event()
-        self._turn = anyio.Lock()
+        self._lock = anyio.Lock()
 
     def begin(
         self, store: ColdStore, saver: SegmentSaver, look: Callable[[], Awaitable[None]],
@@ -150,7 +150,7 @@ class SideRecords:
         return self._unsaved.get(note.session, {}).get(key) if note is not None else None
 
     async def _save(self, keys: Sequence[bytes]) -> bool:
-        async with self._turn:  # of two writes with the same record, a failed one would remove it
+        async with self._lock:  # of two writes with the same record, a failed one would remove it
             return await self._saver.save_records(self._with_parents(keys), self._saved)
 
     def _saved(self, key: bytes, size: int) -> SideRecord | Dropped:

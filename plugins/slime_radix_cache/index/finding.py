@@ -8,9 +8,15 @@ from itertools import chain
 
 from slime_radix_cache.index.losses import Count, Losses
 from slime_radix_cache.index.matching import find_given, find_to_continue, find_to_read
-from slime_radix_cache.index.ownership import ContextFilter, SpellingCheck, anybodys, continued_by, inherited
+from slime_radix_cache.index.ownership import (
+    ContextFilter,
+    SpellingCheck,
+    any_context,
+    continued_by,
+    inherited,
+)
 from slime_radix_cache.index.segments import Context, Response, context_ids, last_sampled
-from slime_radix_cache.index.sessions import Sessions, spoken_at
+from slime_radix_cache.index.sessions import Sessions, responses_at
 from slime_radix_cache.index.starts import Starts
 from slime_radix_cache.index.text_index import TextIndex
 from slime_radix_cache.index.text_search import Around, Cut, Match
@@ -38,20 +44,21 @@ class Finder:
 
         The search leaves out contexts with a prompt in the match's ``unknown``: compare these, then search again. If
         another session sampled the found context, this session may have sent the same tokens before, spelt as another
-        text (Unicode normalisation). So the search is then repeated with the session's requests that its ids lead to.
+        text (Unicode normalisation). So the search is repeated: it then also considers the session's requests found by
+        the ids of that context.
         """
         path = self._index.walk(text)
         check = SpellingCheck(session)
 
-        def find(spoken: Callable[[], Iterable[Response]], ids: bytes | None) -> Match:
+        def find(answers: Callable[[], Iterable[Response]], ids: bytes | None) -> Match:
             return find_to_continue(
                 *(path, text, self._cut, self._around, self._known(session)),
-                lambda: self._others(session, spoken(), text, ids, check),
+                lambda: self._others(session, answers(), text, ids, check),
                 check,
             )
 
         def by_text() -> Iterable[Response]:
-            return spoken_at(path.stops, session) if session is not None else ()
+            return responses_at(path.stops, session) if session is not None else ()
 
         match = find(by_text, None)
         last = last_sampled(match.context)
@@ -69,10 +76,10 @@ class Finder:
 
         def others() -> ContextFilter:
             if session is None:
-                return anybodys()
-            by_text = spoken_at(self._index.walk(text).stops, session)
-            spoken = [*by_text, *(response for response, _ in along() if response.session == session)]
-            return self._others(session, spoken, text, ids, None)
+                return any_context()
+            by_text = responses_at(self._index.walk(text).stops, session)
+            answers = [*by_text, *(response for response, _ in along() if response.session == session)]
+            return self._others(session, answers, text, ids, None)
 
         return find_given(along, ids, self._known(session), others)
 
@@ -112,24 +119,24 @@ class Finder:
     def _others(
         self,
         session: str | None,
-        spoken: Iterable[Response],
+        answers: Iterable[Response],
         text: bytes,
         ids: bytes | None,
         check: SpellingCheck | None,
     ) -> ContextFilter:
         """Return a filter for the contexts of others that ``session`` may use if it has no context of its own.
 
-        ``spoken``: the session's responses to prompts that are beginnings of ``text`` or ``ids``. The session's first
+        ``answers``: the session's responses to prompts that are beginnings of ``text`` or ``ids``. The session's first
         request of a branch may continue any context, and later requests only the context of the first. If the session
         lost responses, or had unanswered requests before a restart, the context of the first request is not known. Then
         no request counts as the first.
         """
         if session is None:
-            return anybodys(check)
+            return any_context(check)
         contexts: dict[Context, None] = {}
-        for response in spoken:
+        for response in answers:
             contexts[(response.parent, response.kept) if response.parent is not None else None] = None
         contexts |= dict.fromkeys(self._sessions.asked(session, text, ids))
         if not contexts and session not in self._losses:
-            return anybodys(check)
+            return any_context(check)
         return inherited(continued_by(contexts), check)

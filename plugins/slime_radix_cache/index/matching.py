@@ -11,10 +11,10 @@ from functools import partial
 
 import numpy as np
 
-from slime_radix_cache.index.ownership import ContextFilter, SpellingCheck, anybodys, owned_by
+from slime_radix_cache.index.ownership import ContextFilter, SpellingCheck, any_context, owned_by
 from slime_radix_cache.index.segments import Context, Response, ids_before, last_response
 from slime_radix_cache.index.text_index import Path
-from slime_radix_cache.index.text_search import Around, Cut, Found, Match, Search, with_all_said
+from slime_radix_cache.index.text_search import Around, Cut, Found, Match, Search, with_last_response
 
 __all__ = ["find_given", "find_to_continue", "find_to_read"]
 
@@ -49,7 +49,7 @@ def find_to_read(path: Path, text: bytes, cut: Cut, around: Around, session: str
     """Return the context of ``text``: the session's own, else one of only prompts with this text, else the longest."""
     search = Search(path, text, cut, around, reading=True)
     check = SpellingCheck(session)
-    own = search.own(session, check) if session is not None else search.longest(anybodys())
+    own = search.own(session, check) if session is not None else search.longest(any_context())
     if own is None or own[1] < len(text):
         if session is not None and (asked := search.asked(session)) is not None:
             return search.matched(asked)._replace(is_asked=True)
@@ -60,7 +60,7 @@ def find_to_read(path: Path, text: bytes, cut: Cut, around: Around, session: str
         return search.matched(own)  # no context covers all of it
     other, kind = search.alone(check), "asked"
     if other is None:
-        other, kind = search.longest(anybodys(check)), "sampled"
+        other, kind = search.longest(any_context(check)), "sampled"
     match = search.matched(own or other)._replace(unknown=check.unknown)
     if other is None or other[1] < len(text):
         return match
@@ -93,7 +93,7 @@ def find_given(
 
     found = None
     if session is not None:
-        found = with_all_said(partial(longest, owned_by(session)), lambda said: len(ids_before(said)))
+        found = with_last_response(partial(longest, owned_by(session)), lambda last: len(ids_before(last)))
     found = found or longest(others())
     return found[0] if found is not None else None
 
@@ -102,7 +102,7 @@ def _shared(response: Response, ids: bytes, fitting: ContextFilter, since: float
     """Return the context up to the last token that ``response`` shares with ``ids``, and the number of shared tokens.
 
     ``ids``: packed, from the start of ``response`` on. If no token is shared, the context ends before ``response``.
-    ``since``: see :func:`with_all_said`. None if ``fitting`` or ``since`` excludes the context.
+    ``since``: see :func:`with_last_response`. None if ``fitting`` or ``since`` excludes the context.
     """
     common = _common_tokens(response.ids, ids) if response.ids[:4] == ids[:4] else 0
     if common and (length := fitting(response, common)):
@@ -110,7 +110,7 @@ def _shared(response: Response, ids: bytes, fitting: ContextFilter, since: float
     before = response.parent
     if before is None or not fitting(before, response.kept):
         return None
-    if since and ((said := last_response(before)) is None or len(ids_before(said)) < since):
+    if since and ((last := last_response(before)) is None or len(ids_before(last)) < since):
         return None
     return (before, response.kept), 0
 

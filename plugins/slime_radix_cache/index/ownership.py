@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from slime_radix_cache.index.segments import Context, Prompt, Response, Segment, last_sampled, links
 
-__all__ = ["ContextFilter", "SpellingCheck", "anybodys", "continued_by", "inherited", "owned_by"]
+__all__ = ["ContextFilter", "SpellingCheck", "any_context", "continued_by", "inherited", "owned_by"]
 
 #: Returns how many of a segment's first tokens may be used, with the context before them; 0: none. Arguments: the
 #: segment, and the number of its tokens that match.
@@ -56,7 +56,7 @@ def owned_by(session: str, check: SpellingCheck | None = None) -> ContextFilter:
     return fitting
 
 
-def anybodys(check: SpellingCheck | None = None) -> ContextFilter:
+def any_context(check: SpellingCheck | None = None) -> ContextFilter:
     """Return a filter for all contexts without contradictions."""
 
     def fitting(segment: Segment, length: int) -> int:

@@ -25,9 +25,9 @@ _SESSION_BYTES = 92
 class Sampled(NamedTuple):
     """An engine's answer, ready to be recorded.
 
-    ``ids`` and ``logprobs`` are packed (see Response). ``text`` is what the client got; the first ``visible``
-    tokens spell it (-1: it ends inside a token), the others spell ``tail``. ``doubt``: why its record is not exact,
-    or None. ``adapter``: the LoRA adapter that sampled it. ``is_decoded``: see Response.
+    ``ids`` and ``logprobs`` are packed (see Response). ``text``: what the client got. ``visible``: the number of first
+    tokens that spell it; -1 if it ends inside a token. ``tail``: the text of the other tokens. ``doubt``: why the
+    record is not exact, or None. ``adapter``: the LoRA adapter that sampled it. ``is_decoded``: see Response.
     """
 
     ids: bytes

@@ -34,8 +34,8 @@ __all__ = [
     "last_sampled",
     "links",
     "pack_logprobs",
+    "prior_response",
     "read_context",
-    "said_before",
 ]
 
 #: ``(version, number of tokens)`` of consecutive runs of tokens; the version is None where the engine sent none.
@@ -264,7 +264,7 @@ def doubt_of(context: Context) -> str | None:
     return found
 
 
-def said_before(response: Response) -> Response | None:
+def prior_response(response: Response) -> Response | None:
     """Return the nearest response before ``response`` of the same session, or None."""
     before = last_response(response.parent) if response.parent is not None else None
     while before is not None and before.session != response.session:

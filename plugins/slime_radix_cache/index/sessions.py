@@ -10,7 +10,7 @@ from slime_radix_cache.index.segments import Context, Response
 from slime_radix_cache.index.text_node import Node
 from slime_radix_cache.index.unanswered import Unanswered
 
-__all__ = ["Running", "Sessions", "drop_part", "spoken_at"]
+__all__ = ["Running", "Sessions", "drop_part", "responses_at"]
 
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ class Sessions:
         return [pair for pair in known.items() if response in pair]
 
     def longer(self, session: str) -> dict[Response, Response]:
-        """Return the longest record of the response for each record of its beginning."""
+        """Return, for each record of only the beginning of a response, the longest record of that response."""
         known = self._longer.get(session, {})
         found = {}
         for part, whole in known.items():
@@ -137,7 +137,7 @@ class Sessions:
         yield from self.unanswered.contexts(session, text, ids)
 
 
-def spoken_at(nodes: Iterable[Node], session: str) -> Iterator[Response]:
+def responses_at(nodes: Iterable[Node], session: str) -> Iterator[Response]:
     """Yield the responses of ``session`` whose prompts end at one of ``nodes``. O(nodes and results)."""
     for node in nodes:
         if node.begun is not None:

@@ -60,7 +60,8 @@ class Starts:
         return found
 
     def _search(self, ids: bytes) -> Iterator[tuple[Response, int]]:
-        lengths: dict[tuple[Segment | None, int], int] = {}  # of contexts; -1 if ``ids`` do not begin with it
+        #: Lengths of contexts in tokens; -1 for a context that ``ids`` do not begin with.
+        lengths: dict[tuple[Segment | None, int], int] = {}
         for place, digest in reversed(self._digests.along(ids)):
             for response in reversed(items_of(self._by_digest.get(digest))):
                 context = response.parent, response.kept

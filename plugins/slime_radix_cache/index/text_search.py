@@ -13,7 +13,7 @@ from slime_radix_cache.index.segments import Context, Prompt, Response, Segment,
 from slime_radix_cache.index.text_index import Path
 from slime_radix_cache.index.text_node import Node
 
-__all__ = ["Around", "Cut", "Found", "Match", "Search", "with_all_said"]
+__all__ = ["Around", "Cut", "Found", "Match", "Search", "with_last_response"]
 
 #: Returns how many first tokens of a response spell a prefix of a text, and how many bytes they spell. The prefix ends
 #: with a whole token and a whole character. ``(0, 0)``: none do. Arguments: packed ids, text in UTF-8.
@@ -68,7 +68,7 @@ class Search:
     def own(self, session: str, check: SpellingCheck | None) -> Found | None:
         """Return the longest context of ``session``, or None."""
         longest = partial(self.longest, owned_by(session, check), exhaustive=True)
-        return with_all_said(lambda since: longest(since=since), lambda said: said.start)
+        return with_last_response(lambda since: longest(since=since), lambda last: last.start)
 
     def longest(self, fitting: ContextFilter, since: float = 0, *, exhaustive: bool = False) -> Found | None:
         """Return the longest ``fitting`` context, and where it ends. ``exhaustive``: search without limits.
@@ -166,7 +166,7 @@ class Search:
             if not isinstance(segment, Response):
                 if not (whole or self._reading):
                     continue
-                if since and ((said := last_response(segment)) is None or said.start < since):
+                if since and ((last := last_response(segment)) is None or last.start < since):
                     continue
                 length = len(segment)
             elif whole and self._reading and segment.finish_reason != _RUNNING:
@@ -217,7 +217,7 @@ class Search:
         return found if exhaustive else islice(found, _LOOKED_AT)
 
 
-def with_all_said(
+def with_last_response(
     longest: Callable[[float], Found | None], begins: Callable[[Response], float]
 ) -> Found | None:
     """Return the longest context of a session. If the context ends with a prompt, it has the session's last response.
@@ -229,8 +229,8 @@ def with_all_said(
     found = longest(0)
     if found is None or isinstance(found[0][0], Response):
         return found
-    said = longest(math.inf)
-    if said is None:
+    last = longest(math.inf)
+    if last is None:
         return found
-    assert isinstance(said[0][0], Response)  # narrowing: the others were left out
-    return longest(begins(said[0][0]))
+    assert isinstance(last[0][0], Response)  # narrowing: the others were left out
+    return longest(begins(last[0][0]))

@@ -10,7 +10,7 @@ from slime_radix_cache.index.finding import Finder
 from slime_radix_cache.index.limits import Limits
 from slime_radix_cache.index.losses import Count, Digest, Losses
 from slime_radix_cache.index.segment_store import Sampled, SegmentStore, confirm
-from slime_radix_cache.index.segments import Context, Giver, Prompt, Response, Segment, links, said_before
+from slime_radix_cache.index.segments import Context, Giver, Prompt, Response, Segment, links, prior_response
 from slime_radix_cache.index.sessions import Running, Sessions
 from slime_radix_cache.index.text_index import text_of
 from slime_radix_cache.index.text_node import Node
@@ -22,7 +22,7 @@ __all__ = ["Limits", "Trajectories"]
 
 
 class Trajectories(SegmentStore):
-    """Contexts by text. Every method is synchronous, so one event loop needs no lock."""
+    """All recorded contexts. Every method is synchronous, so one event loop needs no lock."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Trajectories(SegmentStore):
         It consumed ``context``, which is pinned, and then ``prompt_ids``; the text of both is ``prompt``. ``giver``:
         the client that gave these ids. ``again``: the earlier record of the same sequence, which stays if it is
         equal. ``instead_of``: the recorded beginning of this response, which is withdrawn unless something continues
-        it. An earlier attempt that was not continued is no such beginning, even if its tokens are the same.
+        it. An attempt that the next attempt did not continue is no such beginning, even if its tokens are the same.
 
         ``known``: the node on the way to the text of ``prompt`` at which ``context`` was found; None: not known.
         """
@@ -283,7 +283,7 @@ class Trajectories(SegmentStore):
 
     def _note_loss(self, response: Response) -> None:
         """Note in the response before ``response``, of the same session, that its continuation is lost."""
-        before = said_before(response) if response.session is not None else None
+        before = prior_response(response) if response.session is not None else None
         if before is not None:
             before.continuation_lost = True
 

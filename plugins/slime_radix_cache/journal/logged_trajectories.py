@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from slime_journal.record_log import RecordLog
 from slime_radix_cache.index.losses import Losses
 from slime_radix_cache.index.segment_store import Sampled
-from slime_radix_cache.index.segments import Context, Giver, Response, Segment, said_before
+from slime_radix_cache.index.segments import Context, Giver, Response, Segment, prior_response
 from slime_radix_cache.index.sessions import Running
 from slime_radix_cache.index.text_node import Node
 from slime_radix_cache.index.text_search import Around, Cut
@@ -169,7 +169,7 @@ class LoggedTrajectories(Trajectories):
         serial = self._serials[segment]
         super()._evict(segment)
         session = segment.session if isinstance(segment, Response) else None
-        before = said_before(segment) if isinstance(segment, Response) else None
+        before = prior_response(segment) if isinstance(segment, Response) else None
         place = self._serials[before] if before is not None else 0
         if place:
             self._last_gone[place] = serial

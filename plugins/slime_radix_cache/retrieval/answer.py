@@ -86,7 +86,7 @@ class Answer:
 
     @property
     def size(self) -> int:
-        """The number of its tokens plus the number of values in their rows: a measure of the work to encode it."""
+        """The number of tokens plus the number of values in their rows: a measure of the work to encode the answer."""
         return len(self.record.tokens) + sum(each.rows.size for each in self.rows if each.rows is not None)
 
 
@@ -170,7 +170,7 @@ def about_record(record: Record, reason: str | None, matched: int, candidates: C
 
 
 def has_logprobs(context: Context, session: str | None) -> bool:
-    """Return ``has_logprobs`` of the record of ``context`` for ``session``, without that record. O(sampled tokens)."""
+    """Return ``has_logprobs`` of the record of ``context`` for ``session``, without making it. O(sampled tokens)."""
     here = context[0] if context is not None else None
     while here is not None and (not isinstance(here, Response) or here.has_logprobs):
         here = here.parent

@@ -9,7 +9,7 @@ __all__ = ["nothing_kept"]
 
 
 def nothing_kept(trajectories: Trajectories, session: str) -> SessionNotFound:
-    """Return the error for ``session``, of which ``trajectories`` keep no response; its message says why."""
+    """Return the error for ``session``, which has no kept response in ``trajectories``. Its message says why."""
     if trajectories.has_lost(session):
         why = "its responses were evicted or not recorded (GET /cache_stats says why)"
     elif trajectories.is_running(session):

@@ -151,14 +151,14 @@ def _npz_many(about: Mapping[str, Any], answers: Sequence[Answer]) -> bytes:
         if found := [one[name] for one in each if name in one]:
             arrays[name] = np.concatenate(found)
             arrays[fields.offsets] = np.cumsum([0, *(len(one.get(name, ())) for one in each)], dtype="<i8")
-    said = {**about, "version_names": list(names), "trajectories": [_about(answer) for answer in answers]}
-    return _zipped(said, arrays)
+    document = {**about, "version_names": list(names), "trajectories": [_about(answer) for answer in answers]}
+    return _zipped(document, arrays)
 
 
 def _zipped(about: Mapping[str, Any], arrays: _Arrays) -> bytes:
     file = BytesIO()
-    said = np.frombuffer(orjson.dumps(about), np.uint8)  # a string array would lose a NUL at its end
-    np.savez(file, allow_pickle=False, about=said, **arrays)
+    packed = np.frombuffer(orjson.dumps(about), np.uint8)  # a string array would lose a NUL at its end
+    np.savez(file, allow_pickle=False, about=packed, **arrays)
     return file.getvalue()
 
 
@@ -172,8 +172,8 @@ def _safetensors_many(about: Mapping[str, Any], answers: Sequence[Answer]) -> by
     names: dict[Any, int] = {}
     each = [_arrays(answer, names) for answer in answers]
     arrays = {f"{name}.{number}": one[name] for number, one in enumerate(each) for name in one}
-    said = {**about, "version_names": list(names), "trajectories": [_about(answer) for answer in answers]}
-    return _saved(said, arrays)
+    document = {**about, "version_names": list(names), "trajectories": [_about(answer) for answer in answers]}
+    return _saved(document, arrays)
 
 
 def _saved(about: Mapping[str, Any], arrays: _Arrays) -> bytes:

@@ -42,10 +42,10 @@ _MANY = _MANY_TOKENS + 1
 
 
 class Retrieval:
-    """Answers with tokens, and the reason if they are not exact. The component ``"trajectories"``.
+    """Retrieves tokens, and the reason if they are not exact. The component ``"trajectories"``.
 
-    Retrieval changes neither the trajectories nor their ages, with one exception: it first records the tokens that
-    running streams have passed on so far.
+    This changes neither the trajectories nor their ages, with one exception: first, the tokens that running streams
+    have passed on so far are recorded.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ def _address(request: HTTPRequest) -> str | None:
 
 
 def _finish_reason(match: Match, text: bytes) -> Any:
-    """Return the finish reason of the response at the end of ``text``; None if that is not a whole response."""
+    """Return the finish reason of the response at the end of ``text``; None unless a whole response is there."""
     if match.context is None or match.position < len(text):
         return None
     last, length = match.context

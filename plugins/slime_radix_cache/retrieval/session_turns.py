@@ -101,7 +101,7 @@ class SessionTurns:
         ]
 
     def expect(self, session: str) -> list[Turn]:
-        """Return the turns of ``session``, at least one. Raises SessionNotFound."""
+        """See :class:`slime_radix_cache.contracts.SessionTurns`."""
         turns = self.turns(session)
         if not turns:
             raise nothing_kept(self._trajectories, session)

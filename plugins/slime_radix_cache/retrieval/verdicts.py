@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 from router_core.exchange import Exchange
-from slime_radix_cache.capture.turns import Turn
+from slime_radix_cache.capture.turns import PromptTurn
 from slime_radix_cache.contracts import TokenCounts
 from slime_radix_cache.retrieval.answer import has_logprobs, reason_of_record
 
@@ -25,7 +25,7 @@ class Verdicts:
         noted: Any = exchange.notes.get(NOTE)
         if noted is None:
             return None
-        turns: Sequence[Turn] = noted.turns
+        turns: Sequence[PromptTurn] = noted.turns
         responses = [turn.response for turn in turns]
         completion = [len(response) for response in responses if response is not None]
         return TokenCounts(
@@ -48,7 +48,7 @@ class Verdicts:
 class _Reasons(Sequence[str | None]):
     """The reasons for ``turns``, each computed when it is read."""
 
-    def __init__(self, turns: Sequence[Turn]) -> None:
+    def __init__(self, turns: Sequence[PromptTurn]) -> None:
         self._turns = turns
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class _Reasons(Sequence[str | None]):
         return _reason(self._turns[index])
 
 
-def _reason(turn: Turn) -> str | None:
+def _reason(turn: PromptTurn) -> str | None:
     if turn.response is None:
         return _NOT_RECORDED
     context = turn.response, len(turn.response)

@@ -36,7 +36,7 @@ _PROBES = (
     "日本語 😀",
     "\ndef f(x):\n    return [x]",
 )
-#: Candidates for ``guards``, see Abilities. With one of them before a text, the tokenizer may add no space to the text.
+#: Candidates for ``guards``, see Abilities: one of them before a text may keep the tokenizer from adding a space.
 _GUARDS = ("\n", "☺", "\x01")
 _BEFORE = "One"
 #: Places at which texts may be cut: their pattern, and a pattern that any token across such a place matches. GPT-2
@@ -176,8 +176,8 @@ def _breaks(
 ) -> re.Pattern[str] | None:
     """Return a pattern of places that no token spans, or None.
 
-    The model merges only within a token, so both sides are tokenised independently there. The step before, which
-    splits a text into words, may look one character ahead. This is tested.
+    The model merges only within a token, so both sides of such a place are tokenised independently. But the step
+    before, which splits a text into words, may look one character ahead. So the places are tested.
     """
     texts = [token.content for token in added]
     words = "\0".join(set(vocabulary).difference(texts))

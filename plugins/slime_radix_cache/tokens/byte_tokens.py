@@ -21,7 +21,7 @@ _TOGETHER = 64
 
 
 def byte_decoder(own: tokenizers.Tokenizer) -> Callable[[Sequence[int], bool], str] | None:
-    """Return a function to decode ids as ``own`` does, in a third of its time; its argument True skips special tokens.
+    """Return a function to decode ids as ``own`` does, in a third of the time. Second argument: skip special tokens.
 
     Returns None for a vocabulary that is not byte-level. Also returns None, and logs that, if a token would be decoded
     in another way than by ``own``. Takes about 0.5 s for 150,000 tokens, once per process.

@@ -134,7 +134,7 @@ class Encoder:
     async def _encode_long(self, text: str, *, begins: bool, client: str | None) -> bytes:
         """Cut and tokenise ``text`` step by step, which limits the memory of the tokenizer.
 
-        Only the beginning is cached for other texts: all of it would evict the parts that texts have in common.
+        Only the beginning is cached for other texts: the whole text would evict the parts that texts have in common.
         """
         cut_off = self._cut(text, begins=begins)
         found: list[bytes] = []
@@ -147,7 +147,7 @@ class Encoder:
         return b"".join(found)
 
     async def text_of(self, spelling: Spelling, ids: bytes, client: str | None) -> str:
-        """Return the text of ``ids`` (packed), special tokens spelt out. Raises PromptTooLong."""
+        """Return the text of ``ids`` (packed), with that of special tokens. Raises PromptTooLong."""
         self.check_length(len(ids) // 4)
         if len(ids) < _MANY_IDS:
             return spelling.text_of(array("i", ids))
