@@ -43,7 +43,7 @@ class RequestFailed(Exception):
 class Client:
     """Synchronous client of a router. Raises RequestFailed, NotExact, and httpx.TransportError.
 
-    ``timeout_s``: how long an answer may take. Proxy settings of the environment are ignored.
+    ``timeout_s``: longest wait for the next bytes of an answer. Proxy settings of the environment are ignored.
     """
 
     def __init__(self, url: str, *, timeout_s: float = 3600.0) -> None:
@@ -195,7 +195,7 @@ def _answer(reply: httpx.Response) -> Any:
     try:
         document = msgpack.unpackb(reply.content) if packed else orjson.loads(reply.content)
     except ValueError:
-        raise RequestFailed(reply.status_code, f"not understood: {reply.text[:200]}") from None
+        raise RequestFailed(reply.status_code, f"wanted JSON or msgpack, got {reply.text[:200]}") from None
     if reply.is_success:
         return document
     error = document.get("error", document) if isinstance(document, dict) else document

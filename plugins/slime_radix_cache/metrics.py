@@ -21,15 +21,15 @@ def offer_metrics(metrics: Metrics | None, tally: Tally, kept: Trajectories) -> 
     if metrics is None:
         return
     metrics.counter(
-        "smg_router_tokens_total", "Tokens of generations that the cache records: of prompts, and sampled.",
+        "smg_router_tokens_total", "Prompt tokens and sampled tokens of the generations that the cache records.",
         lambda: {"input": tally.tokens_reused + tally.tokens_encoded, "output": tally.tokens_sampled}, ["token_type"],
     )  # fmt: skip
     metrics.counter(
-        "slime_prompt_tokens_total", "Tokens of prompts: known from the conversation before, or new.",
+        "slime_prompt_tokens_total", "Prompt tokens: known from an earlier request, or new.",
         lambda: {"reused": tally.tokens_reused, "encoded": tally.tokens_encoded}, ["source"],
     )  # fmt: skip
     metrics.counter(
-        "slime_cache_prompts_total", "Prompts by whether some of their tokens were known.",
+        "slime_cache_prompts_total", "Prompts with some known tokens (hit), and without (miss).",
         lambda: {"hit": tally.hits, "miss": tally.prompts - tally.hits}, ["result"],
     )  # fmt: skip
     metrics.gauge(
@@ -58,7 +58,7 @@ def offer_metrics(metrics: Metrics | None, tally: Tally, kept: Trajectories) -> 
         lambda: _by_kind(tally.contradictions), ["field"],
     )  # fmt: skip
     metrics.counter(
-        "slime_engine_aborts_total", "Generations that an engine aborted, by what became of them.",
+        "slime_engine_aborts_total", "Generations that an engine aborted, by outcome.",
         lambda: tally.aborts, ["outcome"],
     )  # fmt: skip
     metrics.gauge("slime_cache_segments", "Recorded segments.", lambda: kept.segments)

@@ -161,7 +161,7 @@ class RadixCache:
             yield
             return
         logged = self._log.trajectories
-        logger.info("the log had %d segments with %d tokens", logged.segments, logged.tokens)
+        logger.info("the trajectory log had %d segments with %d tokens", logged.segments, logged.tokens)
         router.tasks.start_soon(logged.tidy)
         try:
             yield

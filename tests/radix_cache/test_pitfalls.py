@@ -390,7 +390,7 @@ async def test_verbose_tells_of_each_turn(
     caplog.set_level("INFO", "slime_radix_cache")
     async with routed(start, engine, checkpoint, "--verbose") as client:
         await client.generate(PROMPT, [5, 6], "one")
-    assert "session one: 2 tokens after" in caplog.text
+    assert "session one: 2 tokens after a prompt of" in caplog.text
 
 
 async def test_logprobs_are_left_out_on_request(client: Client, engine: ScriptedEngine) -> None:

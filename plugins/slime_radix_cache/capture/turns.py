@@ -238,7 +238,7 @@ class Turns:
         )
         if self._verbose:
             logger.info(
-                "session %s: %d tokens after %d, %s",
+                "session %s: %d tokens after a prompt of %d tokens, finish reason %s",
                 turn.session,
                 len(ids),
                 turn.tokens,

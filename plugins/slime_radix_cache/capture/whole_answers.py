@@ -116,7 +116,7 @@ class WholeAnswers:
         answers = answer if isinstance(answer, list) else [answer]
         if len(answers) != len(self._turns):
             self._lose(answers)
-            raise ValueError(f"{len(answers)} sequences instead of {len(self._turns)}")
+            raise ValueError(f"wanted {len(self._turns)} sequences, got {len(answers)}")
         return answer, answers
 
     async def _parsed(self, body: bytes) -> Any:

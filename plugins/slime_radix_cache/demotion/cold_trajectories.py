@@ -112,7 +112,9 @@ class ColdTrajectories:
                 await self.rows.save()
                 tasks.cancel_scope.cancel()
         if scope.cancelled_caught:
-            logger.error("not all that was recorded was kept within %g s: the rest is lost", store.wait_s)
+            logger.error(
+                "the store did not take all trajectories within %g s: the rest is lost", store.wait_s
+            )
 
     async def _save_all(self) -> None:
         memory = self._demotion.memory

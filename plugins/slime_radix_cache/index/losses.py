@@ -80,7 +80,7 @@ class Marks:
             _HEADER.pack_into(mapped, 0, *head, 0)
         *found, self.number = _HEADER.unpack_from(mapped)
         if tuple(found) != head:
-            raise ValueError(f"wanted {_MAGIC.decode().strip()!r} of this version and size")
+            raise ValueError(f"wanted marks of this version, with header {head}, got {tuple(found)}")
         self._header, self._filter = mapped[: _HEADER.size], mapped[_HEADER.size :]
         self._has_uncounted = self.number > 0
 

@@ -264,7 +264,7 @@ async def test_stop_does_not_wait_for_ever(caplog: pytest.LogCaptureFixture) -> 
     async with run_on(shelf()) as run:
         await run.turn("a", 2)
         run.shelf.wait_s, run.shelf.refuses = 0.05, True
-    assert "not all that was recorded was kept within 0.05 s" in caplog.text
+    assert "the store did not take all trajectories within 0.05 s" in caplog.text
     run.shelf.refuses = False
     async with run_on(run.shelf.again()) as other:
         assert other.kept.has_lost("s")

@@ -197,7 +197,7 @@ async def test_errors_have_status_and_message_of_who_made_them(client: Rollout) 
         with pytest.raises(RequestFailed, match="400: too long"):
             await router.generate(PROMPT, {})
         client.engine.script.append((502, b"<html>"))
-        with pytest.raises(RequestFailed, match="502: not understood: <html>"):
+        with pytest.raises(RequestFailed, match="502: wanted JSON or msgpack, got <html>"):
             await router.generate(PROMPT, {})
         client.engine.script.append((400, b'["no"]'))
         with pytest.raises(RequestFailed, match=r"400: \['no'\]"):
