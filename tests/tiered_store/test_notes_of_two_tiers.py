@@ -29,7 +29,7 @@ async def run_of_router(path: Path, home: str, *notes: Any) -> int:
     log.run = new_run(found[-1].run if found else b"")
     past = Past(found, "tokenizer", is_shared=log.is_shared)
     if not log.is_shared:
-        await log.replace(past.again())
+        await log.replace(past.as_notes())
     await log.append(packed([RunBegun(FORMAT, "tokenizer")]))
     await log.append(packed([*notes, Ended()]))
     return len(past.segments)

@@ -7,7 +7,7 @@ from typing import Any
 
 from slime_radix_cache.capture.open_streams import OpenStreams
 from slime_radix_cache.capture.streams import GenerationStream
-from slime_radix_cache.capture.turns import Growing, PromptTurn, Turns
+from slime_radix_cache.capture.turns import GrowingResponse, PromptTurn, Turns
 from slime_radix_cache.tally import Tally
 from slime_sglang import CONTRADICTION, AnswerSoFar, sampled_ids
 
@@ -28,7 +28,7 @@ class StreamRecorder:
         self._tally = tally
         self._streams = streams
         self._worker = worker
-        self._responses = [Growing(recorder, turn) for turn in turns]
+        self._responses = [GrowingResponse(recorder, turn) for turn in turns]
         self._stream = GenerationStream(
             self._record, self.failed, keeps_arrays=recorder.rows.store is not None
         )

@@ -27,7 +27,7 @@ from slime_sglang import CONTRADICTION, contradiction, sampled_ids
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Growing", "PromptTurn", "Turns"]
+__all__ = ["GrowingResponse", "PromptTurn", "Turns"]
 
 #: The replacement character, which a decoder writes for bytes that are not a whole character.
 _BROKEN = "\ufffd".encode()
@@ -271,7 +271,7 @@ class Turns:
                 self._trajectories.pin((response, len(response)))
 
 
-class Growing:
+class GrowingResponse:
     """A response that is recorded in part, and again with more tokens. The part is removed unless it is continued."""
 
     def __init__(self, recorder: Turns, turn: PromptTurn) -> None:

@@ -18,7 +18,7 @@ from slime_fairness.large_json import parse
 from slime_fairness.turns import FairTurns
 from slime_radix_cache.capture.relayed_answer import RELAYED_BYTES, RelayedAnswer
 from slime_radix_cache.capture.requests import GenerationRequest, request_for_one
-from slime_radix_cache.capture.turns import Growing, PromptTurn, Turns
+from slime_radix_cache.capture.turns import GrowingResponse, PromptTurn, Turns
 from slime_resume.generation import Generation
 from slime_resume.resumed_answer import resume_answer
 from slime_sglang import is_aborted
@@ -170,7 +170,7 @@ class WholeAnswers:
 
     async def _resumed(self, number: int, aborted: Any, generation: Generation) -> bytes | None:
         """Return the answer that replaces ``aborted``, as JSON, or None. Record every attempt."""
-        response = Growing(self._recorder, self._turns[number])
+        response = GrowingResponse(self._recorder, self._turns[number])
         grows = generation.goes_on
 
         def record(answer: Any, doubt: str | None) -> None:

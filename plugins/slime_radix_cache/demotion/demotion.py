@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from slime_radix_cache.demotion.asked import AskedRequests
 from slime_radix_cache.demotion.directory import Directory, Entry
 from slime_radix_cache.demotion.grown import GrownParts
-from slime_radix_cache.demotion.numbered import Numbered, is_beginning
-from slime_radix_cache.demotion.records import place_of, read_record, written
+from slime_radix_cache.demotion.numbered import NumberedSegments, is_beginning
+from slime_radix_cache.demotion.records import packed_record, place_of, read_record
 from slime_radix_cache.demotion.runs import Runs
 from slime_radix_cache.index.losses import digests_in
 from slime_radix_cache.index.segments import Context, Response, Segment, Versions
@@ -39,7 +39,7 @@ class Demotion:
 
     def __init__(self, trajectories: Trajectories) -> None:
         self.directory = Directory()
-        self.memory = Numbered()
+        self.memory = NumberedSegments()
         self.runs = Runs()
         self.demoted: Counter[str] = Counter()
         self.promoted = 0
@@ -98,7 +98,7 @@ class Demotion:
 
     def record(self, segment: Segment) -> tuple[int, bytes]:
         """Return the serial and the record of ``segment``. O(its tokens and text)."""
-        return self.memory.serials[segment], written(segment_record(segment, self.memory.serials))
+        return self.memory.serials[segment], packed_record(segment_record(segment, self.memory.serials))
 
     def note_stored(self, serial: int, size: int) -> None:
         """Note that the store has the record with ``serial``, of ``size`` bytes."""

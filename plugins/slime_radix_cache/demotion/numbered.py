@@ -9,10 +9,10 @@ from slime_radix_cache.demotion.directory import Entry
 from slime_radix_cache.demotion.entries import entry_of
 from slime_radix_cache.index.segments import Response, Segment
 
-__all__ = ["Numbered", "is_beginning"]
+__all__ = ["NumberedSegments", "is_beginning"]
 
 
-class Numbered:
+class NumberedSegments:
     """Segments in memory. A *stored* segment has a record in the store; a *saved* segment also has a note in its log.
 
     ``sizes``: bytes of the records of stored segments, by serial. ``noted``: entries of saved segments, as in the log.

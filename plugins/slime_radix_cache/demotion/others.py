@@ -155,7 +155,7 @@ class OtherRouters:
         elif (segment := self._demotion.memory.segments.get(serial)) is not None:
             self._take_over(segment, serial)
         else:
-            self._demotion.gone(serial)  # its rows may be known
+            self._demotion.gone(serial)  # rows of the segment may be known
 
     def _take_over(self, segment: Segment, serial: int) -> None:
         """Keep a promoted ``segment`` that the store does not have any more, if something here continues it."""

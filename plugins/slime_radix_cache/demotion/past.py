@@ -63,7 +63,7 @@ class Past:
         self.dropped: set[bytes] = set()
         for run, each in groupby(notes, lambda note: note.run):
             self._read_run(run, each)
-        #: Dropped keys that the notes still have. A log that :meth:`again` does not replace may have them, too.
+        #: Dropped keys that the notes still have. A log that :meth:`as_notes` does not replace may have them, too.
         self._still_noted = [
             key for key in self.dropped for kept in (self.segments, self.side_records) if kept.pop(key, None)
         ]
@@ -133,7 +133,7 @@ class Past:
         known = (self.segments, self.side_records)
         return sizes | {key: note.size for notes in known for key, note in notes.items()}
 
-    def again(self) -> Iterator[bytes]:
+    def as_notes(self) -> Iterator[bytes]:
         """Yield notes with the same facts. They stay true beside the notes of other logs."""
         dropped = map(Dropped, self._still_noted)
         known = [

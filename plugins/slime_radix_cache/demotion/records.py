@@ -8,12 +8,12 @@ from slime_radix_cache.demotion.runs import counter_of
 from slime_radix_cache.index.prefix_digests import extended
 from slime_radix_cache.journal.log_records import Answered, Asked
 
-__all__ = ["place_of", "read_record", "written"]
+__all__ = ["packed_record", "place_of", "read_record"]
 
 _FRAMES = Frames((Asked, Answered))
 
 
-def written(record: Asked | Answered) -> bytes:
+def packed_record(record: Asked | Answered) -> bytes:
     """Return ``record`` as bytes, with a checksum."""
     return b"".join(_FRAMES.write([record]))
 

@@ -37,7 +37,7 @@ async def restore(
     demotion.runs.begin([*named, *past.side_records, *dropped], store.run)
     demotion.dropped.update(map(demotion.runs.serial, dropped))
     gone = set(await store.adopt(past.sizes))
-    await store.replace_notes(past.again())
+    await store.replace_notes(past.as_notes())
     await store.shorten_notes(notes, shortened)
     await _begin(store, RunBegun(FORMAT, tokenizer))
     _follow(demotion, trajectories, writer, past)

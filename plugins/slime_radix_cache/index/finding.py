@@ -42,10 +42,10 @@ class Finder:
     def to_continue(self, text: bytes, session: str | None = None) -> Match:
         """Return the context to continue for ``text``. The text after the match must be tokenised.
 
-        The search leaves out contexts with a prompt in the match's ``unknown``: compare these, then search again. If
-        another session sampled the found context, this session may have sent the same tokens before, spelt as another
-        text (Unicode normalisation). So the search is repeated: it then also considers the session's requests found by
-        the ids of that context.
+        The search leaves out contexts with a prompt in the match's ``unknown``: compare these prompts with the
+        tokenizer, then search again. If another session sampled the found context, this session may have sent the same
+        tokens before, spelt as another text (Unicode normalisation). So the search is repeated, and then also considers
+        the session's requests that the ids of that context lead to.
         """
         path = self._index.walk(text)
         check = SpellingCheck(session)

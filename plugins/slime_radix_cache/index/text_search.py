@@ -56,7 +56,10 @@ class Match(NamedTuple):
 
 
 class Search:
-    """Searches along the path of one text through the index."""
+    """Searches along the path of one text through the index.
+
+    ``reading``: the search is for a retrieval. A search for a generation finds a prompt only at the end of the text.
+    """
 
     def __init__(self, path: Path, text: bytes, cut: Cut, around: Around, *, reading: bool) -> None:
         self._path = path
@@ -128,9 +131,9 @@ class Search:
         return Match(context, position, candidates, at_least, inside)
 
     def _begun(self, ends: Collection[Segment]) -> int:
-        """Count the contexts of responses that begin here, except contexts that end here or are cut here.
+        """Count the contexts of responses that begin at the end of the text, except contexts that end or are cut there.
 
-        Such a context leaves out the hidden tail of a response, perhaps a stop token. Or it was recorded for another
+        A counted context leaves out the hidden tail of a response, perhaps a stop token. Or it was recorded for another
         text with the same tokens: one of the two texts spells out a special token, and the other does not.
         """
         node = self._path.node

@@ -53,10 +53,10 @@ class LoggedTrajectories(Trajectories):
         self._last_gone: dict[int, int] = {}
         self._unwritten: list[Record] = []
         self._replay: _Replay | None = _Replay()
-        log.replay(self._again)
+        log.replay(self._replay_record)
         self._replay = None
-        there = set(self._serials.values())
-        self._last_gone = {one: serial for one, serial in self._last_gone.items() if one in there}
+        kept = set(self._serials.values())
+        self._last_gone = {one: serial for one, serial in self._last_gone.items() if one in kept}
 
     async def tidy(self) -> None:
         """Compact the log from time to time."""
@@ -185,15 +185,15 @@ class LoggedTrajectories(Trajectories):
 
     # Replay of the log.
 
-    def _again(self, record: Record) -> None:
+    def _replay_record(self, record: Record) -> None:
         if isinstance(record, Asked | Answered):
-            self._add_again(record)
+            self._replay_addition(record)
         elif isinstance(record, Gone):
-            self._remove_again(record)
+            self._replay_removal(record)
         else:
             self._see(record.version)
 
-    def _add_again(self, record: Asked | Answered) -> None:
+    def _replay_addition(self, record: Asked | Answered) -> None:
         replay = self._replay
         assert replay is not None  # narrowing: the log is being read
         parent = replay.segments[record.parent] if record.parent else None
@@ -214,7 +214,7 @@ class LoggedTrajectories(Trajectories):
                     self._sessions.grew(record.session, part, response)
         self.unpin(context)
 
-    def _remove_again(self, record: Gone) -> None:
+    def _replay_removal(self, record: Gone) -> None:
         replay = self._replay
         assert replay is not None  # narrowing: the log is being read
         segment = replay.segments.pop(record.serial, None)
