@@ -239,7 +239,7 @@ class SideRecords(Protocol):
     def find(self, names: Iterable[bytes]) -> list[bytes]:
         """Return the keys of the records that ``names``, which may also be places, lead to; oldest first.
 
-        Leaves out a record if another record at the same place may be lost: the client may mean the lost one.
+        Leaves out a record if another record at the same place may be lost: the client may mean the lost record.
         """
 
     def has_answers(self, place: bytes) -> bool:
@@ -255,7 +255,7 @@ class SideRecords(Protocol):
         """Return True if this run of the router recorded ``key``."""
 
     async def ask_again(self, place: bytes) -> None:
-        """Note that ``place`` may get several records. Call this before the request for the second one is sent."""
+        """Note that ``place`` may get several records. Call this before the request for the second record is sent."""
 
     def has_lost(self, session: str | None) -> bool:
         """Return True if something of ``session`` is lost (None: something of requests without a session)."""

@@ -1,4 +1,4 @@
-"""Marks on answers that are not recorded, such as those to untouched requests.
+"""Marks on answers that are not recorded, such as answers to untouched requests.
 
 An untouched request is passed on as it came, without tokens in place of its prompt.
 """

@@ -186,6 +186,6 @@ class WholeAnswers:
 
 
 def _size(reply: Reply) -> int:
-    """Return the Content-Length of ``reply``; 0 without one."""
+    """Return the Content-Length of ``reply``; 0 without that header."""
     size = reply.header(b"content-length")
     return int(size) if size is not None and size.isdigit() else 0

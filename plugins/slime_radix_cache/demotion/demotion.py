@@ -2,8 +2,8 @@
 
 The content of a segment never changes, so it is stored once, as a record in the trajectory log's format. Two samples
 with the same tokens are two segments with two serials: their logprobs, versions and sessions are never merged. A record
-names its parent's serial, and has only the text after the parent's text. The few fields that may change stay in memory,
-in the directory, and so does what leads from a text, from ids or from a session to a serial.
+names its parent's serial, and has only the text after the parent's text. The directory, in memory, has the few fields
+that may change. It also has what leads from a text, from ids or from a session to a serial.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ _LOST = "not_in_store"
 class Demotion:
     """The demoted segments of ``trajectories``, and the serials of all segments. No method awaits.
 
-    ``forget(serial)`` is called for each record that is not needed any more, ``gone(serial)`` for each segment that is
-    lost for good, ``on_notice()`` when a limit is exceeded, ``on_change(entry)`` when a demoted segment changes, and
+    Callbacks: ``forget(serial)`` for each record that is not needed any more. ``gone(serial)`` for each segment that is
+    lost for good. ``on_notice()`` when a limit is exceeded. ``on_change(entry)`` when a demoted segment changes.
     ``on_grown(session, part, whole)`` with the serials of a beginning and of a longer record of the same response.
+
     ``memory``: the segments in memory. ``demoted``: counts of demotions by reason. ``promoted``: count of promotions.
     """
 
@@ -268,7 +269,7 @@ class Demotion:
         self._drop(serial, entry.session)
 
     def _before(self, entry: Entry) -> Response | Entry | None:
-        """Return the nearest response before ``entry`` of the same session, or the entry of a demoted one."""
+        """Return the nearest response before ``entry`` of the same session: a Response in memory, or an entry."""
         parent: Entry | None = entry
         while entry.session is not None and parent is not None:
             segment = self.memory.segments.get(parent.parent)

@@ -145,7 +145,7 @@ class Directory:
             yield from items_of(self._ids.get(digest))
 
     def with_ancestors(self, serials: Iterable[int]) -> list[Entry]:
-        """Return the entries with ``serials``, and those of segments before them, parents first."""
+        """Return the entries with ``serials`` and their demoted ancestors, parents first."""
         found: dict[int, Entry] = {}
         for serial in serials:
             entry = self._entries.get(serial)

@@ -30,7 +30,7 @@ class Loads:
             self._unpin(found)
 
     def let_go(self) -> None:
-        """Unpin all segments now. If one is demoted before its load ends, the load promotes it again."""
+        """Unpin all segments now. If a segment is demoted before its load ends, the load promotes it again."""
         for found in self._under_way.values():
             self._unpin(found)
 

@@ -69,9 +69,9 @@ class RowNotes:
             await self._writer.flush()
 
     async def save_of(self, segments: Iterable[Segment]) -> None:
-        """Put the rows of saved ``segments``, and of those before them, into a store that outlives the router.
+        """Put the rows of saved ``segments`` and their ancestors into the store, if it outlives the router.
 
-        When the call returns, notes name them, unless the store takes too long. O(segments and those before them).
+        When the call returns, notes about the rows are written, unless the store takes too long. O(all these segments).
         """
         if self._owner is None or not self._store.keeps_notes:
             return

@@ -30,7 +30,7 @@ class Runs:
         self._next = 1
 
     def begin(self, earlier: Iterable[bytes], name: bytes) -> None:
-        """Begin the run ``name`` after those that have the keys ``earlier``. Nothing may be numbered yet."""
+        """Begin the run ``name``. ``earlier``: keys of earlier runs' records. Call this before :meth:`next_serial`."""
         self._names = [*sorted({key[:_RUN_BYTES] for key in earlier}), name]
         self._places = {name: place for place, name in enumerate(self._names)}
         self._own = len(self._names) - 1

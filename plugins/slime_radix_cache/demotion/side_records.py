@@ -38,7 +38,7 @@ class SideRecords:
         self._saver: SegmentSaver
         self._look: Callable[[], Awaitable[None]]
         self._failed: Callable[[str, Exception], Exception]
-        #: All records, also those that are not saved: their size is 0.
+        #: All records. The size of a record that is not saved yet is 0.
         self._notes: dict[bytes, SideRecord] = {}
         #: Keys by name and by place. A single key is kept as it is: a dict for each would take a third of the memory.
         self._keys: dict[bytes, bytes | dict[bytes, None]] = {}
@@ -150,7 +150,7 @@ class SideRecords:
         return self._unsaved.get(note.session, {}).get(key) if note is not None else None
 
     async def _save(self, keys: Sequence[bytes]) -> bool:
-        async with self._lock:  # of two writes with the same record, a failed one would remove it
+        async with self._lock:  # of two writes with the same record, a failed write would remove the record
             return await self._saver.save_records(self._with_parents(keys), self._saved)
 
     def _saved(self, key: bytes, size: int) -> SideRecord | Dropped:
@@ -221,12 +221,12 @@ class SideRecords:
         return sorted(key for key in keys if self._is_proved(self._notes[key]))
 
     def has_answers(self, place: bytes) -> bool:
-        """See the contract. All records at a place are of one session, so it is enough to check one."""
+        """See the contract. All records at a place are of one session, so it is enough to check a single record."""
         key = next(iter(self._under(place)), None)
         return key is not None and self._is_proved(self._notes[key])
 
     def _is_proved(self, note: SideRecord) -> bool:
-        """Return False if another record at the same place may be lost: the client may mean the lost one."""
+        """Return False if another record at the same place may be lost: the client may mean the lost record."""
         if not self.has_lost(note.session):
             return True
         has_unknown_asks = note.session is None and self._is_shared

@@ -105,7 +105,7 @@ class Finder:
         return find_to_read(self._index.walk(text), text, self._cut, self._around, session)
 
     def candidates(self, text: bytes, match: Match | None = None) -> Count:
-        """Count the contexts that ``text`` may stand for, lost ones included. ``match``: the result of :meth:`to_read`.
+        """Count the contexts, kept and lost, that ``text`` may stand for. ``match``: the result of :meth:`to_read`.
 
         After any loss the count is a lower bound: ``text`` may be the beginning of a lost text.
         """

@@ -28,9 +28,9 @@ def find_to_continue(
     others: Callable[[], ContextFilter],
     check: SpellingCheck | None,
 ) -> Match:
-    """Return the context to continue for ``text``: the session's own, else one that the filter ``others()`` allows.
+    """Return the context to continue for ``text``: the session's own, else the longest that ``others()`` allows.
 
-    The session's own context is preferred even if another context is longer.
+    The session's own context is preferred even if another context is longer. ``others()`` returns a filter.
     """
     search = Search(path, text, cut, around, reading=False)
     found = search.own(session, check) if session is not None else None
@@ -46,7 +46,7 @@ def find_to_continue(
 
 
 def find_to_read(path: Path, text: bytes, cut: Cut, around: Around, session: str | None) -> Match:
-    """Return the context of ``text``: the session's own, else one of only prompts with this text, else the longest."""
+    """Return the context of ``text``: the session's own; else only prompts with exactly this text; else the longest."""
     search = Search(path, text, cut, around, reading=True)
     check = SpellingCheck(session)
     own = search.own(session, check) if session is not None else search.longest(any_context())
@@ -88,7 +88,7 @@ def find_given(
             if shared is not None and place + shared[1] > (best[1] if best is not None else 0):
                 best = shared[0], place + shared[1]
                 if 4 * best[1] == len(ids):
-                    break  # one of many answers to the same prompt is enough
+                    break  # no context is longer: there may be many answers to the same prompt
         return best
 
     found = None

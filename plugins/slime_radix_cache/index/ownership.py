@@ -1,4 +1,4 @@
-"""Contexts that a session may use: its own, those that it continued, or any.
+"""Contexts that a session may use: its own contexts, contexts that it continued, or any context.
 
 A response belongs to the session of its request. Another session may continue the context of the response in its first
 request of a branch. Then the response's tokens have mask 1 for that session, too. Text that a client sends later is

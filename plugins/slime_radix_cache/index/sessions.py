@@ -29,7 +29,7 @@ class Running:
 
 
 class Sessions:
-    """Responses and running requests of each session, oldest first. Adding one takes O(1)."""
+    """Responses and running requests of each session, oldest first. An addition takes O(1)."""
 
     def __init__(self) -> None:
         #: A single response is kept without a list, which would take 90 bytes.

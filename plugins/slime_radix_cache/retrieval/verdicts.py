@@ -35,11 +35,10 @@ class Verdicts:
         )
 
     def of(self, exchange: Exchange) -> Sequence[str | None]:
-        """Return the ``inexact_reason`` of each sequence, as in ``/trajectories``; None for an exact one.
+        """Return the ``inexact_reason`` of each sequence, as in ``/trajectories``; None if the sequence is exact.
 
-        ``not_recorded``: no answer is recorded (yet). The result is empty for an exchange that was passed on
-        untouched. Call this after the reply has been read, and before ``exchange`` is closed. Reading one item is
-        O(sampled tokens).
+        ``not_recorded``: no answer is recorded (yet). The result is empty if the request was passed on untouched. When
+        to call this: see :class:`slime_radix_cache.contracts.RecordedTokens`. Reading one item is O(sampled tokens).
         """
         noted: Any = exchange.notes.get(NOTE)
         return _Reasons(noted.turns if noted is not None else ())

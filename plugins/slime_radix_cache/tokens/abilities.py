@@ -67,7 +67,7 @@ class Abilities:
     - ``breaks``: finds places at which a very long part may be cut. The ids of both pieces are those of the whole,
       if the second piece is tokenised as a text that follows other tokens. None as with ``seams``.
     - ``frame``: ids before and after a text with ``add_special_tokens``; None if they differ between texts.
-    - ``special``: finds special tokens that a text spells. No other token ends inside one.
+    - ``special``: finds special tokens that a text spells. No other token ends inside a special token.
     """
 
     refused: str | None = None

@@ -44,7 +44,7 @@ def _compared(vocabulary: str) -> Callable[[Sequence[int], bool], str] | None:
                 "tokens are not decoded as bytes: the tokenizers library reads some in another way"
             )
             return None
-    return _decoder(own)  # a new one, with an empty cache
+    return _decoder(own)  # a new decoder, with an empty cache
 
 
 def _decoder(own: tokenizers.Tokenizer) -> Callable[[Sequence[int], bool], str]:
@@ -58,7 +58,7 @@ def _decoder(own: tokenizers.Tokenizer) -> Callable[[Sequence[int], bool], str]:
 
 
 class _Bytes(dict[int, bytes]):
-    """The bytes of tokens by id, made when first needed; empty for unknown tokens and for those ``left_out``."""
+    """The bytes of tokens by id, made when first needed; empty for unknown tokens and for tokens in ``left_out``."""
 
     def __init__(self, own: tokenizers.Tokenizer, left_out: frozenset[str]) -> None:
         super().__init__()

@@ -166,7 +166,7 @@ class Encoder:
 
     @property
     def max_characters(self) -> int:
-        """Maximum length of a text; a longer one is refused before it is tokenised."""
+        """Maximum length of a text; a longer text is refused before it is tokenised."""
         return self._max_tokens * _MOST_CHARACTERS
 
     def check_text(self, text: str) -> None:
@@ -187,7 +187,7 @@ class Encoder:
         return bool(self._guards) and (seams is None or seams.match(text) is None)
 
     def _encoded(self, parts: Sequence[Part]) -> list[Sequence[int]]:
-        framed = parts[0].framed  # a framed part is always the only one
+        framed = parts[0].framed  # a framed part always comes alone
         together = [part.text for part in parts if not part.follows]
         plain = iter(self._batch(together, framed) if together else [])
         return [self._guarded(part.text) if part.follows else next(plain) for part in parts]

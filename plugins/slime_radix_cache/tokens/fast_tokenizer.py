@@ -190,5 +190,5 @@ def _unicode() -> Iterator[str]:
 
 
 def _all_spaces() -> list[str]:
-    """Return characters that some regex engine treats, or once treated, as white space; and invisible ones."""
+    """Return characters that some regex engine treats, or once treated, as white space; and invisible characters."""
     return [chr(point) for point in range(0x3001) if unicodedata.category(chr(point)) in _SPACE_LIKE]

@@ -18,7 +18,7 @@ __all__ = ["SHORT_PART", "Part", "Parts", "cut"]
 
 #: Longer texts are tokenised in a thread: about 1 ms of work, far more than the switch costs.
 _LONG_TEXT = 4096
-#: Shorter pieces between two seams are joined with the next ones: a part costs as much time as a token, 1 µs.
+#: Shorter pieces between two seams are joined with the next pieces: a part costs as much time as a token, 1 µs.
 SHORT_PART = 512
 _OVERHEAD_BYTES = 300
 
@@ -129,7 +129,7 @@ class Parts:
         return ids
 
     def forget(self) -> None:
-        """Drop all cached parts, and do not cache those that are being tokenised now."""
+        """Drop all cached parts, and do not cache the parts that are being tokenised now."""
         self._forgotten += 1
         self._known.clear()
         self._size_bytes = 0

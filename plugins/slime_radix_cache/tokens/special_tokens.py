@@ -1,4 +1,4 @@
-"""Special tokens as texts spell them: no other token begins or ends inside one."""
+"""Special tokens as texts spell them: no other token begins or ends inside a special token."""
 
 from __future__ import annotations
 

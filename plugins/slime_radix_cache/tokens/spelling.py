@@ -147,9 +147,9 @@ class _Reading:
         return 0, ""
 
     def _whole(self, ids: Sequence[int], length: int, skip_special: bool) -> str:
-        """Return the text of ``length`` tokens, and of those that complete its last character.
+        """Return the text of ``length`` tokens, and of the tokens that complete its last character.
 
-        Broken characters may be longer than whole ones: SentencePiece writes one for each byte.
+        Broken characters may be longer than whole characters: SentencePiece writes a broken character for each byte.
         """
         spelt = self.text(ids[:length], skip_special)
         for more in range(length + 1, min(length + _BYTES_OF_CHARACTER, len(ids) + 1)):
@@ -185,7 +185,7 @@ class _Reading:
         return None
 
     def without_hidden(self, ids: Sequence[int], shown: str) -> int:
-        """Return the number of ``ids`` without those at the end that add nothing to ``shown``, the text of all."""
+        """Return the number of ``ids``, without the last ids that add nothing to ``shown``, the text of all ids."""
         visible = len(ids)
         while visible:
             if ids[visible - 1] not in self._special:
