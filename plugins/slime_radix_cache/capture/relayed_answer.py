@@ -79,7 +79,7 @@ class RelayedAnswer:
     async def _cut(self, cutter: ArrayCutter, piece: bytes) -> None:
         try:
             cutter.feed(piece)
-        except Exception as error:  # the client gets its answer all the same
+        except Exception as error:  # recording stops, but the client still gets its answer
             self._lose = self._cutter = None
             self._fail(error)
             return

@@ -117,7 +117,7 @@ class SideRecord(NamedTuple):
 
 
 class AskedAgain(NamedTuple):
-    """``place`` may get several side records, some of which are in memory only."""
+    """``place`` may get several side records, and some of them may be in memory only."""
 
     place: bytes
 

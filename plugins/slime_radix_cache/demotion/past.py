@@ -134,7 +134,7 @@ class Past:
         return sizes | {key: note.size for notes in known for key, note in notes.items()}
 
     def as_notes(self) -> Iterator[bytes]:
-        """Yield notes with the same facts. They stay true beside the notes of other logs."""
+        """Yield notes with the same facts. They may be read together with the notes of other logs."""
         dropped = map(Dropped, self._still_noted)
         known = [
             *self.segments.values(),

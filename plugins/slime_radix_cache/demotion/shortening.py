@@ -1,4 +1,4 @@
-"""Removal of needless notes from a run that has ended."""
+"""Removal of the notes that a run which has ended does not need any more."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ class LoggedTrajectories(Trajectories):
         context: Context = (parent, record.kept) if parent is not None else None
         text = text_from(record, parent)
         replay.serial = record.serial
-        self.pin(context)  # the context counts as used, also if all answers to it were removed
+        self.pin(context)  # the context counts as used, even if all answers to it were removed
         if isinstance(record, Asked):
             giver = Giver(record.giver) if record.giver is not None else None
             self._prompt(context, record.ids, text, record.doubt, giver)

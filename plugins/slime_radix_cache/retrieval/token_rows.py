@@ -22,7 +22,7 @@ __all__ = ["INT32", "NPY", "ROWS", "RowNames", "Rows", "WantedRows", "find_rows"
 
 #: Forms of rows in JSON: SGLang's base64 of int32, and vLLM's base64 of a file in NumPy's format.
 INT32, NPY = "int32", "npy"
-#: The inexact reason with which rows are exact all the same: a token without a logprob still has its row.
+#: The only inexact reason with which rows are still exact: a token without a logprob has its row.
 _HARMLESS = "no_logprobs"
 
 

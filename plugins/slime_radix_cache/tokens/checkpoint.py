@@ -44,7 +44,7 @@ def load_tokenizer(path: str) -> Tokenizer:
     if is_local and not Path(path).is_dir():
         raise SettingsError(f"--hf-checkpoint {path}: not a directory; wanted {_WANTED}")
     unreachable = None if is_local else hub_failure()
-    from transformers import AutoTokenizer  # heavy, and only needed with --hf-checkpoint
+    from transformers import AutoTokenizer  # slow to import, and only needed with --hf-checkpoint
 
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=unreachable is not None)
@@ -77,7 +77,7 @@ def eos_ids(tokenizer: Tokenizer, path: str = "") -> frozenset[int]:
 
 
 def _configs(path: str) -> list[Path]:
-    from transformers.utils.hub import cached_file  # heavy; a checkpoint may be a name on the Hub
+    from transformers.utils.hub import cached_file  # slow to import; a checkpoint may be a name on the Hub
 
     quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     offline = not Path(path).exists() and hub_failure() is not None

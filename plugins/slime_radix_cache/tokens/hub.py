@@ -16,7 +16,7 @@ def hub_failure(deadline_s: float = _DEADLINE_S) -> str | None:
 
     The Hub's own client would retry for minutes. Any HTTP answer counts, even an error.
     """
-    from huggingface_hub import constants  # heavy, and only needed for names on the Hub
+    from huggingface_hub import constants  # slow to import, and only needed for names on the Hub
 
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
