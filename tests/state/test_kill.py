@@ -88,7 +88,7 @@ class Fleet:
             self._told.conversations.append(one)
             for turn in range(TURNS):
                 if turn:
-                    one.go_on(FOLLOW_UPS[turn % len(FOLLOW_UPS)])
+                    one.add_message(FOLLOW_UPS[turn % len(FOLLOW_UPS)])
                 answer = None
                 while answer is None:
                     self._rids += 1
@@ -98,7 +98,7 @@ class Fleet:
                     if answer is None:
                         await anyio.sleep(0.05)
                 one.rids.append(rid)
-                one.hear(answer)
+                one.add_answer(answer)
                 self._told.answers[name] = one.text, list(one.rids)
                 self.heard.add()
                 if answer.endswith("\ufffd"):
