@@ -1,4 +1,4 @@
-"""The interface of the rules for worker addresses; a plugin implements them."""
+"""Rules for worker addresses: the interface that a plugin implements."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class AddressRules(Protocol):
     """Rules for the servers that may be workers; the component ``"worker_addresses"``."""
 
     def check(self, url: str) -> None:
-        """Refuse ``url`` if its text breaks the rules; resolves no names. Raises BadRequest."""
+        """Raise BadRequest if the text of ``url`` breaks the rules. Resolves no names."""
         ...
 
     async def admit(self, url: str) -> None:
-        """As :meth:`check`, and refuse a name that resolves now to a forbidden address. Raises BadRequest."""
+        """Check ``url`` as :meth:`check` does, and the addresses that its name resolves to. Raises BadRequest."""
         ...
 
     def reachable(self, url: str, address: str) -> bool:
@@ -34,5 +34,5 @@ class _Anywhere:
         return True
 
 
-#: The rules without such a plugin: any server may be a worker.
+#: The rules when no plugin registers that component: any server may be a worker.
 ANYWHERE: AddressRules = _Anywhere()

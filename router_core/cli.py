@@ -46,7 +46,7 @@ _PLUGINS = {"plugins": "List the installed plugins"}
 
 
 def command_line(arguments: Sequence[str]) -> tuple[Parser, Loaded]:
-    """Return the parser for ``arguments``, with the flags of their plugins, and the plugins. Raises StartupError."""
+    """Return a parser with the flags of the plugins that ``arguments`` load, and these plugins. Raises StartupError."""
     parser = Parser(DEFAULT_PLUGINS, failure=SettingsError)
     first, _ = parser.parse_known_args(list(arguments))
     defaults = () if first.no_default_plugins else DEFAULT_PLUGINS
@@ -56,7 +56,7 @@ def command_line(arguments: Sequence[str]) -> tuple[Parser, Loaded]:
         add_core_options(parser)
     loaded.add_options(parser)
     for name in DEFAULT_PLUGINS:
-        # Otherwise an API key could be set, and not be checked.
+        # The parser refuses their flags: ``--api-key`` without the plugin auth would protect nothing.
         if name not in loaded.names:
             leave_out(parser, name, _flags_of(name))
     if {"-h", "--help"} & set(arguments):
@@ -72,7 +72,7 @@ def _flags_of(plugin: str) -> list[argparse.Action]:
 
 
 def _flags_elsewhere(loaded: Loaded) -> dict[str, str]:
-    """Return the plugin of each flag that belongs to an installed plugin that is not loaded."""
+    """Return the flags of the installed plugins that are not loaded, each with its plugin."""
     found: dict[str, str] = {}
     for plugin in sorted(installed_plugins().keys() - loaded.names):
         with suppress(StartupError):
@@ -81,8 +81,8 @@ def _flags_elsewhere(loaded: Loaded) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A parsed command line, checked as far as the core understands it."""
+class _Parsed:
+    """A parsed command line without unknown flags; the core's flags are checked."""
 
     settings: Settings
     options: argparse.Namespace
@@ -90,7 +90,7 @@ class _Wanted:
     parser: Parser
 
     @classmethod
-    def by(cls, arguments: Sequence[str]) -> _Wanted:
+    def parse(cls, arguments: Sequence[str]) -> _Parsed:
         """Parse ``arguments``. Raises StartupError."""
         parser, loaded = command_line(arguments)
         options, unknown = parser.parse_known_args(list(arguments))
@@ -113,7 +113,7 @@ class _Wanted:
         return router, app
 
     def banner(self, router: Router, url: str) -> list[str]:
-        """Return the lines that tell what has started."""
+        """Return the start banner: the address, plugins, policies and workers, one line each."""
         abouts = {source.name: source.about for source in self.loaded.sources}
         policy, pages = getattr(self.options, "policy", ""), router.components.find("pages")
         policies = [policy if name == "policies" else f"plugin {name}" for name in router.hooks.choosers]
@@ -123,7 +123,7 @@ class _Wanted:
 
 def build(arguments: Sequence[str]) -> tuple[Router, ASGIApp]:
     """Make a router and its application from the command line ``arguments``. Raises StartupError."""
-    return _Wanted.by(arguments).build()
+    return _Parsed.parse(arguments).build()
 
 
 def is_compiled() -> bool:
@@ -151,12 +151,12 @@ def _list_plugins() -> int:
 
 
 def _serve(arguments: Sequence[str]) -> int:
-    wanted = _Wanted.by(arguments)
-    settings = wanted.settings
+    parsed = _Parsed.parse(arguments)
+    settings = parsed.settings
     start_logging(settings)
     if is_compiled():
         logger.info("the hot modules are compiled")
-    router, app = wanted.build()
+    router, app = parsed.build()
     try:
         sock = bind(settings.host, settings.port)
     except OSError as error:
@@ -169,7 +169,7 @@ def _serve(arguments: Sequence[str]) -> int:
         )
 
     def tell(url: str) -> None:
-        for line in wanted.banner(router, url):
+        for line in parsed.banner(router, url):
             logger.info("%s", line)
 
     tls = {"ssl_certfile": settings.tls_cert_path, "ssl_keyfile": settings.tls_key_path}

@@ -18,9 +18,9 @@ from router_core.types import Headers, Receive, Send
 __all__ = ["Watch", "let_finish", "read_body", "send_error"]
 
 _JSON = (b"content-type", b"application/json")
-#: Seconds between two looks at new requests; a request still running then is watched for a disconnect.
+#: Longest time in seconds before a request is watched for a disconnect.
 _PATIENCE_S = 0.05
-#: Seconds for which the rest of a refused request is read and discarded.
+#: Longest time in seconds for which the rest of a refused request is read and discarded.
 _LINGER_S = 2.0
 #: Seconds that an engine has to stop and to report its sampled tokens, after its client has gone.
 _DISCONNECT_GRACE_S = 2.0
@@ -65,11 +65,11 @@ async def let_finish(receive: Receive) -> None:
 
 
 async def send_error(error: HTTPError, send: Send, unread: Receive | None = None) -> None:
-    """Answer a request with ``error``. ``unread`` is its ``receive`` if the body is not read: it is discarded."""
+    """Answer a request with ``error``. ``unread``: the ``receive`` of an unread body, which is discarded."""
     body = error_body(error)
     headers = [_JSON, (b"content-length", b"%d" % len(body)), *error.headers]
     if unread is not None or isinstance(error, ShuttingDown):
-        headers.append((b"connection", b"close"))  # the rest of the body is discarded; no request follows
+        headers.append((b"connection", b"close"))  # no further request may use this connection
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     if unread is not None:
         await send({"type": "http.response.body", "body": body, "more_body": True})
@@ -81,9 +81,9 @@ async def send_error(error: HTTPError, send: Send, unread: Receive | None = None
 class Watch:
     """Detects clients that hang up, and cancels their blocks ``with watch.cancelling(receive, exchange):``.
 
-    Before that it calls ``on_disconnect``; if this returns True, the block has two seconds to end. The exchange ends
-    with its block. Most requests end within milliseconds. So one timer serves all requests: only a request that still
-    runs when the timer fires gets a task that waits for its client to hang up.
+    Before it cancels a block, it calls ``on_disconnect``; if this returns True, the block has two seconds to end.
+    The exchange ends with its block. Most requests end within milliseconds, so one timer serves all: only a request
+    that still runs when the timer fires gets a task that waits for its client to hang up.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_disconnect: Callable[[Exchange], bool]) -> None:
@@ -95,12 +95,12 @@ class Watch:
 
     @property
     def exchanges(self) -> Iterator[Exchange]:
-        """The exchanges of clients that are being answered, and those that plugins made for them."""
+        """The exchanges of clients that are being answered, and the exchanges that plugins made for these."""
         for watched in chain(self._young, self._old):
             yield from watched.exchange.all_parts()
 
     def cancelling(self, receive: Receive, exchange: Exchange) -> _Watched:
-        """Return the context manager. The request's body must have been read from ``receive`` before."""
+        """Return the context manager of a block. Read the request's whole body from ``receive`` first."""
         return _Watched(self, receive, exchange)
 
     def add(self, watched: _Watched) -> None:
@@ -142,7 +142,7 @@ class _Watched:
         return self
 
     def end(self) -> None:
-        """Stop watching. Call this before the last piece is sent: after it, servers report a disconnect too."""
+        """Stop watching. Call this before the last piece is sent: afterwards servers report a disconnect, too."""
         self._over = True
 
     def begin(self) -> None:
@@ -174,8 +174,8 @@ class _Watched:
             # After a whole reply the server ends receive() by itself, so the task is cancelled only after an error:
             # cancelled tasks leave cycles, and under load their garbage collection took 5 % of the time.
             self._waiting.cancel()
-        self._waiting = None  # its error refers back to this, a cycle that would keep a body alive
+        self._waiting = None  # the task's error refers to this object: the cycle would keep a body alive
         if self._cancelled:
-            # The cancellation ends here, caught within the block or not, unless other code cancelled the task too.
+            # The cancellation ends here, even one caught within the block, unless other code cancelled the task too.
             return self._task.uncancel() == 0 and kind is asyncio.CancelledError
         return False

@@ -1,4 +1,4 @@
-"""Error types. ``slime_http.errors`` has those of connections, and the JSON that a client gets.
+"""Error types. ``slime_http.errors`` has the errors of connections, and the JSON body of an error response.
 
 ::
 
@@ -83,7 +83,7 @@ class TooManyValues(BadRequest):
 
 
 class Unauthorized(HTTPError):
-    """The request has no key, or one that the router does not know."""
+    """The request has no key, or an unknown key."""
 
     status, type, code = 401, "authentication_error", "UNAUTHORIZED"
     headers = ((b"www-authenticate", b"Bearer"),)
@@ -96,7 +96,7 @@ class Forbidden(HTTPError):
 
 
 class SessionNotFound(HTTPError):
-    """Nothing is known of that session, or it was deleted."""
+    """The session is unknown, or it was deleted."""
 
     status, type, code = 404, "not_found_error", "SESSION_NOT_FOUND"
 
@@ -149,6 +149,6 @@ class NoWorker(HTTPError):
 
 
 class ShuttingDown(HTTPError):
-    """The router is shutting down, and the request waited for its turn, or outlasted the grace period."""
+    """The router is shutting down: the request was still waiting, or it outlasted the grace period."""
 
     status, type, code = 503, "service_unavailable", "SHUTTING_DOWN"

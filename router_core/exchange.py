@@ -19,24 +19,25 @@ __all__ = ["Exchange", "SessionSource", "check_length", "client_of", "session_na
 logger = logging.getLogger(__name__)
 
 _UNREAD = object()
-#: Bytes of a name. A session's name is kept as long as the session's data, other names while their requests run.
+#: Largest size of a name in bytes: the router keeps a session's name as long as the session's data.
 _MAX_NAME = 1024
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
-#: Finds the session of a request that has none in its headers and no ``session_id`` in its body.
+#: Finds the session of a request that names no session in its headers, or by ``session_id`` in its body.
 SessionSource: TypeAlias = "Callable[[Request], str | None]"
 
 
 class Exchange:
     """One request on its way through the hooks, a context manager that releases the worker's lease.
 
-    ``session``, if given (a string or None), overrides the request's; ``sources`` as for :func:`session_of`. ``parent``
-    is the client's exchange, if a plugin made this one for it. ``worker`` is the leased worker, ``reply`` the reply to
-    the client. ``notes`` holds data of plugins about this request (key: the plugin's own name). ``scope``: the ASGI
-    scope of the client's request, in which middleware may leave data for hooks; a child has that of its parent.
-    ``client_disconnected``: the client has hung up or aborted the request, and nothing new may begin for it.
-    ``worker_filter`` returns True for each eligible worker, or raises an HTTPError; a plugin sets it before a worker is
-    chosen. An exchange begins with the ``client_disconnected`` and the ``worker_filter`` of its parent.
+    ``session``: used in place of the request's session, even if it is None. ``sources``: see :func:`session_of`.
+    ``parent``: the client's exchange, if a plugin made this exchange for it. Then this exchange has the parent's
+    ``scope``, and begins with the parent's ``client_disconnected`` and ``worker_filter``.
+    ``worker``: the leased worker. ``notes``: data of plugins about this request, by plugin name.
+    ``scope``: the ASGI scope of the client's request. Middleware may leave data for hooks in it.
+    ``client_disconnected``: the client has hung up or aborted the request, so nothing new may begin for it.
+    ``worker_filter``: returns True for each eligible worker, or raises an HTTPError. A plugin sets it before a worker
+    is chosen.
     """
 
     __slots__ = (
@@ -75,7 +76,7 @@ class Exchange:
 
     @property
     def reply(self) -> Reply | None:
-        """The reply to the client. Setting another one closes the previous one, with its taps and its connection."""
+        """The reply to the client. Setting another reply closes the previous reply, its taps and its connection."""
         return self._reply
 
     @reply.setter
@@ -86,14 +87,14 @@ class Exchange:
 
     @property
     def session(self) -> str | None:
-        """The session of the conversation: the given one, else the one that :func:`session_of` finds."""
+        """The session of the conversation: the given session, else the result of :func:`session_of`."""
         if self._session is _UNREAD:
             self._session = session_of(self.request, self._sources)
         return self._session  # type: ignore[return-value]  # _UNREAD is gone now
 
     @property
     def client(self) -> str | None:
-        """The name of the client for FairTurns: the session in its headers, else its address."""
+        """The client's name for FairTurns: the session in the request's headers, else the client's address."""
         if self.parent is not None:
             return self.parent.client
         return client_of(self.request, self._address)
@@ -116,17 +117,17 @@ class Exchange:
 
     @property
     def workers(self) -> list[Worker]:
-        """The workers that this exchange and those made for it have leased now."""
+        """The workers that the exchanges of :meth:`all_parts` have leased now."""
         return [each.worker for each in self.all_parts() if each.worker is not None]
 
     def all_parts(self) -> Iterator[Exchange]:
-        """This exchange, and those that plugins have made for it."""
+        """Yield this exchange, and the exchanges that plugins have made for it."""
         yield self
         for part in self._parts:
             yield from part.all_parts()
 
     def hang_up(self) -> list[Exchange]:
-        """Mark the client as gone. Returns this exchange and those made for it, as far as they have a worker."""
+        """Mark the client as gone. Returns the exchanges of :meth:`all_parts` that have a worker."""
         everything = list(self.all_parts())
         for each in everything:
             each.client_disconnected = True
@@ -147,8 +148,8 @@ class Exchange:
     def close(self) -> None:
         """End the exchange: release the lease, and close the connection if bytes are left. Idempotent.
 
-        All references are dropped: plugins' notes often refer to the exchange, and in such a cycle a body would wait
-        for the garbage collector.
+        Drops all references: plugins' notes often refer to the exchange, and such a cycle would keep a body alive
+        until the next garbage collection.
         """
         if self._closed:
             return
@@ -169,12 +170,12 @@ class Exchange:
 
 
 def client_of(request: Request, address: str | None) -> str | None:
-    """The name of a client for FairTurns: the session in the headers of ``request``, else its ``address``."""
+    """Return a client's name for FairTurns: the session in the headers of ``request``, else ``address``."""
     return _in_headers(request) or address
 
 
 def session_named(value: bytes) -> str:
-    """The session that a header's ``value`` names: UTF-8, as in a body or a path, or Latin-1 if it is not UTF-8."""
+    """Return the session that a header's ``value`` names, decoded as UTF-8, or as Latin-1 if it is not UTF-8."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -182,9 +183,9 @@ def session_named(value: bytes) -> str:
 
 
 def session_of(request: Request, sources: Iterable[SessionSource] = ()) -> str | None:
-    """The session of ``request``: ``X-Session-Id``, else ``X-SMG-Routing-Key``, else ``session_id`` in the body.
+    """Return the session: ``X-Session-Id``, else ``X-SMG-Routing-Key``, else ``session_id`` in the body.
 
-    Without these, it is the first that one of ``sources`` finds. All parts of the router call this function for it.
+    Without these, return the first session that one of ``sources`` finds. All parts of the router call this function.
     Raises BadRequest for a name in the request that is too long or has control characters.
     """
     named = _in_headers(request) or _in_body(request)

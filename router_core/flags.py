@@ -18,7 +18,7 @@ _KEY = "slime_router.flag"
 
 @dataclass(frozen=True, slots=True)
 class _Flag:
-    """A flag. Limits of a number: ``above``, or ``at_least`` with or without ``at_most``; ``finite``: not infinite."""
+    """A flag. Limits of a number: ``above``, or ``at_least`` and perhaps ``at_most``; ``finite`` excludes infinity."""
 
     names: tuple[str, ...]
     help: str
@@ -36,11 +36,11 @@ class _Flag:
         """Return None when ``value`` is within the limits, else a description of the allowed values."""
         if value is None:
             return None
-        endless = self.finite and value == math.inf
-        if self.above is not None and (endless or not value > self.above):
+        too_large = self.finite and value == math.inf
+        if self.above is not None and (too_large or not value > self.above):
             return f"a number above {self.above:g}"
         most = math.inf if self.at_most is None else self.at_most
-        if self.at_least is not None and (endless or not self.at_least <= value <= most):
+        if self.at_least is not None and (too_large or not self.at_least <= value <= most):
             return f"{self.at_least:g} " + ("or more" if self.at_most is None else f"to {most:g}")
         return None
 
@@ -57,8 +57,8 @@ def flag(
 ) -> Any:
     """Make a dataclass field for the flag ``names[0]``; further ``names`` are aliases, ``options`` are argparse's.
 
-    A default of False makes a switch; a number's ``type`` is that of its default. The default is appended to the
-    help, unless the help names it or it is empty, zero or False.
+    A default of False makes a switch; a default number also sets the flag's ``type``. The help ends with the
+    default, unless it contains ``(default``, or the default is empty, zero or False.
     """
     return field(
         default=default, metadata={_KEY: _Flag(names, help, above, at_least, at_most, finite, options)}
@@ -80,9 +80,9 @@ def add_flags(parser: argparse._ActionsContainer, settings: type[Any]) -> None:
             options.setdefault("action", "store_true")
         elif isinstance(default, int | float):
             options.setdefault("type", type(default))
-        told = default in (None, False, "", ()) or "(default" in about.help
+        is_shown = default not in (None, False, "", ()) and "(default" not in about.help
         parser.add_argument(
-            *about.names, help=about.help + ("" if told else " (default: %(default)s)"), **options
+            *about.names, help=about.help + (" (default: %(default)s)" if is_shown else ""), **options
         )
 
 

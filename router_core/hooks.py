@@ -1,7 +1,7 @@
 """Hook implementations in the order in which they are called.
 
-pluggy is synchronous: with ``firstresult=True`` it would return the first coroutine, even one that returns None.
-It calls the plugin that was registered last first; this module reverses that order once.
+pluggy is synchronous: with ``firstresult=True`` it would return the first coroutine, even if its result is None.
+It calls plugins in the reverse order of their registration; this module reverses that order once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Hooks", "attribute_errors", "failure", "hook_names", "new_plugin_man
 
 logger = logging.getLogger(__name__)
 
-#: Hooks that are awaited where they return something to wait for; and one that always is.
+#: Hooks that may be plain or async functions, and the hook that must be async.
 _MAY_WAIT, _ASYNC = ("pre_request", "post_response"), "on_weight_update"
 
 
@@ -51,7 +51,7 @@ def _in_order(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Calla
     Raises PluginError for an implementation that the router cannot call.
     """
     caller, found = getattr(manager.hook, hook), []
-    names = [name for name, _ in manager.list_name_plugin()]  # pluggy reverses trylast
+    names = [name for name, _ in manager.list_name_plugin()]  # in order of registration
     items = sorted(caller.get_hookimpls(), key=lambda item: names.index(item.plugin_name))
     for item in sorted(items, key=lambda item: (item.trylast, not item.tryfirst)):
         if (wrong := _misfit(hook, item)) is not None:
@@ -72,7 +72,7 @@ def _misfit(hook: str, item: pluggy.HookImpl) -> str | None:
 
 
 def _takes(function: Callable[..., Any], takes: Sequence[str], offered: Sequence[str]) -> Callable[..., Any]:
-    """Wrap ``function``: the wrapper takes all arguments of the hook by position, and passes on those it needs."""
+    """Wrap ``function``: the wrapper takes all arguments of the hook by position, and passes on only ``takes``."""
     if tuple(takes) == tuple(offered):
         return function
     places = [offered.index(name) for name in takes]
@@ -80,7 +80,7 @@ def _takes(function: Callable[..., Any], takes: Sequence[str], offered: Sequence
 
 
 class Hooks:
-    """The hook implementations of a router's plugins, ready to be called; empty for a hook without any."""
+    """The hook implementations of a router's plugins, each list in the order of the calls."""
 
     def __init__(self, manager: pluggy.PluginManager) -> None:
         _refuse_unknown(manager)
@@ -101,7 +101,7 @@ class Hooks:
 
     @property
     def choosers(self) -> list[str]:
-        """The plugins that choose workers, in the order in which they are asked."""
+        """The plugins that choose workers, in the order of the calls."""
         return [plugin for plugin, _ in self._select_worker]
 
     def call_attempt_failed(self, worker: Worker, request: Request, error: HTTPError | None) -> None:
@@ -142,7 +142,7 @@ class Hooks:
         return None
 
     async def call_post_response(self, exchange: Exchange) -> None:
-        """Call each plugin, the last one of the command line first."""
+        """Call each plugin, in the reverse order of the command line."""
         before = exchange.reply.headers[:] if exchange.reply is not None else []
         for plugin, function in self.post_response:
             try:
@@ -169,7 +169,7 @@ class Hooks:
                 raise failure(plugin, "select_worker", error) from error
             if worker is not None:
                 if worker not in workers:
-                    wrong = ValueError(f"not among those offered: {worker!r}")
+                    wrong = ValueError(f"not among the workers offered: {worker!r}")
                     raise failure(plugin, "select_worker", wrong)
                 return worker
         return None
@@ -231,7 +231,7 @@ def failure(plugin: str, hook: str, error: Exception) -> HTTPError:
 
 @contextmanager
 def attribute_errors(plugin: str, doing: str) -> Iterator[None]:
-    """Turn a plugin's error at start into a PluginError that names the plugin. A StartupError is raised as it is."""
+    """Name the plugin in its error at start: a MissingComponent or PluginError; other StartupErrors pass unchanged."""
     try:
         yield
     except MissingComponent as error:
@@ -243,7 +243,7 @@ def attribute_errors(plugin: str, doing: str) -> Iterator[None]:
 
 
 def _at_start(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Callable[..., Any]]]:
-    """As :func:`_in_order`, for a hook that is called while the router starts."""
+    """Return the result of :func:`_in_order` for a start-up hook; the errors of its functions name the plugin."""
 
     def guarded(plugin: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *arguments: attribute_errors(plugin, hook)(function)(*arguments)

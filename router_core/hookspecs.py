@@ -1,9 +1,9 @@
 """All hooks. Read this module before you write a plugin; docs/hooks.md has the details.
 
-Pluggy registers plugins, and ``hooks`` calls them. ``pre_request`` and ``post_response`` may be plain or async
-functions. They run one after the other, so a later plugin sees what an earlier one did: in ``--plugin`` order,
-``post_response`` in reverse, like the layers of an onion. ``tryfirst`` and ``trylast`` move an implementation to an end
-of that order. An implementation may leave out arguments that it does not need. docs/hooks.md says more.
+Pluggy registers plugins, and ``hooks`` calls them one after the other, in ``--plugin`` order. So a later plugin sees
+what an earlier plugin did. ``post_response`` runs in reverse order, like the layers of an onion. ``tryfirst`` and
+``trylast`` move an implementation to the beginning or the end of the ``--plugin`` order. ``pre_request`` and
+``post_response`` may be plain or async functions. An implementation may leave out arguments that it does not need.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the plugin's own flags.
 
-    When: before the command line is parsed; also of a plugin that is not loaded, to find the plugin of a flag. This
-    hook is a function of the module that holds the factory, since the factory needs the parsed options.
+    When: before the command line is parsed. Called for other installed plugins, too, to find the plugin of a flag.
+    The hook is a function of the module that holds the factory, since the factory needs the parsed options.
     A flag that another plugin has added already is an error at start.
     """
 
 
 @hookspec
 def setup(router: Router) -> None:
-    """Register components, and look up those of other plugins.
+    """Register components, and look up components of other plugins.
 
     When: once, when the router exists and before it listens. There is no event loop.
     Raise a StartupError (SettingsError, MissingComponent) to end the start with one line and exit code 2.
@@ -60,7 +60,7 @@ def setup(router: Router) -> None:
 def routes(router: Router) -> Sequence[BaseRoute]:  # type: ignore[empty-body]
     """Return Starlette routes that the plugin answers itself.
 
-    When: once, after ``setup``. They come before the proxy. A route that is claimed already is an error at start.
+    When: once, after ``setup``. All other requests are proxied. A route that is claimed twice is an error at start.
     """
 
 
@@ -68,8 +68,8 @@ def routes(router: Router) -> Sequence[BaseRoute]:  # type: ignore[empty-body]
 def asgi_middleware(app: ASGIApp, router: Router) -> ASGIApp:  # type: ignore[empty-body]
     """Wrap the whole application in ASGI middleware.
 
-    When: once, after ``routes``; the first plugin's is the outermost. It sees a request before the request is
-    authorized and routed: both use the path and headers that it passes on. It must pass on scopes other than ``http``.
+    When: once, after ``routes``; the first plugin's is the outermost. It sees a request before authorization and
+    routing, which use the path and headers that it passes on. It must pass on scopes other than ``http``.
     An exception in the hook ends the start; an exception while a request is served becomes a bare 500.
     """
 
@@ -80,8 +80,8 @@ def lifespan(router: Router) -> AbstractAsyncContextManager[None]:  # type: igno
 
     When: entered in order before the first request, left in reverse after the last one.
     ``router.tasks`` is the task group for background work; at shutdown it ends before any lifespan is left.
-    An exception on entering ends the start. Background work must handle its exceptions: one that leaves a task ends
-    the router, with exit code 1.
+    An exception on entering ends the start. Background work must handle its exceptions: an exception that leaves a
+    task ends the router, with exit code 1.
     """
 
 
@@ -89,7 +89,7 @@ def lifespan(router: Router) -> AbstractAsyncContextManager[None]:  # type: igno
 async def pre_request(exchange: Exchange) -> Reply | None:
     """See, change or answer a request.
 
-    When: once per request, after its body was read and before a worker is chosen, in order.
+    When: once per request, after its body was read and before a worker is chosen.
     Change ``exchange.request`` in place, or return a Reply to answer without a worker: the first Reply wins,
     and later plugins are not called. An HTTPError reaches the client as it is; any other exception becomes
     a 500 that names the plugin. No worker is leased yet, so no lease can leak.
@@ -100,10 +100,10 @@ async def pre_request(exchange: Exchange) -> Reply | None:
 def select_worker(exchange: Exchange, workers: Sequence[Worker]) -> Worker | None:
     """Choose the worker for a request.
 
-    When: after ``pre_request``, unless the request's session keeps its worker. ``workers`` are the eligible
-    ones, never empty. The first choice that is not None wins; without one the least loaded worker is taken.
-    No await separates choice and lease, so the counts cannot change in between. An HTTPError reaches the client as
-    it is; any other exception, or a worker that was not offered, becomes a 500 that names the plugin.
+    When: after ``pre_request``, unless the request's session keeps its worker. ``workers``: the eligible workers,
+    never empty. The first choice that is not None wins; if all return None, the least loaded worker is taken.
+    No await separates choice and lease, so the workers' loads cannot change in between. An HTTPError reaches the client
+    as it is; any other exception, or a worker that was not offered, becomes a 500 that names the plugin.
     """
 
 
@@ -112,14 +112,14 @@ def sender(inner: Sender, router: Router) -> Sender:  # type: ignore[empty-body]
     """Wrap the sender ``inner``, and return the wrapper; return ``inner`` itself when there is nothing to do.
 
     When: once, after ``setup``; the first plugin's is the outermost, the innermost is the proxy. Each request to a
-    worker goes through the wrapper: the first one, and each ``ask_again`` of a plugin. An HTTPError of the wrapper
-    reaches the client as it is; any other exception becomes a 500.
+    worker goes through the wrapper: the client's request, and each ``ask_again`` of a plugin. An HTTPError of the
+    wrapper reaches the client as it is; any other exception becomes a 500.
     """
 
 
 @hookspec
 def attempt_failed(worker: Worker, request: Request, error: HTTPError | None) -> None:
-    """React to an attempt at ``worker`` that failed or was given up.
+    """React to a request to ``worker`` that failed or was given up.
 
     When: at once. ``error`` is the worker's failure (WorkerUnreachable, WorkerBroke, WorkerTimeout), or None when
     the router gave the attempt up, because the client has left or a plugin closed the reply. An exception is logged.
@@ -130,7 +130,7 @@ def attempt_failed(worker: Worker, request: Request, error: HTTPError | None) ->
 def client_gone(exchange: Exchange) -> bool | None:
     """React to a client that hung up while ``exchange.worker`` has its request.
 
-    When: at once; in the first 50 ms of a request, up to 50 ms later. Return True when the worker was told to stop.
+    When: at once; up to 50 ms late in the first 50 ms of a request. Return True when the worker was told to stop.
     Then the exchange goes on for up to two seconds, so that the sampled tokens are recorded. If no plugin returns
     True, the exchange is cancelled at once. An exception is logged.
     """
@@ -140,7 +140,7 @@ def client_gone(exchange: Exchange) -> bool | None:
 async def post_response(exchange: Exchange) -> None:
     """See or change the reply, or record it.
 
-    When: once per reply, when its status and headers are known and before the client got anything, in reverse
+    When: once per reply, when its status and headers are known and before the client got anything; in reverse
     order. ``await exchange.reply.read()`` returns the whole body (not for an endless stream);
     ``exchange.reply.tap(...)`` watches a stream. Bytes that no plugin changes pass unchanged. The hook is not called
     without a reply: use ``exchange.on_close`` for clean-up that must always happen. An HTTPError reaches the client as
@@ -153,7 +153,7 @@ async def on_weight_update(update: WeightUpdate) -> None:
     """React to new weights of the fleet.
 
     When: once per change of the fleet's version, one change after the other, before the call that announced it is
-    answered. All plugins are called; then the first exception answers the call, as in ``pre_request``.
+    answered. All plugins are called; then the first exception becomes the answer, as in ``pre_request``.
     """
 
 

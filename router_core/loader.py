@@ -2,7 +2,7 @@
 
 ``--plugin NAME`` is an entry point of the group ``slime_router``. ``--middleware-paths PATH`` is a dotted path to a
 plugin module, a plugin factory or an ASGI middleware class. The constructor of the class is ``__init__(self, app,
-*, router)``, as slime's, or the usual ``__init__(self, app)``.
+*, router)``, as in slime, or the usual ``__init__(self, app)``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Factory = Callable[[argparse.Namespace], object | None]
 class _Source:
     """A plugin that is not made yet; ``factory`` is None for a plain module.
 
-    ``add_options`` is looked up in each of ``modules``: the named module, then the one that defines the factory.
+    ``add_options`` is looked up in each of ``modules``: the named module, then the module that defines the factory.
     """
 
     name: str
@@ -62,7 +62,7 @@ class _Source:
         return next(filter(_is_hook, found), None)
 
     def _declared(self, name: str, default: Any) -> Any:
-        """Return what the first of the modules that has ``name`` says, else ``default``."""
+        """Return the attribute ``name`` of the first module that has it, else ``default``."""
         found = (getattr(module, name, None) for module in self.modules)
         return next((each for each in found if each is not None), default)
 
@@ -79,7 +79,7 @@ class _Source:
         return required, tuple(self._declared("provides", ()))
 
     def place(self) -> tuple[bool, bool]:
-        """Return the sort key of its ``add_options``, which follows ``tryfirst`` and ``trylast`` like other hooks."""
+        """Return the sort key of ``add_options``: the marks ``tryfirst`` and ``trylast`` count as for other hooks."""
         marks = getattr(self._add_options_hook(), f"{PROJECT}_impl", {})
         return bool(marks.get("trylast")), not marks.get("tryfirst")
 
@@ -196,7 +196,7 @@ def load(names: Iterable[str], paths: Iterable[str]) -> Loaded:
 
 
 def _named(path: str, middleware: type[Any]) -> Callable[..., Any]:
-    """Wrap ``middleware``: errors of its constructor name ``path``, and it gets no router if it takes none."""
+    """Wrap ``middleware``: errors of its constructor name ``path``, and it gets the router only if it takes one."""
 
     def make(app: ASGIApp, *, router: Router) -> Any:
         with attribute_errors(path, "its constructor"):

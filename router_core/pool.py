@@ -1,4 +1,4 @@
-"""The pool of all registered workers: the eligible ones, and the worker of each session."""
+"""The pool of all registered workers: the eligible workers, and the worker of each session."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from router_core.workers import JOINING, Hold, Worker, WorkerChange, WorkerState
 __all__ = ["WorkerPool"]
 
 _MAX_SESSIONS = 1 << 18
-#: Workers that a message lists.
+#: Largest number of workers that a message lists.
 _MAX_TOLD = 20
 
 
 class WorkerPool:
-    """All registered workers; a server with data-parallel ranks is one.
+    """All registered workers; a server with data-parallel ranks is one worker.
 
     ``kinds``: a request needs a worker of each of these types.
-    ``keeps_sessions``: a session stays with its worker; False: a policy chooses for each request of a session.
+    ``keeps_sessions``: a session stays with its worker; if False, a policy chooses for each request of a session.
     Only functions without ``await`` change the pool, so one event loop needs no lock, and a choice and its
     lease are one step.
     """
@@ -34,7 +34,7 @@ class WorkerPool:
         self.kinds: tuple[WorkerType, ...] = ("regular",)
         self.keeps_sessions = True
         self._sessions: OrderedDict[str, Worker] = OrderedDict()
-        self._set_aside: set[Worker] = set()  # plugins were notified of these
+        self._set_aside: set[Worker] = set()  # plugins know that these get no requests
         self._on_change = on_change
 
     def require(self, *kinds: WorkerType) -> None:
@@ -63,9 +63,9 @@ class WorkerPool:
         raise WorkerNotFound(f"no worker {id_or_url!r}; registered: {known}")
 
     def add(self, worker: Worker) -> Worker:
-        """Register ``worker``, or update the one that is registered under its URL. Returns the registered one.
+        """Register ``worker``, or update the worker that is registered under its URL. Returns the registered worker.
 
-        It joins anew, unless its state is ``ready``, and keeps facts that ``worker`` lacks. Raises MixedWorkers.
+        An updated worker keeps facts that ``worker`` lacks, and joins again unless it is ready. Raises MixedWorkers.
         """
         self._expect_alike(worker)
         known = self._workers.get(worker.url)
@@ -96,7 +96,7 @@ class WorkerPool:
         if any(other.passthrough != wanted for other in others):
             raise MixedWorkers(
                 f"{worker.url} would be a {worker.worker_type} worker beside {others[0].worker_type} workers:"
-                " passthrough workers and others need a router of their own each"
+                " passthrough workers and other workers each need a router of their own"
             )
 
     def remove(self, worker: Worker) -> None:
@@ -111,9 +111,9 @@ class WorkerPool:
     def hold(self, worker: Worker, owner: str, reason: str, state: WorkerState = "ready") -> None:
         """Send no new requests to ``worker`` until ``owner`` releases it; requests in flight go on.
 
-        Each owner has one hold of a worker, and releases only its own. ``"joining"`` and ``"draining"`` are the core's
-        owners; ``"health"``, ``"weights"`` and ``"control"`` are plugins'. ``state``: the state that the hold gives the
-        worker; ``"ready"`` gives none. Registering the worker again removes all holds.
+        Each owner has at most one hold of a worker, and releases only that hold. The owners ``"joining"`` and
+        ``"draining"`` belong to the core; ``"health"``, ``"weights"`` and ``"control"`` to plugins. ``state``: see
+        :class:`Hold`. Registering the worker again removes all holds.
         """
         others = {name: hold for name, hold in worker.server.holds.items() if name != owner}
         self._change(worker, others | {owner: Hold(reason, state)})
@@ -163,7 +163,7 @@ class WorkerPool:
         return sum(worker.is_healthy for worker in self._workers.values())
 
     def routable(self) -> tuple[Worker, ...]:
-        """Return the workers and ranks that a request may go to now. Raises NoWorker when a type has none."""
+        """Return the workers and ranks that a request may go to now. Raises NoWorker when a type has no worker."""
         if not self._routable:
             missing = next(kind for kind in self.kinds if not self._usable.get(kind))
             kind = "" if missing == "regular" else f"{missing} "
@@ -171,7 +171,7 @@ class WorkerPool:
         return self._routable
 
     def usable(self, kind: WorkerType) -> tuple[Worker, ...]:
-        """Return those of :meth:`routable` that are of type ``kind``. Raises NoWorker when any type has none."""
+        """Return the workers of :meth:`routable` of type ``kind``. Raises NoWorker when any type has no worker."""
         self.routable()
         return self._usable[kind]
 
@@ -185,7 +185,7 @@ class WorkerPool:
         )
 
     def of_session(self, session: str) -> Worker | None:
-        """Return the worker of ``session``, or None if there is none or it cannot be used now."""
+        """Return the worker of ``session``, or None if the session has no worker that can be used now."""
         worker = self._sessions.get(session)
         if worker is None:
             return None

@@ -29,7 +29,7 @@ WORKER, SENT_AT = "slime_router.worker", "slime_router.sent_at"
 
 
 class Proxy:
-    """Sends exchanges to workers."""
+    """Leases a worker for each exchange, and sends it the request."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class Proxy:
         return sum(upstream.busy_connections for upstream in self._all())
 
     def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> None:
-        """Lease the worker for ``exchange``: its session's, else the plugins' choice, else the least loaded.
+        """Lease a worker for ``exchange``: its session's worker, else the plugins' choice, else the least loaded.
 
-        It may be a rank of a server. The servers in ``but`` are excluded. Raises NoWorker when none is left.
+        The worker may be a rank of a server. The servers in ``but`` are excluded. Raises NoWorker if no worker is left.
         """
         workers: Sequence[Worker] = self._pool.routable()
         if exchange.worker_filter is not None:
@@ -85,7 +85,7 @@ class Proxy:
     async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:
         """Send ``request`` to the worker that ``exchange`` has leased; returns when status and headers are there.
 
-        ``body``, if given, is sent in place of the request's. Raises WorkerUnreachable, WorkerBroke and
+        ``body``, if given, is sent in place of the request's body. Raises WorkerUnreachable, WorkerBroke and
         WorkerTimeout.
         """
         assert exchange.worker is not None, "choose a worker first"
@@ -109,7 +109,7 @@ class Proxy:
         if state is not None:
             state[SENT_AT] = answer.sent_at
         if answer.complete:
-            # An answer without a Content-Length stays a stream: the client gets it without one too.
+            # An answer without a Content-Length stays a stream: the client gets no Content-Length, either.
             return Reply(answer.status, answer.headers, answer.take() if answer.sized else answer)
         answer.watch(partial(self._on_failure, worker, request))
         return Reply(answer.status, answer.headers, answer)
@@ -166,7 +166,7 @@ async def relay(reply: Reply, method: str, send: Send, before_last: Callable[[],
     """Pass ``reply`` on, piece by piece as it comes; ``send`` waits while the client is slow.
 
     ``before_last`` is called before the last piece is sent, to stop watching the client.
-    Raises what reading the reply raises, possibly after the start was sent.
+    Raises what reading the reply raises, possibly after status and headers were sent.
     """
     headers, status, body = reply.headers, reply.status, reply.body
     bodiless = method == "HEAD" or status in _NO_BODY

@@ -24,12 +24,12 @@ _DRAINED_S = 0.05
 #: Seconds to wait for a worker's answer when it registers.
 FIRST_LOOK_S = 2.0
 _MAX_INFO_BYTES = 1 << 20
-#: Requests at once. A whole fleet may register at once, and each request that waits in httpx slows down the others.
+#: Most requests in flight: a whole fleet may register at once, and each request waiting in httpx slows the others.
 _ASKED_AT_ONCE = 64
 
 
 class Refusal(str):
-    """The reason why a server cannot be a worker; it was removed."""
+    """The reason why a server cannot be a worker; the router removes it."""
 
     __slots__ = ()
 
@@ -40,7 +40,7 @@ class Introduction(Protocol):
     async def ask(self, worker: Worker) -> str | None:
         """Ask ``worker`` about itself, and keep its answer. Return None when it answered, else the problem.
 
-        A Refusal means that it cannot be a worker. The router takes an exception as the problem, too. An
+        A Refusal means that the server cannot be a worker. The router takes an exception as the problem, too. An
         implementation keeps to the deadline :data:`FIRST_LOOK_S`. Not called for passthrough workers.
         """
         ...
@@ -74,12 +74,11 @@ class Registration:
         labels: dict[str, str] | None = None,
         api_key: str | None = None,
     ) -> tuple[Worker, str | None]:
-        """Register a worker, or update a registered one, see :meth:`WorkerPool.add`. Without a ``worker_type`` a
-        registered worker keeps its type.
+        """Register a worker, or update a registered worker, see :meth:`WorkerPool.add`.
 
-        Returns the worker, and the problem with its first answer (None: it answered). A worker that does not answer
-        yet stays ``joining``, and is asked again until it does. A server that cannot be a worker is removed; the
-        problem is a Refusal then. Raises BadRequest and MixedWorkers.
+        Without a ``worker_type`` a registered worker keeps its type. Returns the worker, and the problem with its first
+        answer (None: it answered). A worker that does not answer yet stays ``joining``, and is asked again until it
+        answers. For a server that cannot be a worker the problem is a Refusal. Raises BadRequest and MixedWorkers.
         """
         url = worker_url(url)
         known = next((worker for worker in self._pool if worker.url == url), None)
@@ -108,11 +107,11 @@ class Registration:
     async def _add_first(self, url: str, about: dict[str, Any]) -> None:
         try:
             await self.add(url, **about)
-        except MixedWorkers as error:  # beside restored workers of another type
+        except MixedWorkers as error:  # restored workers are of another type
             logger.error("worker %s is not registered: %s", url, error)
 
     def drain(self, worker: Worker) -> None:
-        """Send no new requests to ``worker``, and remove it when those in flight have ended."""
+        """Send no new requests to ``worker``, and remove it when its requests in flight have ended."""
         worker = worker.server
         self._pool.hold(worker, DRAINING, "it is removed when its requests in flight have ended", "draining")
         self._tasks.start_soon(self._leave_when_idle, worker)
@@ -155,7 +154,7 @@ class Registration:
     async def look_at(self, worker: Worker) -> str | None:
         """Ask ``worker`` about itself. Return None when it answered, else the problem.
 
-        A server that cannot be a worker is removed; the problem is a Refusal then. A passthrough worker is not asked
+        A server that cannot be a worker is removed, and the problem is a Refusal. A passthrough worker is not asked
         about itself: it gets a request for ``/health``.
         """
         introduction = None if worker.passthrough else self._introduction
@@ -163,7 +162,7 @@ class Registration:
             trouble = await (self._any_answer(worker) if introduction is None else introduction.ask(worker))
         except TimeoutError:
             return f"no answer within {FIRST_LOOK_S:g} s"
-        except Exception as error:  # httpcore on uvloop raises any kind; no worker may end the router
+        except Exception as error:  # httpcore on uvloop raises any type; no worker may end the router
             return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         if isinstance(trouble, Refusal):
             logger.error("worker %s is refused: %s", worker.url, trouble)
@@ -198,6 +197,6 @@ async def get(http: httpx.AsyncClient, worker: Worker, path: str) -> tuple[int, 
 
 def unwell(status: int) -> str | None:
     """Return the problem that ``status`` shows, or None."""
-    if status >= 500 and status != 501:  # 501: it has no GET, but may have other methods
+    if status >= 500 and status != 501:  # 501: it serves no GET, but perhaps other methods
         return f"it answered {status}"
     return None

@@ -84,7 +84,7 @@ class Reply:
         Raises WorkerBroke past ``max_bytes``, and what :meth:`BodySource.read` raises.
         """
         if self._body is None:
-            assert self._source is not None  # narrowing: a reply has one of the two
+            assert self._source is not None  # narrowing: a reply has a body or a source
             whole = BytesIO()  # grows in place; joining a list of pieces would need a second copy
             while piece := await self._source.read():
                 whole.write(piece)
@@ -121,7 +121,7 @@ class Reply:
         if (whole := self.whole()) is not None:
             return whole, True
         source = self._source
-        assert source is not None  # narrowing: a reply has one of the two
+        assert source is not None  # narrowing: a reply has a body or a source
         piece = await source.read()
         last = source.finished or not piece
         if self._taps:

@@ -18,10 +18,10 @@ __all__ = ["LARGE_BYTES", "Request"]
 #: A body of at least this many bytes is parsed in pieces.
 LARGE_BYTES = 1 << 17
 _UNREAD = object()
-_LARGE = 1 << 16
-#: Bytes of a body that is parsed rather than searched.
+_COPY_BYTES = 1 << 16  # add_field copies a smaller body twice
+#: A body of at most this many bytes is parsed without a search.
 _SMALL = 1 << 11
-#: Bytes to search in one step, which takes less than a millisecond.
+#: Bytes to search in one step of less than a millisecond.
 _PIECE = 1 << 20
 _NONE: frozenset[bytes] = frozenset()
 #: The beginning of a JSON object, and the first character in it.
@@ -56,7 +56,7 @@ class Request:
 
     @property
     def body(self) -> bytes:
-        """The bytes that go to the worker. After :meth:`replace_json` they are encoded, which may raise BadRequest."""
+        """The bytes for the worker. After :meth:`replace_json` the value is encoded first. Raises BadRequest."""
         if self._stale:
             try:
                 self._body = orjson.dumps(self._json, _as_numpy, orjson.OPT_SERIALIZE_NUMPY)
@@ -109,8 +109,8 @@ class Request:
     def may_have(self, name: bytes) -> bool:
         """Return False when the body, as JSON, has no key ``name``. Searching the bytes is cheaper than parsing them.
 
-        Returns True for a body that is small, was parsed, is not JSON, or may have letters written as ``\\u0073``.
-        Searching 16 MB takes 12 ms: call :meth:`searching` before.
+        Returns True for a body that is small, was parsed, is known not to be JSON, or may have letters written as
+        ``\\u0073``. Searching 16 MB takes 12 ms: call :meth:`searching` first.
         """
         if self._json is not _UNREAD or self._invalid is not None:
             return True
@@ -161,7 +161,7 @@ class Request:
                 self._json = {**orjson.loads(b"{%b}" % field), **self._json}
             if self._stale:
                 return
-        if body[:2] == b'{"' and len(body) < _LARGE:
+        if body[:2] == b'{"' and len(body) < _COPY_BYTES:
             self._body = b"{%b,%b" % (field, body[1:])
             return
         start = _OBJECT.match(body)

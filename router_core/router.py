@@ -56,7 +56,7 @@ class Router:
         self.weights = WeightVersions()
         self.hooks = Hooks(plugins)
         self.pool = WorkerPool(self._worker_changed)
-        #: Each worker's requests in flight, by URL, under the names that slime's router has for its middleware.
+        #: The number of requests in flight at each worker, by URL. Both names are slime's, for its middleware.
         self.worker_urls = self.worker_request_counts = WorkerUrls(self.pool)
         self.worker_tls = settings.worker_tls()
         limits = Limits(
@@ -70,16 +70,16 @@ class Router:
         )
         first: dict[str, Any] = {"worker_type": settings.worker_type}
         self._first_workers = dict.fromkeys(settings.worker_urls, first)
-        #: Find the session of a request that names none in its headers or ``session_id``; called in this order.
+        #: Called in this order for a request that names no session in its headers or ``session_id``.
         self.session_sources: list[SessionSource] = []
-        #: Headers of a client's request that the requests get too that plugins make for it; plugins may add names.
+        #: Names of headers that a plugin's own request copies from the client's request; plugins may add names.
         self.carried_headers = {*settings.request_id_headers, b"traceparent", b"tracestate"}
         #: For each of the router's own routes, in order: the pattern of its path, and True for a control route. Filled
         #: before ``asgi_middleware`` is called.
         self.own_paths: list[tuple[re.Pattern[str], bool]] = []
-        #: Runs work on the event loop that takes longer than some milliseconds, in steps.
+        #: Runs long work (more than some milliseconds) on the event loop, in steps.
         self.long_work = FairTurns()
-        #: Runs long work that cannot be cut into steps.
+        #: Runs other long work, which cannot be cut into steps, in threads.
         self.threads = FairThreads()
         self._life: Life | None = None
         for _, setup in self.hooks.setup:
@@ -191,7 +191,7 @@ class Router:
     # The path of a request.
 
     async def respond(self, exchange: Exchange) -> Reply:
-        """Answer ``exchange`` by the hooks and a worker; closing it closes the reply. Raises HTTPError."""
+        """Answer ``exchange`` by the hooks and a worker. Closing the exchange closes the reply. Raises HTTPError."""
         hooks = self.hooks
         if exchange.request.is_long_work:
             await self.read_ahead(exchange, *(() if self.session_sources else (b"session_id",)))
@@ -215,9 +215,9 @@ class Router:
         return request.json()
 
     async def read_ahead(self, exchange: Exchange, *names: bytes) -> None:
-        """Parse a large body that may have one of ``names``, or without names any large body, as long work.
+        """Parse a large body that may have one of ``names`` (without names: any large body) as long work.
 
-        :meth:`Request.json` then returns at once. It also raises the error of a body that is not JSON.
+        Then :meth:`Request.json` returns at once, or raises BadRequest for a body that is not JSON.
         """
         request = exchange.request
         if request.is_long_work and (
@@ -230,7 +230,7 @@ class Router:
         await self.long_work.run(exchange.request.writing(), exchange.client)
 
     async def ask_again(self, exchange: Exchange, request: Request) -> Reply:
-        """Send ``request`` to a worker for ``exchange`` once more, by the chain of senders; the lease moves there.
+        """Send ``request`` through the chain of senders to a newly chosen worker, and move the exchange's lease to it.
 
         For plugins that mend a reply, in ``post_response`` or while its body is read. ``pre_request`` and
         ``post_response`` are not called; ``select_worker`` and ``attempt_failed`` are. The caller closes the reply, and
@@ -245,7 +245,7 @@ class Router:
         """Make an exchange for a plugin's own ``/generate``, for :meth:`respond`; the caller closes it.
 
         ``payload`` may hold numpy arrays; do not change it afterwards. ``parent``, if given, is the client's exchange.
-        The engine gets its ``carried_headers``. If the client hangs up, ``client_gone`` gets this exchange, too.
+        The engine gets the client's ``carried_headers``. If the client hangs up, ``client_gone`` gets this exchange.
         """
         headers = [(b"content-type", b"application/json")]
         if parent is not None:
@@ -288,9 +288,9 @@ class Router:
     # Weights.
 
     async def announce_weights(self, version: str, source: str) -> WeightUpdate | None:
-        """Set ``version`` for the workers in use and for the fleet, and call the plugins. None: it was the fleet's."""
-        for worker in self.pool:  # before the lock: after it they may have a newer version
-            if worker.in_use:  # the version of the others is unknown
+        """Set ``version`` for the workers in use and the fleet, and call the plugins; None if the fleet has it."""
+        for worker in self.pool:  # before the wait for the lock: later the workers may have a newer version
+            if worker.in_use:  # the versions of other workers are unknown
                 self.pool.set_version(worker, version)
         async with self._serving.announcing:
             update = self.weights.move(version, source)

@@ -1,4 +1,4 @@
-"""For routes of the core and of plugins: control routes, JSON bodies and JSON responses."""
+"""Helpers for routes of the core and of plugins: control routes, JSON bodies and JSON responses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["JSON", "ControlRoute", "by_method", "json_object", "parsed_object", 
 
 
 class ControlRoute(Route):
-    """A route that changes or shows workers. If there is an admin key, or a role ``admin``, it needs one of these."""
+    """A route that changes or shows workers. It needs the admin key or the role ``admin``, if the router has these."""
 
 
 def by_method(path: str, **endpoints: Callable[[Request], Awaitable[Response]]) -> ControlRoute:

@@ -27,8 +27,8 @@ class Sender(Protocol):
         ...
 
     async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:
-        """Send ``request`` to the leased worker. Afterwards ``exchange.worker`` is the one that answered or failed.
+        """Send ``request`` to the leased worker. Afterwards ``exchange.worker`` is the worker that answered or failed.
 
-        ``body``, if given, is sent in place of the request's. Raises HTTPError.
+        ``body``, if given, is sent in place of the request's body. Raises HTTPError.
         """
         ...

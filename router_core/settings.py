@@ -23,7 +23,7 @@ _VISIBLE = re.compile(r"[!-~]+")
 
 
 class Secret(str):
-    """A key that its ``repr`` hides. Raises ArgumentTypeError, without the key, unless it is visible ASCII."""
+    """A key of visible ASCII that its ``repr`` hides. Raises ArgumentTypeError, whose message hides the key, too."""
 
     __slots__ = ()
 
@@ -155,6 +155,6 @@ class Settings:
 
 
 def add_core_options(parser: argparse.ArgumentParser) -> None:
-    """Add the core's flags. Flags that the engines' own gateway has too have the same names here."""
+    """Add the core's flags. A flag that the engines' own gateway has, too, has the same name here."""
     add_flags(parser, Settings)
     add_request_id_options(parser)

@@ -9,12 +9,12 @@ from router_core.errors import BadRequest
 
 __all__ = ["MAX_VERSION", "WeightUpdate", "WeightVersions", "version_named"]
 
-#: Characters that the name of a version may have.
+#: Most characters in the name of a version.
 MAX_VERSION = 256
 
 
 def version_named(value: object) -> str | None:
-    """Return the version that a JSON ``value`` names, a short string or an integer; None: it names none."""
+    """Return the version that a JSON ``value`` names, a short string or an integer; None if it names no version."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         return None
     name = str(value)
@@ -23,7 +23,7 @@ def version_named(value: object) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
-    """The fleet's move from ``previous`` (None: unknown) to ``version``; ``source`` is the origin of the news."""
+    """The fleet's move from ``previous`` (None: unknown) to ``version``; ``source``: its origin."""
 
     version: str
     previous: str | None
@@ -31,7 +31,7 @@ class WeightUpdate:
 
 
 class WeightVersions:
-    """The versions seen so far, oldest first, and the current one.
+    """The versions seen so far, oldest first, and the current version.
 
     A version is a string (``"default"``, ``"7"``). If all versions are numbers, they are ordered as
     numbers; otherwise in the order in which they were first seen. Only functions without ``await`` change
@@ -68,11 +68,11 @@ class WeightVersions:
 
     @property
     def past(self) -> Collection[str]:
-        """The versions that the fleet has had, with the current one, and without those only seen at a worker."""
+        """The fleet's versions, the current one included; a version that only single workers had is left out."""
         return self._past.keys()
 
     def move(self, version: str, source: str) -> WeightUpdate | None:
-        """Make ``version`` the current one. Returns None when it was already."""
+        """Make ``version`` the current version. Returns None if it was the current version already."""
         self.see(version)
         if version == self.current:
             return None

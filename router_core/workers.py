@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 WorkerType = Literal["regular", "prefill", "decode", "passthrough"]
-#: States in order of precedence: of several holds, the first of these is shown.
+#: States in order of precedence: a worker with several holds shows the first of their states.
 WorkerState = Literal["draining", "quarantined", "stale", "joining", "ready"]
 WorkerChange = Literal["added", "removed", "quarantined", "stale", "readmitted", "draining"]
 
@@ -75,7 +75,7 @@ def worker_url(text: str) -> str:
 
 
 class Hold(NamedTuple):
-    """A reason why a worker gets no requests. ``state``: the state that the hold gives it; ``"ready"``: no other."""
+    """A reason why a worker gets no requests. ``state``: the state that the hold gives it; ``"ready"``: no change."""
 
     reason: str
     state: WorkerState
@@ -98,7 +98,7 @@ class Worker:
     =============== ==========================================================================================
 
     ``weight_version``: the version that the router assumes. ``said_version``: the version that the worker reported
-    last. An engine that gets no version with an update keeps reporting the version before.
+    last. An engine that gets no version with an update keeps reporting the previous version.
 
     ``facts``: data of plugins about the worker. Each key belongs to one plugin.
 
@@ -142,7 +142,7 @@ class Worker:
 
     @property
     def load(self) -> int:
-        """Requests in flight, those of its ranks included."""
+        """Requests in flight, including the requests of its ranks."""
         return self.in_flight + sum(rank.in_flight for rank in self.ranks)
 
     @property
@@ -164,7 +164,7 @@ class Worker:
 
     @property
     def _main_hold(self) -> Hold | None:
-        return min(reversed(self.server.holds.values()), key=_weight, default=None)  # the latest of equals
+        return min(reversed(self.server.holds.values()), key=_order, default=None)  # the latest of equals
 
     @property
     def in_use(self) -> bool:
@@ -195,7 +195,7 @@ class Worker:
         return f"{server.url} {server.worker_type} {standing}"
 
 
-def _weight(hold: Hold) -> int:
+def _order(hold: Hold) -> int:
     return _STATES.index(hold.state)
 
 

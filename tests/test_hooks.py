@@ -586,7 +586,7 @@ async def test_a_choice_that_was_not_offered_is_the_plugins_fault(caplog: pytest
         answer = await running.client.get("/")
         assert answer.status_code == 500
         assert "'confused' failed in select_worker" in answer.json()["error"]["message"]
-    assert "not among those offered" in caplog.text
+    assert "not among the workers offered" in caplog.text
 
 
 # routes
