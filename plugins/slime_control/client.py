@@ -75,9 +75,9 @@ class RouterClient:
     async def paused(
         self, mode: Literal["abort", "retract", "in_place"] = "abort"
     ) -> AsyncIterator[RouterClient]:
-        """Pause generation within the block. Generation continues after the block, an error or a cancellation.
+        """Pause generation within the block. After the block generation continues, even after an error.
 
-        Outside an ``async with`` block of the client itself, the client is closed at the end.
+        At the end the client is closed, too, unless it is used within an ``async with`` block of its own.
         """
         try:
             await self.pause(mode)
@@ -93,7 +93,10 @@ class RouterClient:
     async def update_weights_from_disk(
         self, model_path: str, *, weight_version: str | None = None, **fields: Any
     ) -> dict[str, Any]:
-        """Load weights from a directory that all workers can read. Without a version, the router asks the workers."""
+        """Load weights from a directory that all workers can read.
+
+        Without ``weight_version``, the router asks the workers for the version.
+        """
         if weight_version is not None:
             fields["weight_version"] = weight_version
         return await self.call("/update_weights_from_disk", model_path=model_path, **fields)

@@ -22,7 +22,7 @@ OnFlush = Callable[[], None]
 class ControlEvents(Protocol):
     """Pauses, aborts and flushes on their way through the router; the component ``"control_events"``.
 
-    ``paused``: new generations wait, since a pause was sent to the engines.
+    ``paused``: True while new generations wait, since a pause was sent to the engines.
     """
 
     paused: bool
@@ -35,7 +35,7 @@ class ControlEvents(Protocol):
     ) -> None:
         """Call ``on_abort`` before an abort is sent, and ``on_pause`` when new generations begin to wait, or go on.
 
-        ``on_flush`` is called after the engines were told to drop their KV caches, or their memory, and have answered.
+        ``on_flush`` is called after the engines have answered a call to drop their KV caches or their memory.
         """
         ...
 
@@ -53,7 +53,8 @@ class PendingAborts(Protocol):
     def rename(self, request: Request) -> bool:
         """Replace the rid that the router gave to ``request``; False when it has no such rid.
 
-        An engine refuses a rid whose request it has not ended. Call this before the client can know the old rid.
+        An engine refuses a rid while it still has a request with that rid. Call this before the client can know the
+        old rid.
         """
         ...
 
@@ -62,5 +63,5 @@ class QuietPeriod(Protocol):
     """The times in which healthy engines may be silent; the component ``"quiet_period"``."""
 
     def covers(self, began: float) -> bool:
-        """True when a probe that began at ``began`` (loop time) overlaps a quiet period."""
+        """Return True when a probe that began at ``began`` (loop time) overlaps a quiet period."""
         ...

@@ -35,21 +35,21 @@ _SUSPENDS = {"/pause_generation": "continue", "/release_memory_occupation": "mem
 
 
 class Fleet:
-    """All registered workers, also those that get no requests now: a worker that comes back must have the weights."""
+    """Makes control calls to all registered workers, also held workers, which must have the weights to come back."""
 
     def __init__(self, router: Router, fan_out: FanOut, gate: Gate, under_way: UnderWay) -> None:
         self._router = router
         self._fan_out = fan_out
         self._gate = gate
         self._recipients = Recipients(router.pool, fan_out, under_way)
-        self._moved_by = 0
-        self._moved_to: str | None = None  # the fleet's version, set before the hooks for it run
+        self._moved_by = 0  # the number of the call that moved the fleet last
+        self._moved_to: str | None = None  # the fleet's version, set before plugins are told
         self._missed = MissedCalls(router)
         self._pieces = Pieces(router, gate, self._missed)
         self._suspended: dict[Worker, set[str]] = {}
 
     def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
-        """Forget the missed calls of a ``worker`` that registers or leaves. Note that a quarantined one may restart."""
+        """Forget the missed calls of a worker that registers or leaves. Note that a quarantined worker may restart."""
         if change == "quarantined":
             self._pieces.updates.doubted(worker)
         elif change in ("added", "removed"):
@@ -70,10 +70,10 @@ class Fleet:
             self._router.weights.expect_one_kind()
         headers = passed_on(request.headers)
         bodies = await self._recipients.bodies(call, request)
-        everybody = len(bodies) == len(self._router.pool)
+        to_all = len(bodies) == len(self._router.pool)
         version = named_version(request) if call.names_version else None
         changes_gate = (pauses and not self._gate.closed) or (continues and self._gate.closed)
-        number = self._pieces.next(call, changes_gate=changes_gate, to_all=everybody)
+        number = self._pieces.next(call, changes_gate=changes_gate, to_all=to_all)
         piece, kind = None, "begin" if begins_update(request) else call.piece
         if kind is not None:
             sent = Piece(number, call.path, kind, version, is_delta(request))
@@ -86,7 +86,7 @@ class Fleet:
             if answer.trouble is not None:
                 logger.warning("%s: worker %s: %s", call.path, worker.url, answer.trouble)
             elif continues:
-                self._gate.open()  # a worker that hangs must not delay the requests of others
+                self._gate.open()  # a worker that hangs must not delay the others' requests
             elif version is not None and (piece is None or self._missed.weights_of(worker) is None):
                 self._router.pool.set_version(worker, version)
             if piece is not None:
@@ -101,11 +101,11 @@ class Fleet:
         if call.names_version and version is None:
             version, is_told = await learn_version(self._router.pool, self._fan_out, answers)
             if version is None and _succeeded(answers):
-                note = "; the workers report different versions, so the fleet's has not moved"
+                note = "; the workers report different versions, so the fleet's version has not moved"
             elif version is not None and piece is not None:
                 took = [worker for worker, answer in answers.items() if answer.trouble is None]
                 self._pieces.learnt(piece, version, took, is_told=is_told)
-        caught_up = self._compare(call, answers, number, piece, everybody=everybody)
+        caught_up = self._compare(call, answers, number, piece, to_all=to_all)
         if kind == "name" and piece is None:
             self._set_renamed_aside(unlike, answers, number)
         try:
@@ -113,7 +113,7 @@ class Fleet:
                 if number < self._moved_by:
                     self._set_overtaken_aside(answers, version)
                 else:
-                    if everybody:
+                    if to_all:
                         self._set_newcomers_aside(bodies, version, number)
                     await self._move(version, call.path, number)
         finally:
@@ -121,7 +121,7 @@ class Fleet:
                 self._pieces.done(piece)
             for worker in caught_up:
                 self._missed.readmit(worker)
-        if call.path != "/abort_request":  # there may be many
+        if call.path != "/abort_request":  # a client may send many aborts
             took_s = anyio.current_time() - began
             logger.info(
                 "%s: %d of %d workers succeeded in %.1f s",
@@ -133,32 +133,32 @@ class Fleet:
         return _reply(call, answers, note)
 
     def _compare(
-        self, call: Call, answers: Answers, number: int, piece: Piece | None, *, everybody: bool
+        self, call: Call, answers: Answers, number: int, piece: Piece | None, *, to_all: bool
     ) -> list[Worker]:
         """Note for each worker that it took or missed ``call``. Returns the workers that may be readmitted.
 
         A uniform failure leaves the workers consistent, so nothing is noted. Exceptions are pieces of an update (see
-        :meth:`Pieces.answered`), and calls about weights to some workers only. Even then, a worker that surely has no
-        part of the update missed nothing, unless ``call`` is a pull.
+        :meth:`Pieces.answered`), and calls about weights to some workers only. In these cases, too, a worker that
+        surely kept its weights missed nothing, unless ``call`` is a pull.
         """
         caught_up: list[Worker] = []
         is_update = call.is_update
         is_weights = is_update or call.prepares
-        nobody_did = not _succeeded(answers)
+        all_failed = not _succeeded(answers)
         for worker, answer in answers.items() if call.misses is not None else ():
             if worker not in self._router.pool:
                 continue
             if answer.trouble is None:
                 if self._took(call, worker, number):
                     caught_up.append(worker)
-            elif nobody_did and ((is_update and answer.is_as_before) or everybody or not is_weights):
+            elif all_failed and ((is_update and answer.is_as_before) or to_all or not is_weights):
                 continue
             elif piece is not None:
                 self._pieces.failed(piece, worker, answer.trouble)
             else:
                 self._set_aside(call, worker, number, answer)
             if is_update and (answer.trouble is not None or self._missed.weights_of(worker) is not None):
-                self._router.pool.set_version(worker, None)  # it may have old weights, new ones, or a mix
+                self._router.pool.set_version(worker, None)  # its weights may be old, new, or a mix
         return caught_up
 
     def _took(self, call: Call, worker: Worker, number: int) -> bool:
@@ -179,13 +179,16 @@ class Fleet:
         return has_weights or bool(cleared)
 
     def _set_aside(self, call: Call, worker: Worker, number: int, answer: Answer) -> None:
-        """Hold ``worker`` if needed: it failed ``call``, which is no piece, and others may have taken it."""
+        """Hold ``worker`` if needed: it failed ``call``, and other workers may have taken the call.
+
+        Not for pieces of an update.
+        """
         assert call.misses is not None  # narrowing
         reason = f"{call.path} failed: {answer.trouble}"
         is_update = call.is_update
         is_weights = is_update or call.prepares
         was_suspended = call.misses in self._suspended.get(worker, ())
-        if call.prepares:  # reached or not
+        if call.prepares:  # even if the call did not reach the worker
             self._missed.add(worker, "weights", number, reason)
             self._missed.add(worker, call.misses, number, reason)
         elif not is_weights and worker.state == "joining" and not was_suspended:
@@ -202,14 +205,14 @@ class Fleet:
         return [worker for worker in workers if not worker.in_use or worker.weight_version not in known]
 
     def _set_renamed_aside(self, unlike: Iterable[Worker], answers: Answers, number: int) -> None:
-        """Hold those of ``unlike`` that took the new version name: their reports now prove nothing."""
+        """Hold those of ``unlike`` that took the new version name: the versions that they report prove nothing."""
         for worker in unlike:
             if answers[worker].trouble is None and self._missed.weights_of(worker) is None:
-                reason = "it had other weights than the fleet when they were renamed"
+                reason = "it had other weights than the fleet when their version was renamed"
                 self._missed.add(worker, "weights", number, reason)
 
     def _set_overtaken_aside(self, answers: Answers, version: str) -> None:
-        """Hold the workers that took ``version`` after the fleet had moved to a later one."""
+        """Hold the workers that took ``version`` after the fleet had moved to a later version."""
         if version in (self._moved_to, self._router.weights.current):
             return
         for worker in answers:
@@ -219,7 +222,7 @@ class Fleet:
                 )
 
     def _set_newcomers_aside(self, told: Mapping[Worker, bytes], version: str, number: int) -> None:
-        """Hold the workers without ``version`` that registered (first or again) during an update for all."""
+        """Hold the workers without ``version`` that registered (first or again) during an update of all workers."""
         for worker in self._router.pool:
             is_new = worker not in told or self._pieces.updates.joined_since(worker, number)
             if is_new and worker.weight_version != version:
@@ -238,13 +241,13 @@ def _succeeded(answers: Answers) -> int:
 
 
 def _reply(call: Call, answers: Answers, note: str) -> Reply:
-    succeeded, all_of = _succeeded(answers), len(answers)
-    message = f"{call.path}: {succeeded} of {all_of} workers succeeded{note}"
+    succeeded, total = _succeeded(answers), len(answers)
+    message = f"{call.path}: {succeeded} of {total} workers succeeded{note}"
     for worker, answer in answers.items():
         if answer.trouble is not None:
             message += f"; {worker.url}: {answer.trouble}"
     workers = {worker.url: answer.as_dict() for worker, answer in answers.items()}
-    content = {"success": succeeded == all_of, "message": message, "workers": workers}
+    content = {"success": succeeded == total, "message": message, "workers": workers}
     return Reply.from_json(content, _status(answers, succeeded))
 
 

@@ -23,7 +23,7 @@ from slime_control.calls.one_engine import not_loaded, not_steered, refusal
 from slime_control.calls.overview import QUESTIONS, Overview
 from slime_control.fleet import Fleet
 from slime_control.pausing.abort_sender import AbortSender
-from slime_control.pausing.aborted import aborted_reply, names
+from slime_control.pausing.aborted import aborted_reply, answer_rids
 from slime_control.pausing.events import ControlEvents
 from slime_control.pausing.gate import Gate
 from slime_control.pausing.under_way import UnderWay, renamed_by_the_engine, rids_of
@@ -50,16 +50,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_plugin(options: argparse.Namespace) -> Control:
-    """The plugin with the flags of the command line. Raises SettingsError."""
+    """Make the plugin from the flags of the command line. Raises SettingsError."""
     return Control(Settings.from_options(options))
 
 
 class Control:
-    """The control plane. It answers calls in ``pre_request``, after all other plugins. So the other plugins see each
-    call like a proxied request, and the call's outcome when the exchange ends.
+    """The control plane.
+
+    It answers control calls in ``pre_request``, after all other plugins. So these plugins see a control call as they
+    see a proxied request, and see its outcome when the exchange ends.
     """
 
-    under_way: UnderWay  # from setup on
+    under_way: UnderWay  # set in setup
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -143,7 +145,7 @@ class Control:
     def pre_request(self, exchange: Exchange) -> Awaitable[Reply | None] | None:
         request = exchange.request
         if not (self.gate.closed or request.is_long_work or self._passes_through) and generates(request):
-            self.under_way.name(exchange)
+            self.under_way.ensure_rid(exchange)
             return None
         return self._steer(exchange)
 
@@ -164,7 +166,7 @@ class Control:
                 reply = await self._pass(exchange)
                 if reply is not None:
                     return reply
-            self.under_way.name(exchange)
+            self.under_way.ensure_rid(exchange)
             return None
         path = request.path
         call = CALLS.get(path)
@@ -178,7 +180,7 @@ class Control:
             await router.read_ahead(exchange, *names_read(request))
         if path == "/abort_request" and (prefix := abort_prefix(request)) is not None:
             self.events.abort(prefix)
-        return await self._finished(call, request)
+        return await self._finish_call(call, request)
 
     async def _of_fleet(self, request: Request) -> Reply | None:
         """Return the answer to a question for all engines; None when the request may go to any engine.
@@ -216,9 +218,9 @@ class Control:
             self._abort(worker, request)
 
     def _abort(self, worker: Worker, request: Request) -> bool:
-        """Abort ``request`` at ``worker``. Returns True when it has rids, and all were sent.
+        """Abort ``request`` at ``worker``. Returns True when it has rids, and an abort of each was sent.
 
-        A rid that would end other requests is not sent: the engine notices the closed connection, some seconds later.
+        An abort that would end other requests is not sent: the engine notices the closed connection seconds later.
         """
         if self._abort_sender is None or worker.passthrough or not at_generation(request):
             return False
@@ -236,14 +238,15 @@ class Control:
     async def _pass(self, exchange: Exchange) -> Reply | None:
         """Wait until generation continues. Returns the answer to a ``/generate`` that is aborted meanwhile, else None.
 
-        Raises Paused, ShuttingDown, BadRequest, and Aborted for other aborted requests or one of too many sequences.
+        Raises Paused, ShuttingDown and BadRequest. Raises Aborted for an aborted request that is no ``/generate``, or
+        that asks for too many sequences.
         """
         assert self._router is not None  # narrowing: there while the router serves
         try:
             document = await self._router.read_json(exchange)
         except BadRequest:
             document = None  # the worker answers with its own error
-        rids = names(document)
+        rids = answer_rids(document)
         check_rid(rids)
         with self._waits.during("pause"):
             goes_on = await self.gate.wait(rids, self.settings.pause_queue_timeout_s)
@@ -260,7 +263,7 @@ class Control:
         self.gate.abort(prefix)
         self.under_way.give_up(prefix)
 
-    async def _finished(self, call: Call, request: Request) -> Reply:
+    async def _finish_call(self, call: Call, request: Request) -> Reply:
         """Make ``call``. It goes on when the client disconnects, so that all workers get the same weights."""
         router, fleet = self._router, self._fleet
         assert router is not None and fleet is not None  # narrowing: there while the router serves  # noqa: PT018

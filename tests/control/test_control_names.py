@@ -153,8 +153,8 @@ async def test_an_abort_of_an_unknown_name_and_of_all_goes_to_everybody() -> Non
 async def test_names_are_forgotten_with_their_requests() -> None:
     under_way = UnderWay(list)
     one, two = (Exchange(Request("POST", b"/generate", [], b'{"rid": "same"}')) for _ in range(2))
-    under_way.name(one)
-    under_way.name(two)
+    under_way.ensure_rid(one)
+    under_way.ensure_rid(two)
     one.close()
     assert under_way.workers("same") == []  # known, and with no worker now
     two.close()
@@ -165,8 +165,8 @@ async def test_abort_of_one_sequence_between_attempts_spares_its_batch() -> None
     under_way = UnderWay(list)
     named = Exchange(Request("POST", b"/generate", [], b'{"text": ["x", "y"], "rid": ["a1", "b1"]}'))
     numbered = Exchange(Request("POST", b"/generate", [], b'{"text": ["x", "y"], "rid": "c"}'))
-    under_way.name(named)
-    under_way.name(numbered)
+    under_way.ensure_rid(named)
+    under_way.ensure_rid(numbered)
     gone = []
     for prefix in ("a1", "c_0", "c", ""):
         under_way.give_up(prefix)

@@ -91,7 +91,7 @@ async def test_worker_registered_between_pieces_waits_for_a_whole_update(
         assert not late.is_whole
         assert trainer.state(late) == OUT
         reason = trainer.worker(late).reason or ""
-        assert reason.endswith("it comes back with all pieces of another update, or with one from disk")
+        assert reason.endswith("it comes back with all pieces of another update, or with an update from disk")
         assert trainer.state(here) == ("ready", False, "8")
         await trainer.whole(9)
         assert trainer.state(late) == trainer.state(here) == ("ready", False, "9")

@@ -127,7 +127,7 @@ async def test_workers_that_name_several_versions_move_nothing() -> None:
     async with steering(one, two, beside={"told": told}) as running:
         answer = await running.client.post(DISK, json={"model_path": "/m"})
         assert answer.json()["message"].endswith(
-            "; the workers report different versions, so the fleet's has not moved"
+            "; the workers report different versions, so the fleet's version has not moved"
         )
         assert told.updates == []
         assert shown(running) == [("ready", "1"), ("ready", "2")]

@@ -93,7 +93,7 @@ async def test_vllms_control_calls_name_those_of_sglang() -> None:
             assert (answer.status_code, own in CALLS) == (501, True)
             message = answer.json()["error"]["message"]
             assert "vLLM's" in message
-            assert message.endswith(f"; theirs is POST {own}")
+            assert message.endswith(f"; SGLang's call is POST {own}")
     assert worker.got == []
 
 

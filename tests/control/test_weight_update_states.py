@@ -10,7 +10,7 @@ from slime_control.weights.missed_calls import MissedCall
 from slime_control.weights.weight_update import Completed, Effect, Missed, Piece, Standing, Unproven, Updates
 
 A, B = Worker("http://a"), Worker("http://b")
-CURE = "; it comes back with all pieces of another update, or with one from disk"
+CURE = "; it comes back with all pieces of another update, or with an update from disk"
 ABSENT = f"it was not there for all pieces of an update{CURE}"
 LATE = f"it has not answered a piece of an update that is over{CURE}"
 NEW = f"it registered during an update, and has not taken it{CURE}"

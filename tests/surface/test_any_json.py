@@ -170,7 +170,7 @@ class Served:
             "exchanges": len(list(router.clients.exchanges)),
             "running turns": len(kept._sessions._running),
             "pinned segments": kept.segments - _length(kept._ages.oldest),
-            "names": len(control.under_way._by_name),
+            "names": len(control.under_way._by_rid),
             "at the gate": control.gate.waiting,
             "aborts": len(control._abort_sender._under_way),
             "slots": held["limits"].slots.held + held["limits"].slots.waiting,  # type: ignore[union-attr]

@@ -1,1 +1,1 @@
-"""Control calls to many engines, and questions asked of all."""
+"""Control calls to many engines, and questions to all engines."""

@@ -25,7 +25,7 @@ __all__ = [
     "offset_bodies",
 ]
 
-#: A larger body is not parsed for the version, since parsing would block the event loop: the workers are asked.
+#: A larger body is not parsed, since that would block the event loop; the router asks the workers for the version.
 _PARSED_BYTES = 1 << 20
 #: Name of the member with one body per worker. The base64 of a tensor cannot contain quotation marks.
 _NAMED = b'"workers"'
@@ -33,7 +33,7 @@ _DELTA = re.compile(rb'"load_format"[ \t\r\n]*:[ \t\r\n]*"[^"]*delta')
 
 
 def given_bodies(request: Request, pool: WorkerPool) -> dict[Worker, bytes] | None:
-    """The bodies of ``{"workers": {url: body}}``; None when one body is for all.
+    """Return the bodies of ``{"workers": {url: body}}``; None when one body is for all workers.
 
     Raises BadRequest and WorkerNotFound.
     """
@@ -61,7 +61,7 @@ def named_version(request: Request) -> str | None:
 
 
 def names_read(request: Request) -> tuple[bytes, ...]:
-    """Return names of members. The body is parsed only if it contains one of them; if empty, it is always parsed."""
+    """Return names of members: only a body that contains one of them is parsed. No names: any body is parsed."""
     return (b"workers", b"rank_offset") if len(request.body) > _PARSED_BYTES else ()
 
 
@@ -78,7 +78,7 @@ def is_delta(request: Request) -> bool:
 
 
 def _each(request: Request) -> list[dict[str, Any]]:
-    """Return the workers' bodies, or the one for all; nothing when the body is too large to parse."""
+    """Return each worker's body, or the single body for all workers; nothing for a body too large to parse."""
     if len(request.body) > _PARSED_BYTES:
         return []
     document = request.json() if request.body else {}
@@ -100,7 +100,7 @@ def base_offset(request: Request) -> int | None:
 
 
 def offset_bodies(base: dict[str, Any], sizes: Sequence[tuple[Worker, int]]) -> dict[Worker, bytes]:
-    """Return ``base`` for each worker: the worker's ranks begin where the previous worker's end. Raises BadRequest."""
+    """Return ``base`` for each worker, each ``rank_offset`` after the previous worker's ranks. Raises BadRequest."""
     bodies = {}
     offset = base["rank_offset"]
     for worker, size in sizes:

@@ -8,18 +8,20 @@ from typing import Literal
 __all__ = ["CALLS", "Call"]
 
 #: Role of a call in an update in pieces. ``begin`` announces weights, ``weights`` brings some. ``last`` and ``name``
-#: come after the weights that they belong to; ``name`` names their version.
+#: come after the weights that they belong to; ``name`` names the version of these weights.
 PieceKind = Literal["begin", "weights", "last", "name"]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One endpoint. A 2xx without ``{"success": false}`` is a success; if ``confirmed``, it needs ``"success": true``.
+    """One endpoint. A 2xx without ``{"success": false}`` is a success.
 
-    ``is_update``: it changes weights, or is a piece of an update. ``misses``: the kind of call that a worker has
-    missed when it fails this one and others take it. ``clears``: the kinds of missed calls that this one makes good.
-    ``piece``: its role in an update; a piece alone clears nothing.
-    ``prepares``: it fetches the files of the next update. A worker that missed it would load old files in that update.
+    ``confirmed``: the answer must also have ``"success": true``.
+    ``is_update``: the call changes weights, or is a piece of an update.
+    ``misses``: the kind of call that is noted as missed for a worker that fails the call while others take it.
+    ``clears``: the kinds of missed calls that the call makes up for.
+    ``piece``: the call's role in an update in pieces; a piece alone clears nothing.
+    ``prepares``: the call fetches the files of the next update; a worker that missed it would load old files.
     """
 
     path: str

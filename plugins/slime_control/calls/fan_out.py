@@ -1,4 +1,4 @@
-"""One request to many workers at once, from one buffer, and the answer of each."""
+"""Sends one request to many workers at once, from one buffer, and collects each worker's answer."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["CONNECTIONS", "Answer", "FanOut", "json_in", "passed_on"]
 #: Bytes read of a worker's answer, and characters shown of an answer that is not JSON.
 _MAX_ANSWER_BYTES = 1 << 20
 _SHOWN_CHARACTERS = 500
-#: A large body is sent in pieces of this size, so that a worker costs one piece of memory, not one body.
+#: A large body is sent in pieces of this size, so that each worker needs memory for a piece, not for a body.
 _PIECE_BYTES = 1 << 18
-#: Headers that are set anew for each worker, or are about the client's connection (RFC 9110 section 7.6.1).
+#: Headers that the router sets for each worker, or that concern the client's connection (RFC 9110 section 7.6.1).
 _OWN = frozenset(
     (
         b"accept-encoding", b"connection", b"content-length", b"content_length", b"expect", b"host", b"keep-alive",
@@ -39,7 +39,7 @@ _IDENTITY = (b"accept-encoding", b"identity")
 class Answer:
     """A worker's answer. ``status``: 502 or 504 if no answer came. ``trouble``: the reason of a failure.
 
-    ``reached`` is False when the call has surely not got to the worker.
+    ``reached`` is False when the call surely did not reach the worker.
     """
 
     status: int
@@ -49,7 +49,7 @@ class Answer:
 
     @property
     def is_as_before(self) -> bool:
-        """True when the worker surely kept its weights: not reached, or a 4xx whose answer has no ``success``."""
+        """True when the worker surely kept its weights: it was not reached, or answered 4xx without ``success``."""
         return not self.reached or (400 <= self.status < 500 and "success" not in self.content)
 
     def as_dict(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 
 
 class FanOut:
-    """Sends control calls, on connections apart from those of proxied requests.
+    """Sends control calls over its own connections, apart from proxied requests.
 
     ``timeout_s``: the deadline of a worker's whole answer.
     """
@@ -147,7 +147,7 @@ class FanOut:
         return answer.status_code, bytes(raw)
 
     async def question(self, worker: Worker, *paths: bytes) -> dict[str, Any]:
-        """Return the JSON object of ``worker`` at the first of ``paths`` that it knows; empty on any error."""
+        """Return the JSON object that ``worker`` answers on the first of ``paths`` it knows; empty on any error."""
         try:
             with anyio.fail_after(min(_QUESTION_S, self._timeout_s)):
                 for path in paths:
@@ -186,14 +186,14 @@ class FanOut:
 
 
 def passed_on(headers: Headers) -> Headers:
-    """Return the client's ``headers`` without ``_OWN`` and without those that Connection names. Raises BadRequest."""
+    """Return the client's ``headers`` without ``_OWN`` and the headers that Connection names. Raises BadRequest."""
     own = set(_OWN)
     for name, value in headers:
         if name == b"connection":
             own.update(token.strip().lower() for token in value.split(b","))
         elif name == b"transfer-encoding" and value.lower() != b"chunked":
             raise BadRequest(f"Transfer-Encoding: wanted chunked, got {value[:80].decode('latin-1')}")
-    # White space around a value is not part of it (RFC 9110 section 5.5); httpx's error would disclose the value.
+    # White space around a value is not part of it (RFC 9110 section 5.5); httpx refuses it, and would show the value.
     return [(name, value.strip(b" \t")) for name, value in headers if name not in own]
 
 

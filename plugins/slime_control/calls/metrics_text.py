@@ -37,9 +37,9 @@ class Family:
 
 
 def families_in(text: bytes, worker: str) -> dict[bytes, Family]:
-    """The metrics of ``text`` by name, each sample with the label ``worker_addr``. O(bytes).
+    """Return the metrics of ``text`` by name, each sample with the label ``worker_addr``. O(bytes).
 
-    A label that has this name already becomes ``exported_worker_addr``, as with Prometheus. Raises ValueError.
+    A sample's own label ``worker_addr`` becomes ``exported_worker_addr``, as in Prometheus. Raises ValueError.
     """
     label = b'worker_addr="%b"' % _escaped(worker)
     found: dict[bytes, Family] = {}
@@ -106,7 +106,7 @@ def _others(labels: bytes) -> bytes:
 
 
 def _family_of(name: bytes, known: Mapping[bytes, Family]) -> bytes:
-    """The metric that a sample called ``name`` belongs to."""
+    """Return the metric that a sample called ``name`` belongs to."""
     if name in known:
         return name
     for kind, suffixes in _SUFFIXES.items():

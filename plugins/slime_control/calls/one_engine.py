@@ -13,7 +13,7 @@ __all__ = ["NoOwnMetrics", "NotSteered", "OneEngineOnly", "not_loaded", "not_ste
 
 
 class OneEngineOnly(HTTPError):
-    """A call that would reach an arbitrary engine, while its caller means all."""
+    """A call that would reach an arbitrary engine, while its caller means all engines."""
 
     status, type, code = 501, "not_supported_error", "ONE_ENGINE_ONLY"
 
@@ -35,7 +35,7 @@ _SESSION = (
     "open it at one engine, and generate there; the router keeps a conversation on its worker by X-Session-Id"
 )
 _VLLM = "it is vLLM's, and the router steers SGLang's engines only"
-#: SGLang's call for each of vLLM's, where it has one.
+#: vLLM's calls that SGLang has too, each with SGLang's path.
 _OWN_OF_VLLM = {
     "/abort_requests": "/abort_request",
     "/finish_weight_update": "/end_weight_update",
@@ -72,11 +72,12 @@ _INSTEAD = {
         f"{_EACH}; {_UPDATE}",
     ),
     **dict.fromkeys(("/collective_rpc", "/is_paused", "/is_sleeping", "/reset_mm_cache", "/scale_elastic_ep"), _VLLM),
-    **{path: f"{_VLLM}; theirs is POST {own}" for path, own in _OWN_OF_VLLM.items()},
+    **{path: f"{_VLLM}; SGLang's call is POST {own}" for path, own in _OWN_OF_VLLM.items()},
 }  # fmt: skip
-#: Paths of plugins; a router that has the plugin answers them itself.
+#: Paths that the plugin radix_cache answers, if it is loaded.
 _RECORDS = ("/retrieve_from_text", "/retrieve_from_messages_template", "/cache_stats")
 _TRAJECTORIES = "/trajectories"
+#: Prefixes of SGLang's paths.
 _TREES = ("/dumper/", "/hicache/")
 
 
@@ -99,10 +100,10 @@ def not_loaded(path: str) -> HTTPError | None:
 
 
 def refusal(path: str) -> HTTPError | None:
-    """Return the error for a ``path`` whose requests go to no engine; None when they may go to any."""
+    """Return the error for a ``path`` whose requests go to no engine; None when any engine may get them."""
     if path.startswith("/metrics"):  # SGLang answers all paths with this prefix
         return NoOwnMetrics(
-            "GET /metrics has the metrics of the router, with the plugin metrics, which is loaded by default;"
+            "GET /metrics has the router's metrics; it needs the plugin metrics, which is loaded by default;"
             " GET /engine_metrics has the metrics of all engines"
         )
     instead = _EACH if path.startswith(_TREES) else _INSTEAD.get(path)

@@ -1,4 +1,4 @@
-"""Questions that one engine would answer for itself, asked of all: loads, metrics, health, server, model, weights."""
+"""Asks all engines what one engine would answer for itself: loads, metrics, health, server, model, weights."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class NoAnswer(HTTPError):
 
 
 class NoHealthyEngine(HTTPError):
-    """No engine of a kind that requests need can generate a token now."""
+    """Some type of worker that requests need has no engine that can generate a token now."""
 
     status: int = 503
     type: ClassVar[str] = "service_unavailable"
@@ -59,14 +59,14 @@ class NoHealthyEngine(HTTPError):
 
 
 class Overview:
-    """Asks many workers a question at once, and lists those that gave no answer."""
+    """Asks many workers a question at once, and lists the workers that gave no answer."""
 
     def __init__(self, router: Router, fan_out: FanOut) -> None:
         self._router = router
         self._fan_out = fan_out
 
     async def answer(self, path: str) -> Reply:
-        """The answer to a GET of ``path``, one of QUESTIONS. Raises HTTPError."""
+        """Return the answer to a GET of ``path``, one of QUESTIONS. Raises HTTPError."""
         match path:
             case "/get_loads" | "/v1/loads":
                 return await self._loads()
@@ -83,7 +83,10 @@ class Overview:
     async def _each(
         self, ask: Callable[[Worker], Awaitable[Found]]
     ) -> tuple[dict[Worker, Found], dict[Worker, str]]:
-        """Ask the ``_ASKED`` workers. Return the answers and the others' reasons, both in the order of registration."""
+        """Ask the workers in a state of ``_ASKED``. Return the answers, and a reason for each worker without one.
+
+        Both are in the order of registration.
+        """
         answers: dict[Worker, Found] = {}
         troubles: dict[Worker, str] = {}
         limit = anyio.CapacityLimiter(_AT_ONCE)
@@ -171,7 +174,10 @@ class Overview:
         return Reply.from_json({"status": "ok", "workers": healthy})
 
     async def _first_healthy(self, workers: Sequence[Worker]) -> str:
-        """Return the first URL that answers. Few are asked at once: each generates a token. Raises NoHealthyEngine."""
+        """Return the URL of the first worker that answers. Raises NoHealthyEngine.
+
+        Few workers are asked at once, since each generates a token.
+        """
         troubles: dict[Worker, str] = {}
         healthy: list[str] = []
         limit = anyio.CapacityLimiter(_HEALTH_AT_ONCE)
@@ -198,7 +204,10 @@ class Overview:
     # Engines about themselves.
 
     async def _about(self, *paths: str) -> Reply:
-        """Return all documents by worker. The first healthy worker's is also at the top, for clients of one engine."""
+        """Return each worker's document.
+
+        The first document, of a healthy worker if any, is also at the top level, for clients that expect one engine.
+        """
         self._expect_workers()
         found, troubles = await self._each(partial(self._document, paths))
         if not found:

@@ -18,7 +18,7 @@ __all__ = ["Recipients"]
 
 
 class Recipients:
-    """All workers, those that a body names, or those with the request that an abort names."""
+    """Chooses recipients: all workers, the workers that a body names, or the workers of the requests to abort."""
 
     def __init__(self, pool: WorkerPool, fan_out: FanOut, under_way: UnderWay) -> None:
         self._pool = pool
@@ -30,7 +30,7 @@ class Recipients:
         if call.path == "/abort_request":
             prefix = abort_prefix(request)
             workers = self._under_way.workers(prefix) if prefix else None
-            if workers:  # also removed ones: their requests in flight go on
+            if workers:  # removed workers, too: their requests in flight go on
                 return dict.fromkeys(workers, request.body)
         return await self._of_all(call, request)
 
@@ -46,7 +46,7 @@ class Recipients:
             and base_offset(request) is not None
         ):
             return offset_bodies(request.json(), await self._sizes(workers))
-        return dict.fromkeys(workers, request.body)  # one buffer
+        return dict.fromkeys(workers, request.body)  # all share one buffer
 
     async def _sizes(self, workers: list[Worker]) -> list[tuple[Worker, int]]:
         """Return the number of ranks of each of ``workers``. Raises WorkerBroke, before any call is made."""

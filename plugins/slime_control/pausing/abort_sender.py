@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 _DEADLINE_S = 10.0
 _SETTLED_S = 2.0
-#: Most aborts in flight at a worker: one that does not answer must not take all connections.
+#: Most aborts in flight at a worker: a worker that does not answer must not take all connections.
 _AT_ONCE = 64
 _MAX_ANSWER_BYTES = 1 << 16
 
@@ -36,7 +36,7 @@ class _Abort:
 class AbortSender:
     """Sender of aborts, over the proxy's pooled connections: a thousand clients may disconnect at once.
 
-    :meth:`end` may be called in a callback of a connection, where no task can be started; :meth:`run` sends.
+    :meth:`end` only queues an abort, since a callback of a connection cannot start a task. :meth:`run` sends it.
     """
 
     def __init__(self, router: Router) -> None:
@@ -49,7 +49,7 @@ class AbortSender:
     def end(self, worker: Worker, rid: str) -> None:
         """Abort the requests at ``worker`` whose rid begins with ``rid``. Returns at once."""
         abort = _Abort(worker, rid)
-        with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):  # the router stops
+        with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):  # the router is shutting down
             self._aborts_in.send_nowait(abort)
             self._under_way[worker].add(abort)
 

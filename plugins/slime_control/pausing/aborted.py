@@ -1,4 +1,4 @@
-"""The answer to a ``/generate`` that was aborted in the router: the same that SGLang gives to one that never ran."""
+"""The answer to a ``/generate`` aborted in the router: SGLang's answer to an aborted request that never ran."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import orjson
 
 from router_core.reply import Reply
 
-__all__ = ["aborted_reply", "names"]
+__all__ = ["aborted_reply", "answer_rids"]
 
-#: Most sequences in an answer. A few bytes may ask for any number.
+#: Most sequences in an answer. A small request may ask for any number of sequences.
 _MANY = 1 << 14
 
 
-def names(document: Any) -> list[str]:
-    """Return the rids of ``document``, a request's body; a random one if it has none."""
+def answer_rids(document: Any) -> list[str]:
+    """Return the rids of ``document``, a request's body; a random rid if it has no rid."""
     rid = document.get("rid") if isinstance(document, dict) else None
     if isinstance(rid, list) and rid and all(isinstance(each, str) for each in rid):
         return rid

@@ -33,7 +33,7 @@ class _Waiting:
 
 
 class Gate:
-    """Open, or closed. Changed only by functions without ``await``: one event loop needs no lock.
+    """A gate, open at first. Changed only by functions without ``await``: one event loop needs no lock.
 
     ``on_change`` is called with True when the gate closes, with False when it opens.
     """
@@ -53,7 +53,7 @@ class Gate:
 
     @property
     def closed_s(self) -> float:
-        """Seconds since the gate was closed last."""
+        """Seconds since the gate was last closed."""
         return monotonic() - self._closed_at
 
     def close(self) -> int | None:
@@ -91,8 +91,8 @@ class Gate:
             each.aborted = True
         self._tell(ended)
 
-    def _tell(self, whom: Iterable[_Waiting]) -> None:
-        for each in whom:
+    def _tell(self, waiting: Iterable[_Waiting]) -> None:
+        for each in waiting:
             each.news.set()
 
     async def wait(self, rids: Iterable[str], timeout_s: float) -> bool:

@@ -1,7 +1,7 @@
 """Generations in flight, and the rids by which an engine can abort them.
 
-SGLang aborts all requests whose ``rid`` begins with the given one. A batch with one ``rid`` gets the rids ``{rid}_0``,
-``{rid}_1``, ... Requests without a rid get one, so that each can be aborted. A "name" below is a rid.
+An abort names a rid, and SGLang aborts all requests whose ``rid`` begins with it. A batch with one ``rid`` gets the
+rids ``{rid}_0``, ``{rid}_1``, ... The router gives a rid to a request without one, so that it can be aborted.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from slime_sglang.aborts import check_rid
 __all__ = ["UnderWay", "renamed_by_the_engine", "rids_of"]
 
 #: Paths whose bodies have a ``rid`` (SGLang: ``GenerateReqInput``, and ``protocol.py`` of its OpenAI endpoints).
-_NAMED = frozenset((b"/generate", b"/v1/chat/completions", b"/v1/completions"))
-_NAMED_PATHS = frozenset(path.decode() for path in _NAMED)
+_RID_TARGETS = frozenset((b"/generate", b"/v1/chat/completions", b"/v1/completions"))
+_RID_PATHS = frozenset(path.decode() for path in _RID_TARGETS)
 _OURS = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"rid":"([0-9a-f]{32})"')
 
 
 class UnderWay:
     """Generations by rid. Changed only by functions without ``await``: one event loop needs no lock.
 
-    ``open`` returns all open exchanges. :meth:`name` parses only a body that has a ``rid``, and remembers that rid.
-    A rid that the router gave is not remembered: an abort that may match one searches the bodies for it.
+    ``open`` returns all open exchanges. :meth:`ensure_rid` parses only a body that has a ``rid``, and remembers that
+    rid. The router's own rids are not remembered: an abort that may match one searches the bodies of all exchanges.
     """
 
     def __init__(self, open: Callable[[], Iterable[Exchange]]) -> None:
         self._open = open
-        self._by_name: dict[str, Exchange] = {}
+        self._by_rid: dict[str, Exchange] = {}
         self._waiting: set[Exchange] = set()
         # The router's rids: the prefix and a number, all of one length, so that none is a prefix of another.
         self._numbers = count()
@@ -46,51 +46,51 @@ class UnderWay:
         self._field = f'"rid":"{self._prefix}%012x"'.encode()
         self._given = re.compile(f'"rid":"{self._prefix}[0-9a-f]{{12}}"'.encode())
 
-    def name(self, exchange: Exchange) -> None:
+    def ensure_rid(self, exchange: Exchange) -> None:
         """Remember the rid of ``exchange``, or give it one. Raises BadRequest for too long or too many rids."""
         request = exchange.request
         if _has_rid(request):
-            self._keep_name(exchange)
-        elif request.target in _NAMED or request.path in _NAMED_PATHS:
+            self._keep_rids(exchange)
+        elif request.target in _RID_TARGETS or request.path in _RID_PATHS:
             try:
                 request.add_field(self._field % next(self._numbers))
             except BadRequest:
                 return  # the worker answers with its own error
 
-    def _keep_name(self, exchange: Exchange) -> None:
+    def _keep_rids(self, exchange: Exchange) -> None:
         """Remember the rids in the body of ``exchange``; add one in place of null. Raises BadRequest."""
         request = exchange.request
         rids = rids_of(request)
-        if rids is None and request.path in _NAMED_PATHS:
+        if rids is None and request.path in _RID_PATHS:
             field = self._field % next(self._numbers)
             request.replace_json({**request.json(), **orjson.loads(b"{%b}" % field)})
             rids = rids_of(request)
         if rids is None:
             return
         check_rid(rids)
-        for name in rids:
-            self._by_name[name] = exchange
+        for rid in rids:
+            self._by_rid[rid] = exchange
         exchange.on_close(partial(self._ended, rids, exchange))
 
     def rename(self, request: Request) -> bool:
-        """Give ``request`` a new name in place of one that :meth:`name` gave it. True when it had such a name."""
+        """Replace the rid that :meth:`ensure_rid` gave to ``request``. Returns False when it has no such rid."""
         given = self._given.search(request.body)
         if given is None:
             return False
         request.replace_field(given[0], self._field % next(self._numbers))
         return True
 
-    def _ended(self, names: list[str], exchange: Exchange) -> None:
-        for name in names:
-            if self._by_name.get(name) is exchange:
-                del self._by_name[name]
+    def _ended(self, rids: list[str], exchange: Exchange) -> None:
+        for rid in rids:
+            if self._by_rid.get(rid) is exchange:
+                del self._by_rid[rid]
 
     def ends_others(self, rid: str, own: Collection[str]) -> bool:
-        """Return True when an abort of ``rid`` would end another request than the one with the ``own`` rids."""
-        return any(name.startswith(rid) and name not in own for name in self._by_name)
+        """Return True when an abort of ``rid`` would end another request than the request with the ``own`` rids."""
+        return any(other.startswith(rid) and other not in own for other in self._by_rid)
 
     def workers(self, prefix: str) -> list[Worker] | None:
-        """The workers with a request that ``prefix`` ends; None when no such request is known."""
+        """Return the workers with a request that an abort of ``prefix`` ends; None when no such request is known."""
         found = list(self._matching(prefix))
         if not found:
             return None
@@ -114,14 +114,14 @@ class UnderWay:
                 exchange.hang_up()
 
     def _matching(self, prefix: str) -> Iterator[Exchange]:
-        for name, exchange in self._names(prefix):
+        for rid, exchange in self._rids(prefix):
             # The second condition: ``prefix`` is the rid of one sequence of a batch.
-            if name.startswith(prefix) or prefix.startswith(f"{name}_"):
+            if rid.startswith(prefix) or prefix.startswith(f"{rid}_"):
                 yield exchange
 
-    def _names(self, prefix: str) -> Iterator[tuple[str, Exchange]]:
+    def _rids(self, prefix: str) -> Iterator[tuple[str, Exchange]]:
         """Yield all rids, but the router's own only when ``prefix`` may match them."""
-        yield from self._by_name.items()
+        yield from self._by_rid.items()
         if prefix.startswith(self._prefix) or self._prefix.startswith(prefix):
             for exchange in self._open():
                 ours = _OURS.match(exchange.request.body)

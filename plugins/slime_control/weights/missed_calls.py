@@ -19,9 +19,10 @@ OWNER = "control"
 
 @dataclass(frozen=True, slots=True)
 class MissedCall:
-    """A missed call. ``number``: 0 when it was missed before this process began.
+    """A missed call. ``number``: the call's number; 0: it was missed before this process began.
 
-    ``version``: in that case, the fleet's version when this was noticed. The missed call may be an update to it.
+    ``version``: None, or for the number 0 the fleet's version when the router noticed the hold. The missed call may be
+    the update to that version.
     """
 
     number: int
@@ -29,9 +30,10 @@ class MissedCall:
 
 
 class MissedCalls:
-    """The last missed call by worker and kind. A worker with any gets no requests, whatever version it reports.
+    """The last missed call of each worker and kind.
 
-    Changed only by functions without ``await``: one event loop needs no lock.
+    A worker with a missed call gets no requests, whatever version it reports. Changed only by functions without
+    ``await``: one event loop needs no lock.
     """
 
     def __init__(self, router: Router) -> None:
@@ -62,7 +64,7 @@ class MissedCalls:
             self._router.pool.set_version(worker, None)
 
     def clear(self, worker: Worker, kind: str) -> None:
-        """Note that ``worker`` has taken what it missed of ``kind``."""
+        """Note that ``worker`` has made up for the missed call of ``kind``."""
         if kind in self.of(worker):
             del self._missed[worker][kind]
             if not self._missed[worker]:

@@ -59,10 +59,10 @@ class Pieces:
         self._carry_out(self.updates.failed(piece, worker, trouble, is_unchanged=is_unchanged))
 
     def learnt(self, piece: Piece, version: str, workers: list[Worker], *, is_told: bool) -> None:
-        """Note that ``workers`` took ``piece``, in which no version was read, and report ``version`` now."""
+        """Note that ``workers`` took ``piece``, and report ``version`` now. No version was read from ``piece``."""
         weights, update = self._router.weights, self.updates.current
         if version in weights.ordered:
-            return  # seen before, perhaps when an engine registered: it is not this update's
+            return  # an older version, perhaps that an engine had when it registered: not this update's version
         now = anyio.current_time()
         self._carry_out(self.updates.learnt(piece, version, workers, weights.current, now, is_told=is_told))
         current = self.updates.current
@@ -82,7 +82,7 @@ class Pieces:
             self._router.tasks.start_soon(self._watch, update)
 
     async def _watch(self, update: Update) -> None:
-        """Close ``update`` when no more pieces come. A held worker waits for that."""
+        """Close ``update`` when no more pieces come: a held worker stays held until then."""
         while not update.is_closed:
             await anyio.sleep(unannounced.QUIET_S / 60)
             if self._is_silent(update):

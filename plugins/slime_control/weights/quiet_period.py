@@ -12,8 +12,8 @@ from slime_control.pausing.gate import Gate
 
 __all__ = ["QuietPeriod"]
 
-#: Calls during which engines go on generating. During other calls SGLang may generate nothing, not even for a probe:
-#: the probe waits, and gets a 503 in the end.
+#: Calls during which engines go on generating. During other calls SGLang may generate nothing, so a probe waits, and
+#: gets a 503 in the end.
 _BESIDE = frozenset(("/abort_request", "/flush_cache", "/start_profile", "/stop_profile"))
 
 

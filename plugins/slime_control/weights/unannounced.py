@@ -14,12 +14,12 @@ from slime_control.weights.weight_update import Standing, Update
 
 __all__ = ["QUIET_S", "is_silent", "learn_version", "may_be_restarted", "standing"]
 
-#: Silence that ends an update, if nothing else does.
+#: Seconds of silence that end an update, if nothing else does.
 QUIET_S = 60.0
 
 
 def is_silent(update: Update, now: float) -> bool:
-    """Return True when all pieces of ``update`` were answered, so long ago that no more will come."""
+    """Return True when all pieces of ``update`` were answered, so long ago that no more pieces will come."""
     return now - update.last_answer_at > QUIET_S and not update.awaited
 
 
@@ -35,9 +35,10 @@ def may_be_restarted(worker: Worker, then: Standing | None) -> bool:
 async def learn_version(
     pool: WorkerPool, fan_out: FanOut, answers: dict[Worker, Answer]
 ) -> tuple[str | None, bool]:
-    """Ask the workers that took an update for its version; None unless all reports are the same.
+    """Ask the workers that took an update for its version. A worker that reports no version has failed the update.
 
-    True: the update brought it, since a worker in use had another one. A worker that reports no version has failed.
+    Returns the version, or None unless all reports are the same; and True when the update surely brought it, since
+    a worker in use had another version before.
     """
     said: set[str] = set()
     is_told = False

@@ -1,8 +1,8 @@
 """State machine of weight updates that come in pieces: one event in, the next state and a list of effects out.
 
-Trainers name the version with each piece (slime), with one piece, or by ``/update_weight_version`` after all
-(miles). Most trainers pause generation around all pieces; newer engines get calls for begin and end. No piece is
-marked as the last. Pieces that name the same version are one update, whatever comes between them.
+Trainers name the version with each piece (slime), with one piece, or by ``/update_weight_version`` after all pieces
+(miles). Most trainers pause generation around all pieces; newer engines get calls for begin and end. The last weights
+are not marked as such. Pieces that name the same version are one update, whatever comes between them.
 
 There is no router, clock or I/O here: the caller passes the time, and carries out all effects before the next event.
 The event of a piece is its kind, see :data:`~slime_control.calls.endpoints.PieceKind`. ``close``: generation is paused
@@ -13,7 +13,7 @@ state      event                              next       effects
 ========== ================================== ========== ===============================================================
 Idle       begin, weights                     Collecting
 Idle       last, name, close                  Idle
-Collecting weights of its version or of none  Collecting Missed: recipients that joined or may have restarted meanwhile
+Collecting weights of its or of no version    Collecting Missed: recipients that joined or may have restarted meanwhile
 Collecting last, name                         Collecting as above
 Collecting begin, weights of another version  Collecting as close; then a new update begins
 Collecting learnt: the first version          Collecting
@@ -44,12 +44,12 @@ __all__ = ["Completed", "Effect", "Missed", "Piece", "Standing", "Unproven", "Up
 
 #: State of a worker and the reason for it.
 Standing = tuple[str, str | None]
-_CURE = "; it comes back with all pieces of another update, or with one from disk"
+_CURE = "; it comes back with all pieces of another update, or with an update from disk"
 
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """``worker`` lacks weights of the calls up to ``number``."""
+    """``worker`` lacks weights that were sent up to the call ``number``."""
 
     worker: Worker
     number: int
@@ -65,7 +65,7 @@ class Unproven(Missed):
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """``worker`` has all of an update, which makes good the calls that it missed before."""
+    """``worker`` has all of an update, which makes up for the calls that it missed before."""
 
     worker: Worker
     version: str | None
@@ -78,11 +78,13 @@ Effect = Missed | Unproven | Completed
 class Update:
     """Pieces that belong together.
 
-    ``began``: the number of the first piece; ``before``: the fleet's version then. ``is_rest``: it may have begun
-    before this process. ``is_guessed``: workers report ``version``, perhaps since their start; a version in a piece
-    replaces it. ``is_delta``: it changes present weights, so no worker gets all weights by it. ``takers``: workers that
-    took a piece, with their standing afterwards; ``loaded``: that took weights. ``doubted``: takers that were
-    quarantined, with the number of the last call then. ``awaited``: pieces (by number) without an answer.
+    ``began``: the number of the first piece. ``before``: the fleet's version at that piece.
+    ``is_rest``: the update may have begun before this process.
+    ``is_guessed``: workers report ``version``, perhaps since their start; a version in a piece replaces it.
+    ``is_delta``: the update changes present weights, so it does not give a worker all weights.
+    ``takers``: workers that took a piece, each with its standing afterwards. ``loaded``: workers that took weights.
+    ``doubted``: takers that were quarantined, each with the number of the last call before that.
+    ``awaited``: pieces (by number) without an answer, by worker.
     """
 
     began: int
@@ -120,7 +122,8 @@ class Piece:
 class Updates:
     """The update that pieces belong to now, and the workers that registered meanwhile.
 
-    ``missed`` returns the last call about weights that a worker missed; ``may_be_restarted`` guesses about takers.
+    ``missed`` returns the last call about weights that a worker missed. ``may_be_restarted`` guesses whether a taker
+    has restarted.
     """
 
     def __init__(
@@ -133,7 +136,7 @@ class Updates:
         self._may_be_restarted = may_be_restarted
         self._calls = 0
         self._is_first = True  # ``close`` was not called yet: a first piece may continue an older update
-        self._joined: dict[Worker, int] = {}  # with the number of the last call then
+        self._joined: dict[Worker, int] = {}  # the number of the last call before each registered
 
     def count(self) -> int:
         """Number a call."""
