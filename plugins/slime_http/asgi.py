@@ -20,6 +20,6 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def send_now_of(send: Send) -> SendNow | None:
-    """Return the ``send_now`` of the object whose method ``send`` is; None: it has none, or ``send`` is a function."""
+    """Return the ``send_now`` of the object that the method ``send`` is bound to, or None if there is none."""
     found: SendNow | None = getattr(getattr(send, "__self__", None), "send_now", None)
     return found

@@ -1,4 +1,4 @@
-"""Requests by httpx, to workers only."""
+"""httpx's transport for requests to workers only."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["CheckedTransport"]
 
 
 class CheckedTransport(httpx.AsyncHTTPTransport):
-    """httpx's transport for requests to workers. It sends nothing to an address that no worker may have. It drops
-    ``Set-Cookie``, since httpx would send one worker's cookie to all workers of the same host.
+    """httpx's transport, which sends nothing to an address that no worker may have.
 
-    ``reachable(url, address)`` returns True when a worker may be at that IP address. ``options`` are those of httpx.
+    It drops ``Set-Cookie``, since httpx would send one worker's cookie to all workers of the same host.
+    ``reachable(url, address)`` returns True when a worker may be at that IP address. ``options`` are httpx's.
     """
 
     def __init__(self, reachable: Callable[[str, str], bool], **options: Any) -> None:

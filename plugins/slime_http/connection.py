@@ -23,7 +23,7 @@ from slime_http.upstream_reply import Source, UpstreamReply
 
 __all__ = ["Connection", "Pool"]
 
-#: Request bodies are handed to the transport in slices of this size, and wait while it is full.
+#: Request bodies are handed to the transport in slices of this size, and wait while its buffer is full.
 _SLICE = 256 * 1024
 
 
@@ -55,7 +55,7 @@ class Connection(Source):
         self._held = False
         self._upload: memoryview | None = None
         self._upload_paused = False
-        self.deadline = math.inf  # none until it is used
+        self.deadline = math.inf  # no deadline before the first request
         self._reset("")
 
     def _reset(self, method: str) -> None:
@@ -176,7 +176,7 @@ class Connection(Source):
             self._ended = tls is None or tls.read(1) == b""
         except ssl.SSLError:
             self._ended = False
-        # Otherwise the transport would wait, perhaps for ever, until the worker has read the whole request.
+        # Without this the transport would wait, perhaps for ever, until the worker has read the whole request.
         self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -264,7 +264,7 @@ class Connection(Source):
         if 100 <= status < 200:
             if status == 101:
                 raise _Refused("switched protocols unasked")
-            return  # its bytes count as unparsed or as head: no endless series of 1xx
+            return  # its bytes count towards a limit, so a worker cannot send 1xx for ever
         if not 200 <= status < 600:
             raise _Refused(f"answered with status {status}")
         self._unparsed = 0
@@ -290,11 +290,11 @@ class Connection(Source):
         if self._head_done:
             self._message_done = True
             self._keep_alive = self._parser.should_keep_alive()
-        else:  # 1xx: for this hop only
+        else:  # a 1xx response, which is for this hop only
             self._headers = []
             self._named = []
             self._framed = self._sized = self._streams = False
 
 
 class _Refused(Exception):
-    """A protocol violation of the worker. The message continues "worker URL"."""
+    """A protocol violation of the worker. The message goes on after the words "worker URL"."""

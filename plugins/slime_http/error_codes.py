@@ -15,10 +15,7 @@ MAX_ERROR_BYTES = 4096
 
 @lru_cache(maxsize=16)  # the log and the metrics ask for the same body one after the other
 def code_in(body: bytes) -> str | None:
-    """Return the code in ``body``, as the router writes it: ``{"error": {"code": ...}}``, or ``code`` beside ``error``.
-
-    None: it has none.
-    """
+    """Return the code in ``body``: ``{"error": {"code": ...}}``, or ``code`` beside ``error``; None without a code."""
     try:
         document: Any = orjson.loads(body)
         error = document["error"]

@@ -43,7 +43,7 @@ class BadRequest(HTTPError):
 
 
 class WorkerUnreachable(HTTPError):
-    """A failed connect: the worker got nothing. ``status`` is 504 after a timeout, else 502."""
+    """A failed attempt to connect: the worker got nothing. ``status`` is 504 after a timeout, else 502."""
 
     status, type, code = 502, "bad_gateway", "WORKER_UNREACHABLE"
 
@@ -53,7 +53,7 @@ class WorkerUnreachable(HTTPError):
 
 
 class WorkerBroke(HTTPError):
-    """A connection that the worker closed, or a protocol error. ``answered``: a first byte had come."""
+    """A connection that the worker closed, or a protocol error. ``answered``: the answer's first byte had come."""
 
     status, type, code = 502, "bad_gateway", "WORKER_BROKE"
 

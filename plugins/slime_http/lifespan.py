@@ -55,7 +55,7 @@ class Lifespan(LifespanOn):
 
 
 def _startup_error(error: BaseException) -> StartupError | None:
-    """Return ``error``, or the only one in a group, if it is a StartupError."""
+    """Return ``error``, or the only error in a group, if it is a StartupError."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         (error,) = error.exceptions
     return error if isinstance(error, StartupError) else None

@@ -34,11 +34,11 @@ def request_scope(
 ) -> Scope:
     """Return the scope of a request whose head ``parser`` has read. Raises ValueError, and the parser's errors."""
     if parser.should_upgrade() and any(name in _FRAMING and value != b"0" for name, value in headers):
-        # httptools takes the body for the other protocol: it would be lost, or read as the next request.
+        # httptools takes the body for the other protocol: the body would be lost, or read as the next request.
         raise ValueError(
             "a request with a body may not ask for another protocol: leave out its Upgrade header"
         )
-    url: Any = httptools.parse_url(target)  # its stub omits that ``query`` may be None
+    url: Any = httptools.parse_url(target)  # Any: the stub does not say that ``query`` may be None
     raw_path = url.path
     if not raw_path.isascii():
         raise ValueError("the path has a byte that is not ASCII: write it as %XX")

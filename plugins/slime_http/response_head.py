@@ -46,7 +46,7 @@ def response_lines(status: int, headers: Iterable[Iterable[bytes]]) -> tuple[byt
             closes = True
         lines += (name, b": ", value, b"\r\n")
     head = b"".join(lines)
-    # One look at all values: beside what may stand in them there is nothing but the ends of the lines.
+    # One check of all values: without the bytes that values may have, only the ends of the lines are left.
     if len(head.translate(None, _IN_VALUES)) != (len(lines) + 3) // 2:
         name = next(name for name, value in headers if value.translate(None, _IN_VALUES))
         raise RuntimeError(f"the value of the header {name!r} has a control character in it")

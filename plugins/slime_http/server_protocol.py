@@ -23,16 +23,16 @@ from slime_http.write_flow import WriteFlow
 __all__ = ["Protocol"]
 
 _MAX_HEAD_BYTES = 256 * 1024
-#: Pipelined requests that may wait on one connection before reading pauses. One read may bring more than that.
+#: Pipelined requests that may wait on one connection before reading pauses. One read may bring more requests.
 _MAX_AHEAD = 16
 
 
 class Protocol(ClientConnection):
     """HTTP/1.1 on one connection, with limits for clients that send or take too much or too slowly.
 
-    ``keep_alive_s`` is the time until a request begins. ``client_timeout_s`` is the time for its head, and for each
-    further piece of its body. It is also the time in which a slow client must take 64 KiB of an answer. Errors are
-    JSON. ``config`` and ``server_state`` are those of uvicorn, which makes one instance for each connection.
+    ``keep_alive_s`` is the time until a request begins. ``client_timeout_s`` is the time for a request's head, for each
+    further piece of its body, and for a slow client to take 64 KiB of an answer. Errors are JSON.
+    uvicorn makes one instance for each connection, and passes its ``config`` and ``server_state``.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class Protocol(ClientConnection):
         self._client_timeout_s = client_timeout_s
         self._keep_alive_s = keep_alive_s
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
-        # A request behind one with "Connection: close" is no error; it is not answered.
+        # A request that follows a request with "Connection: close" is no error; it is not answered.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        #: The request being answered (or answered last), the one being read (or read last), and those between them.
+        #: The request being answered (or answered last), the request being read (or read last), and all between them.
         self.served: ServerRequest | None = None
         self._newest: ServerRequest | None = None
         self._waiting: deque[ServerRequest] = deque()
@@ -64,7 +64,7 @@ class Protocol(ClientConnection):
         #: Bytes since the last body bytes: of a head, of trailers, of chunk extensions.
         self._overhead = 0
         self._fault = "the request is not valid HTTP/1.1"
-        #: Event loop time by which the client must have sent more, or None. True: the rest of a request is due.
+        #: Event loop time by which the client must have sent more, or None. True: more of a request that has begun.
         self._due: float | None = None
         self._is_rest_due = False
         self._timer: asyncio.TimerHandle | None = None
@@ -96,7 +96,7 @@ class Protocol(ClientConnection):
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             if self._newest is not None:
-                self._newest.keep_alive = False  # answered as HTTP/1.1; the bytes after it may not be
+                self._newest.keep_alive = False  # the bytes after this request may be another protocol's
         except httptools.HttpParserError:
             self._refuse(400, self._fault)
             return
@@ -154,13 +154,13 @@ class Protocol(ClientConnection):
 
     def on_headers_complete(self) -> None:
         parser = self._parser
-        assert parser is not None  # narrowing: it calls this
+        assert parser is not None  # narrowing: the parser calls this method
         try:
             scope = request_scope(self._scope, parser, self._url, self._headers)
         except ValueError as error:
             self._fault = str(error)
             raise
-        self._in_head = False  # only now: an error raised above is one in a head, which gets an answer
+        self._in_head = False  # only now: an error raised above is an error in the head, and gets an answer
         scope["state"] = self._state.copy()
         is_1_1 = scope["http_version"] == "1.1"
         request = ServerRequest(
@@ -249,7 +249,7 @@ class Protocol(ClientConnection):
     def _expect(self, seconds: float, *, rest: bool) -> None:
         """Set the deadline ``seconds`` from now, for the ``rest`` of a request or for the next request.
 
-        A timer that is set for an earlier time stays; it is set anew when it fires.
+        A timer that is set for an earlier time stays; when it fires, it is set for the deadline.
         """
         self._is_rest_due = rest
         self._due = due = self._loop.time() + seconds
@@ -287,7 +287,7 @@ class Protocol(ClientConnection):
         self._close()
 
     def _disconnect(self) -> None:
-        """Drop the waiting requests, and disconnect the one being answered."""
+        """Drop the waiting requests, and disconnect the request that is being answered."""
         self._waiting.clear()
         if self.served is not None:
             self.served.disconnect()

@@ -56,10 +56,10 @@ class ServerRequest:
     """A request and the answer to it.
 
     ``keep_alive``: the connection stays open after the answer. ``begun``: the task runs. ``started``: the application
-    has given the head. ``written``: a part of the answer was written. ``complete``: all of it was. ``disconnected``:
-    the client has gone. ``expects_continue``: it may wait for "100 Continue" before it sends the body.
-    ``status``: of the answer, 0 without one. ``error``: the beginning of an error's body. ``streamed_at``: when the
-    first bytes in chunks were written (loop time), or 0.0. ``on_end``, if set, is called with this when the task ends.
+    has given the head. ``written``, ``complete``: a part of the answer, or all of it, was written. ``disconnected``:
+    the client has gone. ``expects_continue``: it may wait for "100 Continue" before it sends the body. ``status``: the
+    answer's status, or 0. ``error``: the beginning of an error's body. ``streamed_at``: when the first chunk was
+    written (loop time), or 0.0. ``on_end``, if set, is called with this request when the task ends.
     """
 
     __slots__ = (
@@ -78,7 +78,7 @@ class ServerRequest:
         expects_continue: bool,
     ) -> None:
         self._connection = connection
-        self._app: Any = app  # one of others may return anything
+        self._app: Any = app  # Any: another author's application may return anything
         self.scope = scope
         self.keep_alive = keep_alive
         self.task: asyncio.Task[None] | None = None
@@ -88,7 +88,7 @@ class ServerRequest:
         self.streamed_at = self.began = 0.0
         self.error = b""
         self.on_end: Callable[[ServerRequest], object] | None = None
-        #: Parts of the body that ``receive`` has not returned yet, and whether it has something to return.
+        #: Parts of the body that ``receive`` has not returned yet. ``_has_news``: ``receive`` can return at once.
         self._body: list[bytes] = []
         self._size = 0
         self._more_body = True
@@ -134,7 +134,7 @@ class ServerRequest:
         self._wake()
 
     def cut_off(self) -> None:
-        """Answer 503 if the application has not begun, and cancel its task, which alone would end without an answer."""
+        """Answer 503 and cancel the task, if the application has not begun: a cancelled task would give no answer."""
         task = self.task
         if task is not None and not self.begun:
             self._give_up(503, _SHUTTING_DOWN)
@@ -226,10 +226,10 @@ class ServerRequest:
     def send_now(
         self, piece: bytes | Callable[[], bytes], before: Iterable[Callable[[bytes], object]]
     ) -> bool:
-        """Call the functions ``before`` with a further piece of a stream, and send it.
+        """Call the functions ``before`` with a further piece of a stream, and send the piece.
 
-        Returns False, and does neither, when only :meth:`send` can take it. Otherwise a function is called to make the
-        piece; nothing is sent for an empty one.
+        Returns False, and does nothing, when only :meth:`send` can take the piece. ``piece`` may be a function that
+        makes the piece; if it makes an empty piece, nothing is sent.
         """
         if self.disconnected or not self._is_chunked or self._head or self._connection.flow.is_full:
             return False
@@ -262,7 +262,7 @@ class ServerRequest:
         self._head = head + b"\r\n"
 
     def _send_body(self, piece: bytes | bytearray | memoryview, is_last: bool) -> None:
-        body = piece if type(piece) is bytes else bytes(memoryview(piece))  # it may change
+        body = piece if type(piece) is bytes else bytes(memoryview(piece))  # the piece may change
         if self.status >= 400 and not self.error:
             self.error = body[:MAX_ERROR_BYTES]
         if self._is_head:

@@ -1,7 +1,7 @@
 """uvicorn servers: in the running event loop for tests and engines, or in the foreground.
 
-Both leave ``Server`` and ``Date`` headers to the application. A proxy that adds its own to those of the worker sends
-them twice, which breaks aiohttp clients.
+Both leave the headers ``Server`` and ``Date`` to the application. A proxy that added its own to the worker's would send
+each twice, which breaks aiohttp clients.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TLS_CLOSE_S = 86_400.0
 #: Parameters of mallopt, from <malloc.h>, and a size in bytes.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGE_BLOCK = 1 << 20
-#: Kinds of requests in flight that are listed, and bytes of their paths.
+#: Most kinds of requests in flight that a log line lists, and most bytes of a path in it.
 _MAX_TOLD, _MAX_PATH = 5, 256
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -106,7 +106,7 @@ class _Server(uvicorn.Server):
         await self.lifespan.startup()  # raises StartupError
         config = self.config
         make: Any = partial(Protocol, config, self.server_state, self.lifespan.state, **self._timeouts)
-        # uvicorn leaves asyncio's 30 s to a client with TLS for all bytes that are buffered when the connection closes.
+        # By default a client with TLS has only 30 s to take all bytes that are buffered when the connection closes.
         tls: Any = {"ssl": config.ssl, "ssl_shutdown_timeout": _TLS_CLOSE_S} if config.is_ssl else {}
         loop = asyncio.get_running_loop()
         self.servers = []
@@ -135,7 +135,7 @@ class _Server(uvicorn.Server):
         told: set[object] = set()
         with anyio.move_on_after(self.config.timeout_graceful_shutdown) as grace:
             while True:
-                for connection in state.connections - told:  # some come late, after TLS
+                for connection in state.connections - told:  # some come late, after the TLS handshake
                     connection.shutdown()
                 told |= state.connections
                 if self.force_exit or not (state.connections or state.tasks):
@@ -240,7 +240,7 @@ def _tune_gc() -> None:
 def _return_large_blocks() -> None:
     """Let large blocks of memory grow without a copy, and go back to the system when they are freed.
 
-    By default glibc does so only for the first ones: later blocks of up to 32 MiB come from its heap (mallopt(3)).
+    By default glibc does so only for the first blocks: later blocks of up to 32 MiB come from its heap (mallopt(3)).
     Other C libraries have no ``mallopt``.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -254,7 +254,7 @@ async def _serve_until_signalled(app: ASGIApp, sock: socket.socket, **options: A
     server = _Server(app, **options)
     handled = [
         number for number in _HANDLED if signal.getsignal(number) is not signal.SIG_IGN
-    ]  # nohup's SIGHUP
+    ]  # nohup ignores SIGHUP
     for number in handled:
         loop.add_signal_handler(number, server.stop)
     try:

@@ -20,7 +20,7 @@ from slime_http.upstream_reply import UpstreamReply
 
 __all__ = ["Upstream"]
 
-#: A reused connection that fails within so many seconds was closed by the worker before the request came.
+#: A reused connection that fails within this many seconds was closed by the worker before the request came.
 _RACE_S = 0.5
 #: CONNECT would make a tunnel of a pooled connection. TRACE would show the client the headers that the router adds.
 _NOT_PASSED = ("CONNECT", "TRACE")
@@ -77,8 +77,8 @@ class Upstream(Pool):
         """Send a request, and return its reply once status and headers have come.
 
         A reused connection that dies at once, before the first byte of a reply, has lost the race with the worker's
-        keep-alive timer. Then the request is sent once more, on a fresh connection. After a later failure it is not,
-        since the worker may have acted on it. Raises WorkerUnreachable (nothing was sent), WorkerBroke and
+        keep-alive timer. Then the request is sent once more, on a fresh connection. After a later failure it is not
+        repeated, since the worker may have acted on it. Raises WorkerUnreachable (nothing was sent), WorkerBroke and
         WorkerTimeout. On cancellation the connection is closed.
         """
         head = self._head(method, target, headers, len(body))
@@ -137,7 +137,7 @@ class Upstream(Pool):
             line_ends += 1
         lines.append(b"\r\n")
         head = b"".join(lines)
-        # The parser checked a client's headers; nothing has checked those of a plugin.
+        # The parser has checked a client's headers; nothing has checked the headers of a plugin.
         if head.count(b"\n") != line_ends or head.count(b"\r") != line_ends:
             raise BadRequest("a header of the request has a line break in it")
         return head
@@ -202,7 +202,7 @@ class Upstream(Pool):
         self._connections.discard(connection)
 
     def retire(self) -> None:
-        """Close the idle connections; each one in use closes at the end of its request."""
+        """Close the idle connections; a busy connection closes at the end of its request."""
         self._retired = True
         while self._idle:
             self._idle.pop().abort()

@@ -77,8 +77,8 @@ class UpstreamReply:
     async def read(self) -> bytes:
         """Return what has come since the last call, at least one byte; ``b""`` at the end.
 
-        That is all of it, or one large piece: joining would copy it. Raises WorkerBroke or WorkerTimeout, after
-        everything that came before.
+        Returns all pieces joined, or a large first piece alone, since joining would copy it. Raises WorkerBroke or
+        WorkerTimeout, but only after all pieces that came before were returned.
         """
         while not self._chunks:
             if self._error is not None:
@@ -99,7 +99,7 @@ class UpstreamReply:
     async def pump(self, take: Callable[[bytes], bool]) -> None:
         """Call ``take`` with each piece when it comes; return when :meth:`read` has to be called.
 
-        That is for a piece for which ``take`` returns False, and for the end. Raises what ``take`` raises.
+        That is after a piece for which ``take`` returned False, and at the end. Raises what ``take`` raises.
         """
         if not self._chunks and not self.complete and self._error is None:
             self._take = take
@@ -173,7 +173,7 @@ class UpstreamReply:
     def watch(self, on_failure: OnFailure) -> None:
         """Call ``on_failure`` if the reply does not complete: with the error, or None when it was closed early."""
         self._on_failure = on_failure
-        if self._error is not None:  # the read that began the reply broke it, too
+        if self._error is not None:  # the data that began the reply also broke it
             self._tell(self._error)
 
     def _wake(self) -> None:

@@ -14,14 +14,14 @@ logger = logging.getLogger(__name__)
 
 #: Bytes of its answer that a slow client has to take within its timeout.
 _MIN_TAKEN_BYTES = 64 * 1024
-#: Of Linux's ``tcp_info``: segments without an acknowledgement, acknowledged bytes, and bytes not yet sent.
+#: Fields of Linux's ``tcp_info``: segments without an acknowledgement, acknowledged bytes, and bytes not yet sent.
 _TCP_INFO = struct.Struct("=24xI92xQ16xI")
 _HAS_TCP_INFO = sys.platform == "linux"
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class WriteFlow:
-    """The writing side of one connection. ``timeout_s``: time to take 64 KiB of the buffered bytes, or the last ones.
+    """The writing side of one connection. ``timeout_s``: time for a client to take 64 KiB, or all that is left.
 
     ``is_full``: the transport's buffer is full. No timer runs while the client reads as fast as the router writes.
     A transport with TLS does not count the bytes that it has encrypted, so the kernel is asked how many were taken.
@@ -103,7 +103,7 @@ class WriteFlow:
         return f"client {f'[{host}]' if ':' in host else host}:{port}"
 
     def _acknowledged(self) -> tuple[int, bool]:
-        """Return the bytes that the client has acknowledged, and True if none is left; 0 and True if not known."""
+        """Return the bytes that the client has acknowledged, and True if none is left; 0 and True if unknown."""
         if not _HAS_TCP_INFO:
             return 0, True
         sock = self._transport.get_extra_info("socket")
@@ -119,7 +119,7 @@ class WriteFlow:
             self.expect_taken()  # slow, but fast enough
             return
         if has_all and not left and self._transport.is_closing():
-            self._transport.abort()  # it has its answer, and only does not close TLS
+            self._transport.abort()  # the client has its answer, and only the close of TLS is missing
             return
         logger.warning(
             "%s: its connection is cut, since it took less than %d KiB of its answer in %g s (--client-timeout-secs)",
