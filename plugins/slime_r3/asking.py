@@ -15,12 +15,12 @@ __all__ = ["FIELD", "Asking"]
 FIELD = "return_routed_experts"
 #: Paths of generations whose answers may have experts.
 _GENERATING = frozenset(("/generate", "/v1/chat/completions", "/v1/completions"))
-#: The note of an exchange whose client did not ask for routed experts.
+#: The note of an exchange to which the router has added the field.
 _NOTE = "r3"
 
 
 class Asking:
-    """Adds the field to generations, unless their clients had it, or ``--r3-inject`` says ``when-asked``."""
+    """Adds the field to generations, unless the client has set it, or ``--r3-inject`` is ``when-asked``."""
 
     def __init__(self, settings: Settings, router: Router) -> None:
         self._injects = settings.inject == ALWAYS
@@ -44,7 +44,7 @@ class Asking:
         exchange.notes[_NOTE] = True
 
     def is_own(self, exchange: Exchange, body: Mapping[str, Any]) -> bool:
-        """Return True if the router asks for the rows of ``exchange`` with this ``body``, not the client."""
+        """Return True if the router, not the client, asks for the rows of ``exchange``. ``body``: its request."""
         if FIELD not in body:
             return self._injects and not _is_declined(exchange)
         parent = exchange.parent
@@ -52,6 +52,6 @@ class Asking:
 
 
 def _is_declined(exchange: Exchange) -> bool:
-    """Return True if the client of a chat or completion, which ``exchange`` is a part of, had the field itself."""
+    """Return True if ``exchange`` is a part of a chat or completion to which the field was not added."""
     parent = exchange.parent
     return parent is not None and parent.request.path in _GENERATING and _NOTE not in parent.notes

@@ -22,7 +22,7 @@ __all__ = ["ColdRows", "RecordStore", "RowsLost", "StoreFailed"]
 
 logger = logging.getLogger(__name__)
 
-#: A record has whole rows, about so many bytes of them: so little of a long sample is on its way at once.
+#: Usual size of a record of whole rows, in bytes. It is small, so that little of a long sample is in transit at once.
 _RECORD_BYTES = 1 << 20
 #: Records that are read at the same time, and bytes that are written at once.
 _AT_ONCE, _BATCH_BYTES = 4, 4 << 20
@@ -33,7 +33,7 @@ _LONG_BYTES = 1 << 20
 
 
 class RecordStore(Protocol):
-    """The used part of the component ``"cold_store"``, see slime_radix_cache.cold_store."""
+    """The part of the component ``"cold_store"`` that this plugin uses, see slime_radix_cache.cold_store."""
 
     wait_s: float
     stops_on_loss: bool
@@ -55,7 +55,7 @@ class StoreFailed(HTTPError):
 
 
 class RowsLost(RouterError):
-    """Recorded rows could be kept nowhere."""
+    """The store did not take recorded rows in time."""
 
 
 class ColdRows:
@@ -71,11 +71,11 @@ class ColdRows:
         self._next = 0
         self._news = anyio.Event()
         self._progress = anyio.Event()
-        self._line = anyio.Lock()
+        self._moving = anyio.Lock()
         self._has_failed = False
 
     async def run(self, store: RecordStore) -> None:
-        """Move the oldest rows to ``store`` while memory has too many. Raises RowsLost if the store says so."""
+        """Move the oldest rows to ``store`` while memory has too many. Raises RowsLost, see :meth:`_drop`."""
         self._store = store
         self._turns.forget_records = self._forget
         self._turns.on_full = lambda: self._news.set()
@@ -90,14 +90,14 @@ class ColdRows:
             await self._news.wait()
 
     async def save(self) -> None:
-        """Move all rows to the store, after the end of :meth:`run`. Raises RowsLost if the store says so."""
+        """Move all rows to the store, after the end of :meth:`run`. Raises RowsLost, see :meth:`_drop`."""
         if self._store is not None:
             while turns := self._turns.overdue(_BATCH_BYTES, all_must_go=True):
                 if not await self._move(self._store, turns):
                     self._drop(self._store, turns)
 
     async def save_of(self, turns: Sequence[Hashable]) -> None:
-        """Move the rows of ``turns`` to the store. They stay in memory if its ``wait_s`` is too short."""
+        """Move the rows of ``turns`` to the store. They stay in memory if this takes longer than its ``wait_s``."""
         turns = [turn for turn in turns if self._turns.in_memory(turn)]
         if self._store is not None and turns:
             await self._move(self._store, turns)
@@ -110,8 +110,8 @@ class ColdRows:
                     await self._progress.wait()
 
     async def _move(self, store: RecordStore, turns: Sequence[Hashable]) -> bool:
-        """Move the rows of ``turns`` to ``store``. Returns False if its ``wait_s`` was too short."""
-        async with self._line:  # no piece is moved twice
+        """Move the rows of ``turns`` to ``store``. Returns False if this takes longer than its ``wait_s``."""
+        async with self._moving:  # no piece is moved twice
             return await self._move_next(store, turns)
 
     async def _move_next(self, store: RecordStore, turns: Sequence[Hashable]) -> bool:
@@ -132,7 +132,7 @@ class ColdRows:
         return are_kept
 
     def _drop(self, store: RecordStore, turns: Sequence[Hashable]) -> None:
-        """Drop the rows of ``turns``, which could not be kept. Raises RowsLost instead if the store says so."""
+        """Drop the rows of ``turns``, which could not be kept. Raises RowsLost instead if ``stops_on_loss`` is set."""
         message = f"the rows of {len(turns)} answers could not be kept within {store.wait_s:g} s"
         if store.stops_on_loss:
             raise RowsLost(f"{message}; --store-on-loss mark lets the router go on without them")
@@ -147,7 +147,7 @@ class ColdRows:
         return StoredAs(tuple(keys), rows)
 
     def _batches(self, pieces: Mapping[Piece, StoredAs]) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Yield the given records of ``pieces``, about ``_BATCH_BYTES`` of them at a time."""
+        """Yield the given records of ``pieces``, about ``_BATCH_BYTES`` at a time."""
         batch: list[tuple[bytes, bytes]] = []
         size = 0
         for piece, (keys, per_record) in pieces.items():
@@ -169,7 +169,7 @@ class ColdRows:
         return True
 
     async def _write(self, store: RecordStore, records: list[tuple[bytes, bytes]]) -> bool:
-        """Write ``records``; repeat it after failures. Returns False if the store's ``wait_s`` was too short."""
+        """Write ``records``; repeat it after failures. Returns False if they are not kept within ``wait_s``."""
         pause = _PAUSE_S
         with anyio.move_on_after(store.wait_s):
             while True:
@@ -202,10 +202,10 @@ class ColdRows:
         return rows
 
     async def _read(self, piece: Piece, into: IntArray) -> bool:
-        """Fill ``into`` with the first rows of ``piece``, some records at the same time. False if one is lost."""
+        """Fill ``into`` with the first rows of ``piece``. Returns False if a record is lost."""
         store, (keys, per_record) = self._store, piece.records
         assert store is not None  # narrowing: it has the rows
-        if store.is_shared and piece.users:  # else it may be forgotten
+        if store.is_shared and piece.users:  # the records of a piece without users may be deleted
             store.learn(dict(piece.record_sizes))
         target = into if into.dtype == piece.dtype else np.empty(into.shape, piece.dtype)
         are_found: list[bool] = []

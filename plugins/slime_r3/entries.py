@@ -1,4 +1,4 @@
-"""The rows of one turn, as they are known and as a note about them."""
+"""The known rows of one turn, and the note about them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ __all__ = ["Entry"]
 
 #: Number of records, rows in each, length, row size and type of a piece.
 _Told = tuple[int, int, int, int, str]
-#: The head and the own pieces.
+#: The head, and the pieces of own rows.
 _Content = tuple[_Told | None, tuple[_Told, ...] | None]
 
 
 class Entry(NamedTuple):
-    """Rows of one turn; None where no answer told them. ``own`` may lack rows at its end."""
+    """Rows of one turn: ``head`` up to its response, then ``own``. None: no answer had them.
+
+    ``own`` may lack rows at its end.
+    """
 
     head: Piece | None
     own: tuple[Piece, ...] | None
@@ -37,7 +40,7 @@ class Entry(NamedTuple):
         return cls(first, tuple(map(piece, own)) if own is not None else None)
 
     def note(self) -> tuple[_Content, list[tuple[bytes, int]]]:
-        """Return what a note says of rows that are all in the store, and their records. See RowNotes."""
+        """Return the content of a note about rows that are all in the store, and their records. See RowNotes."""
         head = _told(self.head) if self.head is not None else None
         own = tuple(map(_told, self.own)) if self.own is not None else None
         return (head, own), [record for piece in self.pieces for record in piece.record_sizes]

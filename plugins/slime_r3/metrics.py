@@ -14,7 +14,7 @@ __all__ = ["offer_metrics"]
 
 
 def offer_metrics(metrics: Metrics | None, kinds: Mapping[str, RecordedRows]) -> None:
-    """Offer the sizes and counters of ``kinds``: recorded rows by the field of answers. None: there are no metrics."""
+    """Offer the sizes and counters of ``kinds``, the recorded rows by the name of their field, if there are metrics."""
     if metrics is None:
         return
 

@@ -23,7 +23,8 @@ class StoredAs(NamedTuple):
 class Piece:
     """Rows ``[length, size]`` that ``users`` turns share. Their content never changes.
 
-    ``rows`` is None once they are in the store, in ``records``. ``key``: the prompt of a head that others may share.
+    ``rows`` is None once the rows are in the store, in ``records``. ``key``: the prompt, for a head that other turns
+    may share.
     """
 
     __slots__ = ("_digest", "dtype", "key", "length", "records", "rows", "size", "users")
@@ -77,7 +78,7 @@ class Piece:
             return False
         if self.rows is not None:
             return _equal(self.rows, rows)
-        # An array of another type was cut out of rows with larger values: it is kept once more.
+        # Digests of equal rows of different types differ, so such rows are kept once more.
         return rows.dtype == self.dtype and _digest_of(rows) == self._digest
 
 

@@ -24,18 +24,18 @@ class R3:
     With the plugin ``radix_cache``, the rows of recorded turns are kept. That plugin parses requests and answers.
     """
 
-    _asking: Asking  # from setup on
+    _asking: Asking  # set in setup
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._recorder: Recorder | None = None
 
-    @hookimpl(trylast=True)  # ``radix_cache`` is set up
+    @hookimpl(trylast=True)  # after ``radix_cache`` is set up
     def setup(self, router: Router) -> None:
         """Register the recorder if the router records tokens."""
         self._asking = Asking(self._settings, router)
         if "verdicts" in router.components:
-            from slime_r3.recorder import Recorder  # numpy: 20 MB, which passing arrays on does not need
+            from slime_r3.recorder import Recorder  # imports numpy (20 MB), which only recording needs
 
             self._recorder = Recorder(self._settings, router, self._asking)
             router.components.register("token_rows", self._recorder)

@@ -17,17 +17,17 @@ __all__ = [
     "STARTS_LATER",
 ]
 
-#: No answer with this response came while the plugin was loaded: it is from the trajectory log.
+#: No answer with this response came while the plugin was loaded: the response is from the trajectory log.
 NOT_RECORDED = "not_recorded"
-#: The answer had no rows: they were not asked for, the engine does not tell them, or the generation broke off.
+#: The answer had no rows: they were not asked for, the engine does not return them, or the generation broke off.
 NOT_TOLD = "not_told"
 #: The rows in the answer are not base64 of int32, or their number does not fit the tokens.
 MIS_SIZED = "mis_sized"
 #: The client asked for later rows only (``routed_experts_start_len``).
 STARTS_LATER = "starts_later"
-#: The only rows of these tokens were, or may have been, computed under other weights than those that sampled them.
+#: All rows of these tokens were, or may have been, computed with other weights than the tokens were sampled with.
 OTHER_VERSION = "other_weight_version"
-#: Turns of the context were sampled with several LoRA adapters, of which each routes differently.
+#: Turns of the context were sampled with several LoRA adapters, and each adapter routes differently.
 OTHER_ADAPTER = "other_adapter"
 #: The rows were dropped (``--r3-max-bytes``).
 DROPPED = "dropped"
@@ -35,9 +35,9 @@ DROPPED = "dropped"
 NOT_KEPT = "not_kept"
 #: The store has lost the rows, or they were deleted while they were read.
 NOT_IN_STORE = "not_in_store"
-#: No engine has answered to the last tokens.
+#: No turn has consumed the last tokens.
 NOT_CONSUMED = "not_consumed"
-#: Nobody says the shape of a row, and no two answers confirm its size.
+#: No flag and no worker says the shape of a row, and no two answers confirm its size.
 SHAPE_UNKNOWN = "shape_unknown"
-#: Engines told rows of different sizes, and no ``--r3-shape`` says which is right.
+#: Engines returned rows of different sizes, and no ``--r3-shape`` says which size is right.
 SIZES_DISAGREE = "sizes_disagree"

@@ -21,7 +21,7 @@ __all__ = ["RecordedRows", "Shape"]
 
 logger = logging.getLogger(__name__)
 
-#: Layers, and values of a token in each.
+#: Layers, and values of a token in each layer.
 Shape = tuple[int, int]
 
 
@@ -29,8 +29,8 @@ class RecordedRows:
     """The rows that answers have under ``name`` in ``meta_info``. ``shape`` returns the shape of a row, or None.
 
     Without a shape, two answers with different numbers of rows must agree on the size of a row: a truncated array may
-    look like whole, smaller rows. When an answer contradicts the first one, none is believed any more.
-    ``cure``: a hint how to set the shape.
+    look like whole, smaller rows. When an answer contradicts the first answer, no answer is believed any more.
+    ``cure``: a hint how to set the shape. TokenRows is in slime_radix_cache.contracts.
     """
 
     def __init__(self, name: str, max_bytes: int, shape: Callable[[], Shape | None], cure: str = "") -> None:
@@ -42,7 +42,7 @@ class RecordedRows:
         self._name = name
         self._shape = shape
         self._cure = cure
-        #: By the answers that came while the shape was not known.
+        #: The size of a row by the answers that came while the shape was not known.
         self._size = RowSize()
         self._notes: RowNotes | None = None
         self._noted = RowSize()
@@ -100,7 +100,9 @@ class RecordedRows:
         except ValueError as error:
             if self._miss(new, reasons.MIS_SIZED):
                 logger.error(
-                    "%s of an answer are not recorded: %s (further ones are only counted)", self._name, error
+                    "%s of an answer are not recorded: %s (further such answers are only counted)",
+                    self._name,
+                    error,
                 )
             return
         layers = meta.get(f"{self._name}_num_layers")
@@ -110,7 +112,7 @@ class RecordedRows:
         self.turns.add(turns, *found)
 
     def find(self, turns: Sequence[ConsumedTurn], tokens: int) -> FoundRows | str:
-        """Return the rows of the first ``tokens - 1`` tokens, or the reason why not. See TokenRows."""
+        """Return the rows of the first ``tokens - 1`` tokens, or the reason why they are not known. See TokenRows."""
         doubt = self._doubt()
         if doubt == reasons.SIZES_DISAGREE:
             return doubt
@@ -140,9 +142,9 @@ class RecordedRows:
         }
 
     def _matrix(self, value: Any, end: int, told: Any, asked: int) -> tuple[IntArray, int]:
-        """Return the rows in ``value``, which end before token ``end``, and the place of the first. Raises ValueError.
+        """Return the rows in ``value``, which end before token ``end``, and their first token. Raises ValueError.
 
-        ``told``, ``asked``: the first token by the answer and by the request. Older engines ignore ``asked``.
+        ``told``, ``asked``: the first token as the answer and the request say. Older engines ignore ``asked``.
         """
         array = array_in(value)
         if array is None:
@@ -175,7 +177,7 @@ class RecordedRows:
         return self._size.size if self._size.is_confirmed else None
 
     def _check_size(self, size: int, count: int) -> None:
-        """Raise ValueError if rows must not have ``size`` values. ``count``: the number of rows in the answer."""
+        """Raise ValueError unless ``size`` is the right size of a row. ``count``: the number of rows in the answer."""
         known = self._known_size()
         if self._shape() is None:
             self._size = self._size.with_answer(size, count)
@@ -184,11 +186,11 @@ class RecordedRows:
             raise ValueError(f"wanted rows of {known} values, got {size}{self._cure}")
 
     def _doubt(self) -> str | None:
-        """Return why no size of a row is believed; None if it is."""
+        """Return the reason to doubt the size of a row, or None."""
         return self._size.doubt if self._shape() is None else None
 
     def _drop_contradicted(self) -> None:
-        """Drop the rows that were recorded before the shape was known, if they do not have it."""
+        """Drop the rows that were recorded before the shape was known, if they do not have this shape."""
         shape = self._shape()
         if shape is not None and self._size.size is not None:
             if self._size.size != shape[0] * shape[1]:

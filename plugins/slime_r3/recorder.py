@@ -28,7 +28,7 @@ _CURE = "; --r3-shape LAYERS TOP_K sets the right size"
 
 
 class Recorder:
-    """Keeps the rows of recorded turns. See TokenRows, whose methods ``radix_cache`` calls."""
+    """Keeps the rows of recorded turns: slime_radix_cache.contracts.TokenRows, whose methods ``radix_cache`` calls."""
 
     def __init__(self, settings: Settings, router: Router, asking: Asking) -> None:
         self._router = router
@@ -57,7 +57,7 @@ class Recorder:
     def fields(
         self, exchange: Exchange, body: Mapping[str, Any], contexts: Sequence[Sequence[ConsumedTurn]]
     ) -> dict[str, Any]:
-        """See TokenRows. A client that asks for rows itself gets those that it asks for."""
+        """See TokenRows. Nothing is added for a client that asks for rows itself."""
         if not self._asking.is_own(exchange, body):
             return {}
         added: dict[str, Any] = {FIELD: True}
@@ -108,7 +108,7 @@ class Recorder:
         return {name: rows.as_dict() for name, rows in self._rows.items()}
 
     def _row_shape(self) -> Shape | None:
-        """Return the shape of a token's experts, from the flag or from a worker; None if nobody says it."""
+        """Return the shape of a token's experts, from the flag or from a worker; None if neither has it."""
         if self._shape is None:
             self._shape = next(filter(None, map(experts_shape, self._router.pool)), None)
         return self._shape

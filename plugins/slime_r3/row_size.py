@@ -1,4 +1,4 @@
-"""The size of a row by what answers say, while nobody says its shape."""
+"""The size of a row as answers show it, while no flag and no worker says its shape."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["RowSize"]
 
 
 class RowSize(NamedTuple):
-    """``size``: values in a row of the first answer, which had ``first_rows`` rows; None before it.
+    """``size``: values in a row of the first answer, which had ``first_rows`` rows; None before the first answer.
 
-    ``is_confirmed``: an answer with another number of rows agrees. ``is_contradicted``: an answer does not.
-    ``layers``: by an answer.
+    ``is_confirmed``: an answer with another number of rows agrees. ``is_contradicted``: an answer disagrees.
+    ``layers``: the number of layers, if an answer had it.
     """
 
     size: int | None = None
@@ -23,7 +23,7 @@ class RowSize(NamedTuple):
     layers: int | None = None
 
     def with_answer(self, size: int, count: int) -> RowSize:
-        """Return this with an answer of ``count`` rows of ``size`` values."""
+        """Return the RowSize after a further answer, of ``count`` rows of ``size`` values."""
         if self.size is None:
             return self._replace(size=size, first_rows=count)
         confirms = size == self.size and count != self.first_rows
@@ -33,7 +33,7 @@ class RowSize(NamedTuple):
         )
 
     def with_answers(self, other: RowSize) -> RowSize:
-        """Return this with the answers of ``other``, which has at least one."""
+        """Return the RowSize after the answers of ``other``, which has at least one answer."""
         assert other.size is not None  # narrowing: it has an answer
         if self.size is None:
             return other
@@ -46,7 +46,7 @@ class RowSize(NamedTuple):
 
     @property
     def doubt(self) -> str | None:
-        """The reason why the size is not believed; None if it is."""
+        """The reason to doubt the size, or None."""
         if self.is_contradicted:
             return reasons.SIZES_DISAGREE
         return None if self.is_confirmed else reasons.SHAPE_UNKNOWN

@@ -1,12 +1,12 @@
 """Rows of the tokens of recorded contexts, such as the experts that each token was routed to.
 
 Row ``i`` of an answer belongs to token ``i`` of its context: the experts that processed this token. The token that was
-sampled last has no row: the next turn processes it. So the rows of a turn begin where those of the turn before it end,
-and end before the last token of its own response.
+sampled last has no row: the next turn processes it. So the rows of a turn begin where the rows of the previous turn
+end, and end before the last token of its own response.
 
-The *head* of a turn is its rows up to its response, the others are its *own*. Turns with the same prompt share equal
-heads. Different heads are kept apart: other weights, or another batch, route differently. So a context has the rows of
-the turns that consumed and sampled its tokens. Gaps are filled by later turns with the same weight version.
+The *head* of a turn is its rows up to its response; its other rows are its *own*. Turns with the same prompt share
+equal heads. Different heads are kept apart: other weights, or another batch, route differently. So a context has the
+rows of the turns that consumed and sampled its tokens. Gaps are filled by later turns with the same weight version.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Part", "TurnRows"]
 class Part(NamedTuple):
     """The first ``length`` rows of ``piece``, which belong to the turn ``response``.
 
-    ``rows``: those of the piece, if it was in memory when it was found.
+    ``rows``: the piece's rows, if they were in memory when the part was found.
     """
 
     response: Hashable
@@ -43,9 +43,9 @@ class TurnRows:
     """Rows by turn, at most ``max_bytes`` of them in memory (0: no limit). No I/O.
 
     With a store, ``on_full()`` is called when memory has too many, ``on_stored(response, entry)`` when all rows of a
-    turn are in the store, and ``forget_records(keys)`` for the records of rows that nobody needs any more. Without one,
-    the oldest rows are dropped.
-    Changes have no ``await``, and an entry is replaced as a whole: any thread may call :meth:`find`.
+    turn are in the store, and ``forget_records(keys)`` for the records of rows that no turn needs any more. Without a
+    store, the oldest rows are dropped.
+    Changes have no ``await``, and an entry is replaced as a whole, so any thread may call :meth:`find`.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -57,10 +57,10 @@ class TurnRows:
         self.forget_records: Callable[[Sequence[bytes]], None] = lambda keys: None
         self._max_bytes = max_bytes
         self._entries: dict[Hashable, Entry] = {}
-        #: Turns with rows in memory, oldest first; ``add`` puts a turn before those that it continues.
+        #: Turns with rows in memory, oldest first; ``add`` puts a turn before the turns that it continues.
         self._ages: OrderedDict[Hashable, None] = OrderedDict()
         self._heads: dict[Hashable, list[Piece]] = {}
-        #: Pieces with records: what is restored may be a part of several turns.
+        #: Pieces in the store, by their records: a restored piece may be a part of several turns.
         self._stored: dict[StoredAs, Piece] = {}
         self._reasons: dict[Hashable, str] = {}
 
@@ -104,11 +104,11 @@ class TurnRows:
             self._make_room()
 
     def find(self, turns: Sequence[ConsumedTurn], count: int) -> list[Part] | str:
-        """Return the first ``count`` rows of the context of ``turns``, or the reason why not. O(turns)."""
+        """Return the first ``count`` rows of the context of ``turns``, or the reason why they are unknown. O(turns)."""
         if count <= 0:
             return []
         if len({turn.adapter for turn in turns}) > 1:
-            return reasons.OTHER_ADAPTER  # the last turn was sampled after another routing of the others
+            return reasons.OTHER_ADAPTER  # the last turn's adapter has routed the earlier tokens differently
         parts: list[Part] = []
         for turn, place, end in stretches_of(turns):
             entry = self._entries.get(turn.response)
@@ -144,7 +144,7 @@ class TurnRows:
     # Room in memory.
 
     def exceeds(self, less: int = 0) -> bool:
-        """Return True if memory has too many rows, also with ``less`` bytes of them less."""
+        """Return True if memory would have too many rows even with ``less`` fewer bytes."""
         return bool(self._max_bytes) and self.size_bytes - less > self._max_bytes
 
     @property
@@ -160,7 +160,7 @@ class TurnRows:
             self.drop(next(iter(self._ages)), reasons.DROPPED)
 
     def overdue(self, most_bytes: int, *, all_must_go: bool = False) -> list[Hashable]:
-        """Return the next turns whose rows should leave memory, oldest first, about ``most_bytes`` of them."""
+        """Return the next turns whose rows should leave memory, oldest first, about ``most_bytes`` of rows."""
         found: list[Hashable] = []
         size = 0
         for response in self._ages:
@@ -176,7 +176,7 @@ class TurnRows:
         return [piece for piece in entry.pieces if piece.rows is not None] if entry is not None else []
 
     def note_stored(self, piece: Piece, records: StoredAs) -> None:
-        """Note that the store has ``piece`` in ``records``; forget them if nobody needs it any more."""
+        """Note that the store has ``piece`` in ``records``; delete the records if no turn needs the piece any more."""
         if not piece.users:
             self.forget_records(records.keys)
             return
@@ -187,7 +187,7 @@ class TurnRows:
         piece.leave_memory(records)
 
     def leave(self, response: Hashable) -> None:
-        """Note that the rows of ``response`` have left memory, but for those that came meanwhile."""
+        """Note that the rows of ``response`` have left memory, unless further rows came meanwhile."""
         if not self.in_memory(response):
             self._ages.pop(response, None)
             entry = self._entries.get(response)
@@ -195,12 +195,12 @@ class TurnRows:
                 self.on_stored(response, entry)
 
     def drop_unstored(self, response: Hashable, reason: str) -> None:
-        """Drop the rows of ``response`` if some of them are still in memory only."""
+        """Drop the rows of ``response`` if some of them are only in memory."""
         if self.in_memory(response):
             self.drop(response, reason)
 
     def lose(self, part: Part, reason: str) -> None:
-        """Drop the rows of the turn of ``part``, which cannot be read, unless others have replaced them."""
+        """Drop the rows of the turn of ``part``, which cannot be read, unless other rows have replaced them."""
         entry = self._entries.get(part.response)
         if entry is not None and part.piece in entry.pieces:
             self.drop(part.response, reason)
@@ -208,7 +208,7 @@ class TurnRows:
     def restore(
         self, response: Hashable, content: tuple[Any, ...], records: Sequence[tuple[bytes, int]]
     ) -> None:
-        """Take the rows of ``response`` that are in the store by a note, unless as many are known. See Entry.note."""
+        """Take the rows of ``response`` that a note describes, unless as many are known. See Entry.note."""
         new, known = Entry.of_note(content, records, self._stored_piece), self._entries.get(response)
         if known is not None and known.length >= new.length:
             self._release(new)
