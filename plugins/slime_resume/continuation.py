@@ -23,7 +23,7 @@ def can_go_on(body: dict[str, Any]) -> bool:
     if not isinstance(parameters, dict | None) or any(body.get(name) for name in _MORE_PER_TOKEN):
         return False
     if np.ndim(body["input_ids"][0]):
-        return False  # a batch, even if of one
+        return False  # a batch, even of a single prompt
     known = parameters or {}
     return not any(known.get(name) for name in _NEEDS_THE_BEGINNING) and all(
         known.get(name) in (None, neutral) for name, neutral in _PENALTIES.items()

@@ -14,7 +14,9 @@ class Spelling(Protocol):
     """Compares tokens with the text that an engine gave for them."""
 
     def tail(self, ids: Sequence[int], text: str, reason: Any = None) -> tuple[int, str] | None:
-        """Return the number of ``ids`` that ``text`` shows, and the text of the rest; None if they do not spell it.
+        """Return the number of ``ids`` that ``text`` shows, and the text of the other ids.
+
+        Returns None if ``ids`` do not spell ``text``.
 
         A text may lack what its finish ``reason`` explains, such as a trimmed stop string.
         """
@@ -29,8 +31,11 @@ class Tally(Protocol):
     """Counts the outcomes of aborted generations."""
 
     def aborted(self, outcome: str) -> None:
-        """Count an aborted generation: ``tried_again``, ``resumed``, ``completed`` (the answer was whole), or
-        ``passed_on`` (the client got the abort)."""
+        """Count an aborted generation.
+
+        Outcomes: ``tried_again``, ``resumed``, ``completed`` (the answer was whole), ``passed_on`` (the client got
+        the abort).
+        """
         ...
 
     def unrecorded(self, kind: str, error: Exception | None = None) -> None:
@@ -47,7 +52,7 @@ class StreamRecorder(Protocol):
     doubt: Callable[[], str | None]
 
     def so_far(self) -> AnswerSoFar:
-        """Return a copy of the sequence as far as the client got it."""
+        """Return a copy of the part of the sequence that the client has got."""
         ...
 
     def keep(self, answer: dict[str, Any]) -> None:
@@ -55,7 +60,7 @@ class StreamRecorder(Protocol):
         ...
 
     def begin_anew(self) -> None:
-        """Keep the record so far as a response of its own; a new response begins."""
+        """Begin a new response in the record; what was recorded so far stays a response of its own."""
         ...
 
     def failed(self, error: Exception) -> None:

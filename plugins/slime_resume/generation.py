@@ -34,9 +34,9 @@ class _NoUse(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aborts:
-    """Makes the Generation of a request, which is tried again up to ``count`` times, each after ``wait_s``.
+    """Makes the Generation of a request. An aborted request is tried up to ``count`` more times, after ``wait_s`` each.
 
-    ``resume``: attempts continue from the tokens sampled so far.
+    ``resume``: further attempts continue from the tokens sampled so far.
     """
 
     router: Router
@@ -50,7 +50,7 @@ class Aborts:
     resume: bool
 
     def begin(self, exchange: Exchange, rid: Any) -> Generation | None:
-        """Begin the generation of ``exchange``, named ``rid``; None when aborts are passed on."""
+        """Begin the generation of ``exchange``, whose request has ``rid``; None when aborts are passed on."""
         if not self.count:
             return None
         watch = self.interruptions.watch([rid] if isinstance(rid, str) else ())
@@ -61,8 +61,8 @@ class Aborts:
 class Generation:
     """One response, made in one or more attempts.
 
-    Between attempts no worker is leased and no connection held. Cancellation may come anywhere: the exchange
-    returns the lease, and the reader of a reply closes it.
+    Between attempts no worker is leased, and no connection is held. Cancellation may come anywhere: the exchange
+    returns the lease, and the reader of a reply closes the reply.
     """
 
     def __init__(self, aborts: Aborts, exchange: Exchange, watch: Watch, began: float) -> None:
@@ -73,20 +73,20 @@ class Generation:
         self._watch = watch
 
     def of_one(self, exchange: Exchange) -> Generation:
-        """Return the Generation of one of several sequences, that of ``exchange``. It must not outlive ``self``."""
+        """Return the Generation of ``exchange``, one of several sequences. It must not outlive ``self``."""
         rid = exchange.request.json().get("rid")
         own = Watch(self._watch.asked, self._watch.paused, [rid] if isinstance(rid, str) else ())
         return Generation(self._aborts, exchange, own, self._began)
 
     @property
     def goes_on(self) -> bool:
-        """True when the next attempt continues from the tokens of an aborted one."""
+        """True when the next attempt continues from the tokens of an aborted attempt."""
         return self._aborts.resume and can_go_on(self._exchange.request.json())
 
     def merge(self, output: dict[str, Any]) -> MergedResponse:
         """Return a response that begins with ``output``, an aborted answer with tokens.
 
-        It has ended already if the last of these tokens meets a stop condition.
+        The response has ended already if its last token meets a stop condition.
         """
         aborts = self._aborts
         merged = MergedResponse(
@@ -112,7 +112,7 @@ class Generation:
             self._watch.rids.add(rid)
         return self._aborts.interruptions.was_asked(self._watch)
 
-    def rest(self, reply: Reply) -> None:
+    def give_back(self, reply: Reply) -> None:
         """Close ``reply``, and return the lease until the next attempt."""
         reply.close()
         self._exchange.release()
@@ -125,7 +125,7 @@ class Generation:
     ) -> bool:
         """Make attempts until one brings the response further than ``aborted``. Return False when none does.
 
-        They continue ``merged``, if given. ``attempt`` reads a reply, and returns True when that brought
+        The attempts continue ``merged``, if given. ``attempt`` reads a reply, and returns True when the reply brought
         the response further. Raises HTTPError when a reply adds to ``merged`` and then breaks off.
         """
         self._exchange.release()
@@ -141,7 +141,7 @@ class Generation:
     async def _make_attempts(
         self, merged: MergedResponse | None, attempt: Callable[[Reply], Awaitable[bool]], *, at_once: bool
     ) -> bool:
-        """Make the attempts of :meth:`resume`. ``at_once``: the first waits only while the engines are paused."""
+        """Make the attempts of :meth:`resume`. ``at_once``: the first waits only for the end of a pause."""
         interruptions, count = self._aborts.interruptions, self._aborts.count
         for number in range(count):
             await interruptions.wait(self._watch, 0 if at_once and not number else self._aborts.wait_s)
@@ -158,7 +158,7 @@ class Generation:
             except HTTPError:
                 if merged is not None and merged.has_grown:
                     raise
-            self.rest(reply)
+            self.give_back(reply)
         logger.warning("%d attempts did not finish a generation; its last answer stands", count + 1)
         return False
 
@@ -180,12 +180,12 @@ class Generation:
             return None
         worker = self._exchange.worker
         if worker is not None and worker.passthrough:
-            self.rest(reply)  # it may speak any protocol, and has replaced the other workers
+            self.give_back(reply)  # a passthrough worker may speak any protocol
             raise _NoUse
         wanted = EVENTS if request.json().get("stream") else JSON
         if reply.status == 200 and media_type(reply) == wanted:
             return reply
-        self.rest(reply)
+        self.give_back(reply)
         if reply.status != 200 and reply.status < 500:
             raise _NoUse
         return None

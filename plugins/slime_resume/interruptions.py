@@ -15,9 +15,9 @@ __all__ = ["Interruptions", "Watch"]
 
 
 class Watch:
-    """One running generation. ``asked``: the number of aborts before it began. ``rids``: its known request ids.
+    """One running generation. ``asked``: the number of aborts before the generation began. ``rids``: its known rids.
 
-    ``paused``: the number of pauses when it began, or when it last waited.
+    ``paused``: the number of pauses when the generation began, or when it last waited.
     """
 
     __slots__ = ("asked", "paused", "rids")
@@ -97,8 +97,8 @@ class Interruptions:
     async def wait(self, watch: Watch, wait_s: float) -> None:
         """Wait until this generation may be tried again, or a client requests its abort.
 
-        That takes ``wait_s``, or no time if a pause since the last attempt explains the abort. While the engines are
-        paused, wait until they continue, or for ``longest_pause_s`` in case the trainer has died.
+        The wait takes ``wait_s``, or no time if a pause since the last attempt explains the abort. While the engines
+        are paused, wait until they continue, or for ``longest_pause_s`` in case the trainer has died.
         """
         until = anyio.current_time() + wait_s
         longest = anyio.current_time() + self._longest_pause_s

@@ -18,7 +18,7 @@ _EXPERTS, _START = "routed_experts", "routed_experts_start_len"
 class JoinedArrays:
     """The arrays of the response to ``body``. An array with a gap, or with rows of two sizes, is left out.
 
-    The last token of an attempt has no row there. The next attempt gets it as a prompt, and tells its row.
+    An attempt returns no row for its last token. The next attempt has this token in its prompt, and returns the row.
     """
 
     def __init__(self, body: Mapping[str, Any]) -> None:
@@ -44,8 +44,8 @@ class JoinedArrays:
     ) -> None:
         """Take the arrays in ``meta``, of an attempt that ends after ``sampled`` tokens of the response.
 
-        ``kept``: tokens of earlier attempts, sampled under ``versions``. Rows of other weights are no rows of theirs.
-        Versions that are not told may differ.
+        ``kept``: the number of tokens of earlier attempts, sampled under ``versions``. Rows that other weights computed
+        do not belong to these tokens. Unknown versions may differ.
         """
         version = meta.get("weight_version")
         spans = meta.get("weight_versions")
@@ -66,7 +66,7 @@ class JoinedArrays:
         return self._first[name] + len(self._rows.get(name, ()))
 
     def _add(self, name: str, value: Any, told: Any, end: int, needed: int) -> None:
-        """Append the rows in ``value``, which end before token ``end``, to those that are known. Raises ValueError.
+        """Append the rows in ``value``, which end before token ``end``, to the known rows. Raises ValueError.
 
         The rows of the tokens before ``needed`` must be known already.
         """
@@ -81,15 +81,16 @@ class JoinedArrays:
             raise ValueError
         rows = array.values.reshape(end - start, -1)
         if name not in self._rows:
-            self._first[name] = start  # the engine says at which token it began
+            self._first[name] = start  # an engine may begin at another token than it was asked for
             self._rows[name] = rows
         elif end > known:
             self._rows[name] = np.concatenate([self._rows[name], rows[known - start :]])
 
     def _start(self, name: str, values: int, end: int) -> int:
-        """Return the first of the tokens that have ``values`` and end before ``end``; the engine does not say it.
+        """Return the first token of an array of ``values`` numbers that ends before token ``end``.
 
-        Older engines ignore the request's ``routed_experts_start_len``. Raises ValueError if the size says neither.
+        For engines that do not say it. Older engines ignore the request's ``routed_experts_start_len``: the size of the
+        array shows if it begins there, or at token 0. Raises ValueError if it fits neither.
         """
         asked = self._asked[name]
         size = self._rows[name].shape[1] if name in self._rows else 0

@@ -1,4 +1,4 @@
-"""Merges the attempts of one response. Each attempt continues where the last one was aborted."""
+"""Merges the attempts of one response. Each attempt continues where the attempt before it was aborted."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class MergedResponse:
     """The response to ``body``, merged from all attempts.
 
     ``began``: when the request came, by ``time.monotonic``. ``asked`` returns True for an aborted answer whose abort a
-    client requested. Otherwise the response has ended if the last token meets a stop condition.
-    ``incremental``: True when its events are deltas, None while that is unknown.
+    client requested. After any other abort the response has ended if its last token meets a stop condition.
+    ``incremental``: True when the events are deltas, None while that is unknown.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class MergedResponse:
 
     @property
     def row_start(self) -> int:
-        """The first token whose routed experts the next attempt is to tell."""
+        """The first token whose routed experts the next attempt should return."""
         return self._arrays.next_start
 
     @property
@@ -147,7 +147,7 @@ class MergedResponse:
         return len(new)
 
     def _see_meta(self, output: dict[str, Any], meta: dict[str, Any]) -> None:
-        """Remember the metadata of an attempt. The first attempt with tokens gives those of the response."""
+        """Remember the metadata of an attempt. The response gets the metadata of the first attempt with tokens."""
         self._latest = {**output, "meta_info": meta}
         if not self._kept:
             self._first = self._latest
@@ -178,11 +178,11 @@ class MergedResponse:
         return any(
             self._spelling.tail(ids[skipped:], text, reason) is not None
             for skipped in range(1, min(_BYTES_OF_CHARACTER, len(ids) + 1) if self._kept else 1)
-            if not self._spelling.text_of(ids[:skipped]).strip(_BROKEN)  # they are no character on their own
+            if not self._spelling.text_of(ids[:skipped]).strip(_BROKEN)  # these are no whole character
         )
 
     def _ending(self, output: dict[str, Any], ids: Sequence[int]) -> dict[str, Any] | None:
-        """Return the finish reason that ``ids`` meet although ``output`` is aborted; None if they meet none."""
+        """Return the finish reason that ``ids`` meet though ``output`` was aborted; None if they meet no reason."""
         if not is_aborted(output) or self._asked(output):
             return None
         return self._stop_conditions.reason(ids, self._parameters, self._limit)

@@ -18,7 +18,7 @@ __all__ = ["resume_answer"]
 async def resume_answer(
     generation: Generation, aborted: dict[str, Any], record: Callable[[dict[str, Any], str | None], None]
 ) -> bytes | None:
-    """Return the answer to give instead of ``aborted``, as JSON; None when there is none.
+    """Return the answer to give instead of ``aborted``, as JSON; None when no attempt gave another answer.
 
     ``record`` gets each aborted answer that has tokens, and then the last answer. Its second argument is the reason
     why the answer is no evidence, or None.
@@ -34,7 +34,10 @@ async def resume_answer(
             recorded = latest
 
     def take(answer: dict[str, Any], whole: bytes | None) -> bool:
-        """Return True when ``answer`` brings the response further. If ``goes_on``: merge from an abort with tokens."""
+        """Take an answer. Return True when it brings the response further.
+
+        If ``generation.goes_on``, the answers are merged, beginning with the first aborted answer that has tokens.
+        """
         nonlocal merged, latest, body, doubt
         if merged is None:
             has_tokens = bool(sampled_ids(answer))
@@ -58,7 +61,7 @@ async def resume_answer(
         try:
             whole = await reply.read()
         finally:
-            generation.rest(reply)
+            generation.give_back(reply)
         try:
             return take(read_event(parsed(whole, keeps_arrays=True)), whole)
         except ValueError as error:

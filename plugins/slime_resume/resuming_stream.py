@@ -20,7 +20,7 @@ from slime_sglang.token_arrays import dumped
 
 __all__ = ["ResumingStream"]
 
-#: Never inside a longer JSON string, where the quotes would be escaped.
+#: These bytes are never inside a longer JSON string, where the quotes would be escaped.
 _ABORT, _FINISH, _GOES_ON = b'"abort"', b'"finish_reason":', b'"finish_reason":null'
 _DONE = b"[DONE]"
 _EVENT = b"data: %s\n\n"
@@ -33,14 +33,14 @@ class ResumingStream:
 
     If the next attempts continue from tokens, their events are merged, in the mode of the events that the client got:
     cumulative or incremental. While the mode is unknown, nothing is sent, since tokens might repeat. Without a
-    continuation, another attempt is made only if the client has no token, and passes like the first one.
+    continuation, another attempt is made only if the client has no token; its events pass unchanged, too.
     """
 
     def __init__(self, generation: Generation, source: BodySource, recorder: StreamRecorder) -> None:
         self._generation = generation
         self._recorder = recorder
         self._merged: MergedResponse | None = None
-        #: The part of it that the client has.
+        #: The number of tokens and characters of the merged response that the client has.
         self._tokens = self._characters = 0
         #: The bytes of an abort, and of the rest of its stream.
         self._held = b""
@@ -63,7 +63,7 @@ class ResumingStream:
         return ready
 
     async def pump(self, take: Callable[[bytes], bool]) -> None:
-        """See :meth:`Reply.pump`: gives whole events of the first attempt to ``take``, none of them an abort."""
+        """See :meth:`Reply.pump`: gives ``take`` the whole events of the first attempt, up to an abort."""
         if self._ready or self.finished or self._aborted is not None or self._merged is not None:
             return
         cutter = self._cutter
@@ -89,7 +89,7 @@ class ResumingStream:
         elif not _goes_on(whole) and _ABORT in whole:
             self._hold_abort(whole, last)
         else:
-            self._ready, self.finished = whole, last  # nearly always
+            self._ready, self.finished = whole, last  # the usual case
 
     def _hold_abort(self, whole: bytes, last: bool) -> None:
         """Make ready the events in ``whole`` before an abort, and hold back the rest."""
@@ -141,7 +141,7 @@ class ResumingStream:
         self.finished = True
 
     async def _resume(self, aborted: dict[str, Any]) -> None:
-        """Make further attempts; when none helps, end with the abort."""
+        """Make further attempts; if no attempt helps, end with the abort."""
         self._held += await _rest_of(self._reply)
         may_resume = True
         if self._merged is None:
@@ -182,18 +182,18 @@ class ResumingStream:
         while not self._ready and self._aborted is None and not self.finished:
             await self._take_piece()
         merged = self._merged
-        if merged.has_grown if merged is not None else self._begins_anew():
+        if merged.has_grown if merged is not None else self._begins_response():
             return True
         if self._aborted is not None:
             self._held += await _rest_of(reply)
         return False
 
-    def _begins_anew(self) -> bool:
-        """Return True when the client gets a new response, or the next attempt continues this one."""
+    def _begins_response(self) -> bool:
+        """Return True when the client gets this attempt as a new response, or the next attempt continues it."""
         if not self._ready:
             output = _read_alone(self._aborted) if self._aborted is not None else None
             if output is None or not sampled_ids(output):
-                return False  # an end, or an abort, before it gave anything
+                return False  # the attempt ended, or was aborted, before its first token
             if not self._generation.goes_on:
                 self._recorder.begin_anew()
                 self._recorder.keep(output)
@@ -221,13 +221,13 @@ async def _rest_of(reply: Reply) -> bytes:
 
 
 def _goes_on(whole: bytes) -> bool:
-    """True when ``whole`` has one finish reason, which is null. The search for an abort takes twice as long."""
+    """Return True when ``whole`` has one finish reason, which is null. Searching for an abort takes twice as long."""
     place = whole.find(_GOES_ON)
     return place >= 0 and whole.find(_FINISH, place + 1) < 0 and whole.rfind(_FINISH, 0, place) < 0
 
 
 def _find_abort(whole: bytes) -> tuple[int, dict[str, Any] | None]:
-    """Return the offset of the first abort in ``whole``, and its event; the end and None when there is none."""
+    """Return the offset of the first abort in ``whole``, and its event; without an abort, the end and None."""
     place = whole.find(_ABORT)
     while place >= 0:
         start = last_end(whole[:place])
@@ -250,7 +250,7 @@ def _taken(merged: MergedResponse, event: dict[str, Any]) -> int:
 
 
 def _event_in(data: bytes) -> dict[str, Any] | None:
-    """Return the generation's event in ``data``; None when it has none. Raises WorkerBroke if it is invalid."""
+    """Return the generation's event in ``data``, or None if there is none. Raises WorkerBroke if it is invalid."""
     try:
         event = parsed(data, keeps_arrays=True)
         return read_event(event) if "meta_info" in event else None

@@ -15,15 +15,15 @@ from slime_resume.stop_conditions import stop_strings
 __all__ = ["SeamlessText", "StopAcross"]
 
 _BROKEN = "\ufffd"
-#: Number of earlier tokens decoded together with new ones, since the text of a token depends on those before it.
+#: Number of earlier tokens decoded together with new tokens: the text of a token depends on the tokens before it.
 _WINDOW = 16
 
 
 class SeamlessText:
     """The text of a growing response, by the engine's rules.
 
-    ``ids`` are its tokens so far, ``text`` is the text that the engine gave for them. It may lack the end, which the
-    engine withholds while it may begin a stop string.
+    ``ids`` are its tokens so far, ``text`` is the text that the engine gave for them. The text may lack its end: the
+    engine withholds an end that may be the beginning of a stop string.
     """
 
     def __init__(

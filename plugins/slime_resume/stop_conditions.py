@@ -1,8 +1,8 @@
 """The finish reason and text of a response whose last token the engine did not check.
 
 On an abort SGLang returns before it checks the token of that step (``Req.check_finished``). So an EOS, the end of a
-stop string or the last token allowed comes with the reason ``abort``. A continuation after an EOS would put it into
-the middle of a response.
+stop string or the last token allowed comes with the reason ``abort``. A continuation after an EOS would put the EOS
+into the middle of a response.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from router_core.types import Tokenizer
 
 __all__ = ["StopConditions", "stop_strings"]
 
-#: Last tokens decoded together, since the text of a token depends on those before it.
+#: Number of last tokens decoded together: the text of a token depends on the tokens before it.
 _WINDOW = 16
 
 
