@@ -34,7 +34,8 @@ _PURE = GENERATION_PATHS | frozenset(
     )
 )  # fmt: skip
 
-_NAME = "retries"
+#: The note of an exchange that has exhausted its attempts.
+_NOTE = "retries"
 
 #: Make one attempt. The collections: workers to avoid, and workers that have failed the request.
 Ask = Callable[[Exchange, Request, Collection[Worker], Collection[Worker]], Awaitable[Reply]]
@@ -49,7 +50,10 @@ class Tally:
 
 
 class Attempts:
-    """The attempts of one request; ``outcome``: that of the first. Between attempts no lease and no reply is held."""
+    """The attempts of one request. Between attempts no lease and no reply is held.
+
+    ``outcome``: the outcome of the first attempt.
+    """
 
     def __init__(
         self,
@@ -79,25 +83,25 @@ class Attempts:
         )
 
     async def run(self) -> Reply:
-        """Return the first good reply, else the last one. Raises HTTPError.
+        """Return the first good reply, else the last reply. Raises HTTPError.
 
-        A plugin may send a request again. Once an exchange has exhausted its attempts, each further call makes one.
+        A plugin may send a request again. Once an exchange has exhausted its attempts, each call makes one attempt.
         """
         notes = self._exchange.notes
 
-        def in_vain(state: RetryCallState) -> Reply:
-            notes[_NAME] = "used up"
+        def exhausted(state: RetryCallState) -> Reply:
+            notes[_NOTE] = "exhausted"
             self._tally.exhausted += 1
             return _reply(state)
 
         retrying = AsyncRetrying(
             stop=stop_after_attempt(
-                1 if self._settings.disabled or _NAME in notes else self._settings.attempts
+                1 if self._settings.disabled or _NOTE in notes else self._settings.attempts
             ),
             wait=self._wait_s,
             retry=self._may_repeat,
             before_sleep=self._let_go,
-            retry_error_callback=in_vain,
+            retry_error_callback=exhausted,
             sleep=self._sleep,
         )
         reply: Reply = await retrying(self._attempt)
@@ -112,7 +116,7 @@ class Attempts:
         if self._exchange.client_disconnected:
             raise Aborted("the request was aborted before it was tried again")
         if not self._others():
-            del self._tried[:-1]  # all have failed: any of them, but not the same one twice in a row
+            del self._tried[:-1]  # all have failed: try any again, but no worker twice in a row
             if not self._others():
                 self._tried.clear()
         return await self._ask(self._exchange, self._request, self._tried, self._failed)
@@ -137,7 +141,7 @@ class Attempts:
             return False
         error = _error(state)
         if isinstance(error, WorkerUnreachable | NoWorker):
-            return True  # no worker got it
+            return True  # no worker got the request
         passing = _reply(state).status in TEMPORARY if error is None else isinstance(error, WorkerBroke)
         return passing and changes_nothing(self._request)
 

@@ -1,4 +1,4 @@
-"""The beginning of an answer: until a part of it is passed on, the request can be retried.
+"""The beginning of an answer. Until a part of the answer is passed on, the request can be retried.
 
 An engine sends the head of a stream while the request may still be queued, so a stream begins with its first piece. An
 answer with a length is read to its end, unless it is large.
@@ -12,7 +12,7 @@ from router_core.reply import BodySource, Reply
 
 __all__ = ["begun"]
 
-#: An answer up to this length is passed on when all of it is there; a larger one piece by piece.
+#: An answer up to this length is passed on when it is complete; a larger answer piece by piece.
 _AWAITED_BYTES = 1 << 20
 
 

@@ -44,9 +44,9 @@ class Breaker:
         closed ── failures in a row ──▶ open ── wait_over() ──▶ half-open ── successes in a row ──▶ closed
                                           ◀────── a failure ────────┘
 
-    A half-open breaker lets one attempt through at a time, the probe. It counts no other attempt, which may have begun
-    earlier. An attempt is any object, compared by identity. Changed only by functions without ``await``: one event
-    loop needs no lock. The owner calls :meth:`wait_over`.
+    A half-open breaker lets one attempt through at a time, the probe. It counts only the probe: other attempts may have
+    begun earlier. An attempt is any object, compared by identity. Changed only by functions without ``await``: one
+    event loop needs no lock. The owner calls :meth:`wait_over`.
     """
 
     __slots__ = ("_failures", "_now", "_probe", "_successes", "_thresholds", "state")

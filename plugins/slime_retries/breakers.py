@@ -89,12 +89,12 @@ class Breakers:
             self._pool.release(worker, _OWNER)
 
     def close(self) -> None:
-        """Drop all breakers, since the router stops."""
+        """Drop all breakers, since the router is shutting down."""
         for worker in [*self.troubled]:
             self.forget(worker)
 
     def codes(self) -> dict[str, int]:
-        """Return the state of each worker's breaker as the SGLang gateway's number."""
+        """Return the state of each worker's breaker, as the number that the SGLang gateway has for the state."""
         return {worker.url: self._code(worker) for worker in self._pool}
 
     def _code(self, worker: Worker) -> int:
@@ -148,11 +148,9 @@ class _End:
         """Ignore the bytes: only the end counts."""
 
     def close(self, complete: bool) -> None:
-        """Count the end. A reply that a plugin read whole counts as complete, and so does a status of 400 or more."""
-        reply, self._reply = (
-            self._reply,
-            None,
-        )  # a reference cycle would keep the body until garbage collection
+        """Count the end. A reply counts as complete if a plugin has read all of it, or its status is 400 or more."""
+        # The reference is dropped: a cycle would keep the body until garbage collection.
+        reply, self._reply = self._reply, None
         assert reply is not None  # narrowing: taps are closed once
         whole = complete or reply.body is not None or reply.status >= 400
         self._breakers.ended(self._worker, self._attempt, well=whole and reply.status < 500)

@@ -30,14 +30,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_plugin(options: argparse.Namespace) -> Retries:
-    """The plugin with the flags of the command line. Raises SettingsError."""
+    """Make the plugin from the flags of the command line. Raises SettingsError."""
     return Retries(Settings.from_options(options))
 
 
 class Retries:
     """Retries failed requests at other workers, and keeps requests from workers that go on failing."""
 
-    _breakers: Breakers  # from setup on
+    _breakers: Breakers  # set in setup
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

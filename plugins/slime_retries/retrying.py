@@ -1,4 +1,4 @@
-"""The layer that sends a request to a worker, and to others when that fails."""
+"""The layer that sends a request to a worker, and to other workers when the first one fails."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Retrying:
         but: Collection[Worker] = (),
         failed: Collection[Worker] = (),
     ) -> Reply:
-        """Make one attempt at a worker outside ``but``. Workers in ``failed`` had one before. Raises HTTPError."""
+        """Make one attempt at a worker outside ``but``. Workers in ``failed`` have failed before. Raises HTTPError."""
         inner, breakers = self._inner, self._breakers
         inner.choose(exchange, but)
         assert exchange.worker is not None  # narrowing: it was chosen
@@ -81,7 +81,7 @@ class Retrying:
             breakers.begin(worker, request)  # no await since the choice: one probe at a time
         try:
             if worker in failed and self._pending_aborts is not None:
-                # An abort of its earlier attempt may still be on the way.
+                # An abort of the worker's earlier attempt may still be on the way.
                 await self._pending_aborts.settled(worker, exchange)
             reply = await inner.send(exchange, request)
         except BaseException:

@@ -1,4 +1,4 @@
-"""The flags of retries and breakers, spelt as the SGLang gateway spells them, with its defaults."""
+"""The flags of retries and breakers, with the names and defaults of the SGLang gateway."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Settings", "add_retry_options"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``attempts`` includes the first, like the gateway's ``--retry-max-retries``. ``breaker`` None: no breakers."""
+    """Values of the flags. ``attempts`` counts the first attempt, too. ``breaker`` None: no circuit breakers."""
 
     attempts: int = flag(
         "--retry-max-retries", default=5, at_least=1, metavar="N",
