@@ -1,7 +1,8 @@
 """API keys, and the access level that each request needs.
 
-The access level of a forwarded request depends on the raw path, which is what a worker sees. The path is data plane
-only if its bytes match a path of the data plane. Any other, such as ``/%67enerate``, is control plane.
+The access level of a forwarded request depends on the raw path, which is what a worker sees. The path belongs to the
+data plane only if its bytes match a path of the data plane. Any other path, such as ``/%67enerate``, belongs to the
+control plane.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _READING = ("GET", "HEAD")
 #: No authentication scheme puts more words than this into one header.
 _MAX_WORDS = 64
 _SEPARATORS = re.compile(rb"[,;]")
-#: Headers in which clients of other servers put a key. The router accepts no key there, and removes its own.
+#: Headers in which clients of other servers put a key. The router accepts no key there, and removes its own keys.
 _OTHER_PLACES = frozenset((b"x-api-key", b"api-key", b"cookie", b"proxy-authorization"))
 #: Routes of the core that need no key, for orchestrators, and routes that any user may read.
 _PUBLIC_PATHS = frozenset(("/health", "/liveness", "/readiness"))
@@ -37,7 +38,7 @@ _DATA_PLANE = GENERATION_PATHS | frozenset(
         b"/tokenize", b"/detokenize", b"/encode", b"/classify", b"/rerank", b"/score", b"/model_info",
         b"/get_model_info", b"/health_generate", b"/parse_function_call", b"/separate_reasoning", b"/ping",
         b"/api/tags", b"/api/show", b"/api/version",
-        b"/retrieve_from_text", b"/retrieve_from_messages_template",  # without radix_cache, the answer names it
+        b"/retrieve_from_text", b"/retrieve_from_messages_template",  # without radix_cache, the error names it
     )
 )  # fmt: skip
 #: Paths of OpenAI's and Anthropic's APIs. Not all of /v1: vLLM loads adapters at /v1/load_lora_adapter.
@@ -90,8 +91,10 @@ class NamedKey:
 
 
 class Keys:
-    """The router's keys. Traffic needs a key only if there is a traffic key. The traffic key opens control too, unless
-    there is an admin key or a named key, or control is ``closed``: then a token opens it.
+    """The router's keys.
+
+    Traffic needs a key only if there is a traffic key. The traffic key authorizes control calls, too, unless there is
+    an admin key or a named key, or ``closed`` is set, since tokens authorize control calls.
     """
 
     def __init__(
@@ -114,11 +117,11 @@ class Keys:
             if key is not None:
                 self._known.append((key.encode("ascii"), Caller(level, name, "api_key")))
 
-    def shown(self, headers: Headers) -> tuple[Caller, Headers]:
+    def authenticate(self, headers: Headers) -> tuple[Caller, Headers]:
         """Return the caller that ``headers`` authenticate, and the headers without the router's keys.
 
-        Each key is compared with all of the router's, in constant time. It authenticates as ``Bearer`` only. It is
-        removed under any scheme, among other words, and from the headers in ``_OTHER_PLACES``.
+        Each word is compared with all of the router's keys, in constant time. A key authenticates only as ``Bearer``.
+        It is removed under any scheme, among other words, and from the headers in ``_OTHER_PLACES``.
         """
         caller = self._anybody
         rest = headers
@@ -129,7 +132,7 @@ class Keys:
             token = words[-1] if words else b""
             found = [known for key, known in self._known if hmac.compare_digest(token, key)]
             if found and len(words) == 2 and words[0].lower() == b"bearer":
-                caller = max(*found, caller, key=_level)  # of equals the first: it has a name
+                caller = max(*found, caller, key=_level)  # the first of equals, which has a name
             if found or ((len(words) != 2 or b"," in token) and self._among(pair[1])):
                 rest = [other for other in rest if other is not pair]
         return caller, [pair for pair in rest if pair[0] not in _OTHER_PLACES or not self._among(pair[1])]
@@ -157,7 +160,7 @@ class AuthDecision(NamedTuple):
 class Authenticator(Protocol):
     """Authenticates callers by tokens that another service has signed."""
 
-    def shown(self, headers: Headers) -> tuple[str | None, Headers]:
+    def take(self, headers: Headers) -> tuple[str | None, Headers]:
         """Return the token in ``headers``, valid or not, and the headers without any such token."""
         ...
 
@@ -170,7 +173,7 @@ class Guard:
     """Authenticates the caller of each request, and compares its level with the level that the request needs.
 
     ``own``: pattern and is-control flag of each path that the router answers itself, in the order of its routes.
-    ``tokens``: authenticates callers by tokens, beside the keys. ``public``: those of ``own`` that anybody may read.
+    ``tokens``: authenticates callers by tokens, beside the keys. ``public``: the paths that anybody may read.
     """
 
     def __init__(
@@ -188,10 +191,10 @@ class Guard:
     async def authorize(self, scope: Scope) -> AuthDecision:
         """Authorize the request of ``scope``, and remove the router's keys and tokens from its headers."""
         sent = scope["headers"]
-        caller, scope["headers"] = self._keys.shown(sent)
+        caller, scope["headers"] = self._keys.authenticate(sent)
         needed = self.needed(scope)
         if self._tokens is not None:
-            token, scope["headers"] = self._tokens.shown(scope["headers"])
+            token, scope["headers"] = self._tokens.take(scope["headers"])
             if token is not None and caller.level < needed:
                 try:
                     caller = max(await self._tokens.caller(token), caller, key=_level)
@@ -208,7 +211,9 @@ class Guard:
             return Level.TRAFFIC
         path: str = scope["path"]
         for pattern, is_control in self._own:
-            if pattern.fullmatch(path):  # with match, its $ would let a line break follow
+            if pattern.fullmatch(
+                path
+            ):  # match() would allow a line break at the end, because of the pattern's $
                 if path in self._public and scope["method"] in _READING:
                     return Level.OPEN
                 return _for_control(path, scope["method"]) if is_control else Level.TRAFFIC
@@ -216,7 +221,7 @@ class Guard:
 
 
 def _refusal(caller: Caller, needed: Level, sent: Headers) -> HTTPError:
-    """Return the error for ``caller``, whose request came with the headers ``sent``. It holds no part of a key."""
+    """Return the error for ``caller``, who sent the headers ``sent``. The error holds no part of a key."""
     if caller.name is not None:
         return Forbidden("this needs the router's admin key (--admin-api-key), or the role admin")
     wanted = f"the router's {'admin ' * (needed is Level.ADMIN)}key: Authorization: Bearer KEY"

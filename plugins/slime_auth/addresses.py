@@ -48,7 +48,7 @@ _WILD = {"*": "[^.]*", "?": "[^.]"}
 
 
 def _literal(host: str) -> Address | None:
-    """Parse an address, also in resolvers' other notations: 2852039166, 0xa9fea9fe, 169.254.43518. None: a name."""
+    """Parse an address, also in notations of resolvers (2852039166, 0xa9fea9fe, 169.254.43518); None for a name."""
     with suppress(ValueError):
         return ip_address(host)
     with suppress(OSError):
@@ -177,7 +177,7 @@ class _Pattern:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAddresses:
-    """The addresses that workers may have: those of ``patterns``, or all without patterns.
+    """The addresses that workers may have: those of ``patterns``, or without patterns all addresses.
 
     Only an explicit pattern allows a reserved address. ``own``: host and port at which the router itself listens.
     """
@@ -194,7 +194,7 @@ class WorkerAddresses:
         """Check ``url`` without resolving its name. Raises BadRequest when no worker may be there."""
         target = _Target.of(url)
         if self.patterns and not any(pattern.matches(target) for pattern in self.patterns):
-            raise BadRequest(f"worker {url} is none of those that --allow-worker names")
+            raise BadRequest(f"worker {url} is not among the workers that --allow-worker names")
         if not self._tolerates(target, target.address):
             raise _refusal(url, target.host, target)
         self._check_own(url, target.port, target.address)

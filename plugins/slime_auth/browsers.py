@@ -2,7 +2,7 @@
 
 A page of any site can send requests to 127.0.0.1 without reading the answers (an image, a form, ``fetch`` with
 ``no-cors``). Control calls of such a page are refused; its generations are not. The page can read the answers if the
-site's own name resolves to 127.0.0.1 (DNS rebinding). So a router on loopback refuses requests with such a ``Host``.
+site's own name resolves to 127.0.0.1 (DNS rebinding). So a router on loopback refuses a ``Host`` with another name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class UnsupportedMediaType(HTTPError):
 
 
 class Pages:
-    """Refuses control calls of other sites' web pages to a router without keys; on loopback, any foreign ``Host``.
+    """Refuses control calls of other sites' web pages, and on loopback any request with a foreign ``Host``.
+
+    For a router without keys.
 
     ``needed`` returns the level that a request needs. ``host``: the address that the router listens on. ``origins``:
     the sites that ``--cors-allowed-origins`` names; ``*``: all.
@@ -62,7 +64,7 @@ class Pages:
                 site = value
             elif name == b"content-type":
                 kind = value.partition(b";")[0].strip().lower()
-        if self._on_loopback and host not in self._seen and not self._is_here(host):
+        if self._on_loopback and host not in self._seen and not self._is_allowed_host(host):
             shown = host.decode("latin-1")
             return Forbidden(
                 f"Host: wanted localhost or an IP address, got {shown}: a router on loopback without keys refuses other"
@@ -83,8 +85,8 @@ class Pages:
             " these need application/json: check the path; with curl, add -H 'Content-Type: application/json'"
         )
 
-    def _is_here(self, value: bytes) -> bool:
-        """Return True for the ``Host`` of an allowed site, and for one that another site's DNS cannot provide."""
+    def _is_allowed_host(self, value: bytes) -> bool:
+        """Return True for the ``Host`` of an allowed site, and for a ``Host`` that no other site's DNS can provide."""
         host = value.decode("latin-1").lower()
         host = host.partition("]")[0][1:] if host.startswith("[") else host.partition(":")[0]
         is_here = host in self._hosts or host.endswith(".localhost") or _is_address(host)

@@ -47,7 +47,7 @@ class ControlPlane:
 
     @property
     def closed(self) -> bool:
-        """True when a named key or a provider closes control."""
+        """True when a named key or a provider restricts control calls."""
         return bool(self.keys) or self.provider is not None
 
     def tokens(self) -> Tokens | None:

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 #: Keys are fetched again after an hour, and stay valid for a day when the provider does not answer.
 _FRESH_S = 3600.0
 _USABLE_S = 86400.0
-#: Seconds between two fetches at least, since any caller can name an unknown key.
+#: Shortest time in seconds between two fetches, since any caller can name an unknown key.
 _PAUSE_S = 10.0
 _DEADLINE_S = 5.0
 _MAX_BYTES = 1 << 20
@@ -92,7 +92,7 @@ class SigningKeys:
                 self._keys = await _keys_of(self._provider)
         except (httpx.HTTPError, TimeoutError, ValueError) as error:
             reason = str(error) or type(error).__name__
-            logger.warning("%s does not tell its keys: %s", self._provider.issuer, reason)
+            logger.warning("the keys of %s cannot be fetched: %s", self._provider.issuer, reason)
         else:
             self._fetched_at = self._clock()
         finally:
@@ -101,7 +101,7 @@ class SigningKeys:
 
 async def _keys_of(provider: Provider) -> dict[str, Jwk]:
     """Fetch the provider's keys. Raises httpx.HTTPError and ValueError."""
-    # The system's CAs (or SSL_CERT_FILE's); those of --ca-cert-paths vouch for workers only.
+    # Trusts the system's CAs, or those in SSL_CERT_FILE; --ca-cert-paths is for workers only.
     async with httpx.AsyncClient(verify=ssl.create_default_context(), trust_env=False) as client:
         uri = provider.jwks_uri
         if uri is None:

@@ -1,4 +1,4 @@
-"""ASGI middleware that refuses a request before anything of its body is read."""
+"""ASGI middleware that refuses a request before any part of its body is read."""
 
 from __future__ import annotations
 

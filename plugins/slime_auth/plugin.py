@@ -33,8 +33,8 @@ def make_plugin(options: argparse.Namespace) -> Auth:
 class Auth:
     """Authorizes requests, and checks the addresses of workers (component ``"worker_addresses"``).
 
-    The component ``"public_paths"`` is a set. A plugin adds the paths of its routes to it that show nothing secret:
-    anybody may GET these.
+    The component ``"public_paths"`` is a set of paths that anybody may GET. A plugin adds the paths of its routes that
+    show nothing secret.
     """
 
     def __init__(self, settings: Settings) -> None:

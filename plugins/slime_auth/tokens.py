@@ -50,7 +50,7 @@ class Tokens:
         self._roles = roles
         self._keys = keys or SigningKeys(provider)
 
-    def shown(self, headers: Headers) -> tuple[str | None, Headers]:
+    def take(self, headers: Headers) -> tuple[str | None, Headers]:
         """Return the token in ``headers`` that names the provider, valid or not, and headers without such tokens."""
         token = None
         rest = headers
@@ -114,7 +114,7 @@ class Tokens:
             raise _invalid_token("its signature is wrong, or its key cannot be used") from None
 
     def _level(self, claims: Mapping[str, Any]) -> Level:
-        """Return the highest level of the token's roles; without a known role, that of a user."""
+        """Return the highest level of the token's roles; without a known role, the level of a user."""
         told: Any = next((claims[claim] for claim in _ROLE_CLAIMS if claim in claims), None)
         roles = [role for role in (told if isinstance(told, list) else [told]) if isinstance(role, str)]
         if self._roles:

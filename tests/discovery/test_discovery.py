@@ -377,7 +377,7 @@ async def test_a_pod_at_an_address_that_no_worker_may_have_is_none(
             found.pod(3)
             await until(lambda: found.states() == {3: "joining"})
     assert caplog.text.count("pod default/p-2 is no worker") == 1
-    assert f"{found.url(2)} is none of those that --allow-worker names" in caplog.text
+    assert f"{found.url(2)} is not among the workers that --allow-worker names" in caplog.text
 
 
 async def test_a_pod_that_claims_where_clouds_keep_credentials_is_none(

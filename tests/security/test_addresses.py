@@ -193,7 +193,7 @@ def test_patterns_come_from_the_environment(
 ) -> None:
     monkeypatch.setenv("SLIME_ROUTER_ALLOW_WORKER", "[engine-*, 10.0.0.0/8]")
     assert main(["--worker-urls", "http://engine-1", "http://11.0.0.1"]) == 2
-    assert "worker http://11.0.0.1 is none of those" in capsys.readouterr().err
+    assert "worker http://11.0.0.1 is not among the workers" in capsys.readouterr().err
 
 
 @pytest.mark.anyio

@@ -408,7 +408,7 @@ def test_both_keys_are_compared_whichever_it_is(monkeypatch: pytest.MonkeyPatch)
     keys = Keys(Secret(TRAFFIC), Secret(ADMIN))
     for shown, level in ((TRAFFIC, Level.TRAFFIC), (ADMIN, Level.ADMIN), ("wrong", Level.OPEN)):
         compared.clear()
-        assert keys.shown([(b"authorization", b"Bearer " + shown.encode())])[0].level is level
+        assert keys.authenticate([(b"authorization", b"Bearer " + shown.encode())])[0].level is level
         assert compared == [TRAFFIC.encode(), ADMIN.encode()]
 
 

@@ -103,13 +103,13 @@ def test_every_named_key_is_compared_whichever_it_is(monkeypatch: pytest.MonkeyP
     keys = Keys(Secret(TRAFFIC), Secret(ADMIN), named)
     for shown in (OPS, BOB, TRAFFIC, ADMIN, "wrong"):
         compared.clear()
-        keys.shown([(b"authorization", b"Bearer " + shown.encode())])
+        keys.authenticate([(b"authorization", b"Bearer " + shown.encode())])
         assert compared == [key.encode() for key in (OPS, BOB, TRAFFIC, ADMIN)]
 
 
 def test_of_several_keys_the_one_that_opens_most_counts() -> None:
     keys = Keys(Secret("same"), None, [NamedKey.parse("a:A:user:same"), NamedKey.parse("b:B:admin:same")])
-    assert keys.shown([(b"authorization", b"Bearer same")])[0] == Caller(Level.ADMIN, "b", "api_key")
+    assert keys.authenticate([(b"authorization", b"Bearer same")])[0] == Caller(Level.ADMIN, "b", "api_key")
 
 
 @pytest.mark.parametrize(

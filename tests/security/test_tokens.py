@@ -307,7 +307,7 @@ async def test_keys_hold_for_a_day_while_the_provider_is_away(
         assert await keys.find("one") is not None
     assert (
         caplog.messages
-        == [f"{provider.url} does not tell its keys: {provider.url}/keys answers with 503"] * 23
+        == [f"the keys of {provider.url} cannot be fetched: {provider.url}/keys answers with 503"] * 23
     )
     now_s += 3600.1
     with pytest.raises(KeysUnavailable):
@@ -355,7 +355,7 @@ async def test_without_its_keys_nobody_gets_in_and_it_is_nobodys_fault(
         assert reply.json()["error"]["code"] == "IDENTITY_PROVIDER_UNAVAILABLE"
         assert int(reply.headers["retry-after"]) >= _PAUSE_S
         assert provider.url not in reply.text
-    assert f"{provider.url} does not tell its keys: " in caplog.text
+    assert f"the keys of {provider.url} cannot be fetched: " in caplog.text
 
 
 @pytest.mark.parametrize(
