@@ -9,18 +9,18 @@ from router_core import Worker
 from router_core.weights import WeightVersions
 from slime_health.judge import AS_STARTED, fit
 
-__all__ = ["agreed", "is_torn", "newer_than_the_fleet", "others_serve", "stands_in"]
+__all__ = ["agreed", "missed_control_call", "newer_than_the_fleet", "others_serve", "stands_in"]
 
 
-def is_torn(worker: Worker) -> bool:
+def missed_control_call(worker: Worker) -> bool:
     """Return True while ``worker`` has missed a control call: then the version that it reports proves nothing."""
     return "control" in worker.holds
 
 
 def agreed(workers: Iterable[Worker]) -> str | None:
-    """Return the one version that the workers name; None when they name several, or none.
+    """Return the version that all workers name; None when they name several versions, or no version.
 
-    Only ready workers count. If none is ready, stale ones count, except those whose weights were never updated.
+    Only ready workers count. If no worker is ready, stale workers count, except those with never updated weights.
     """
     there = list(workers)
     named = {_named(worker) for worker in there if worker.state == "ready"}
@@ -30,7 +30,10 @@ def agreed(workers: Iterable[Worker]) -> str | None:
 
 
 def newer_than_the_fleet(workers: Iterable[Worker], weights: WeightVersions) -> str | None:
-    """Return the newest version ahead of the fleet's that is reported by half of the ready workers that report any."""
+    """Return the newest version ahead of the fleet's that at least half of the ready workers report.
+
+    Workers that report no version do not count.
+    """
     named = Counter(_named(worker) for worker in workers if worker.state == "ready")
     del named[None]
     many = [
@@ -66,4 +69,4 @@ def _serving_beside(workers: Iterable[Worker], worker: Worker) -> Iterable[Worke
 
 
 def _named(worker: Worker) -> str | None:
-    return None if is_torn(worker) else worker.said_version
+    return None if missed_control_call(worker) else worker.said_version

@@ -1,4 +1,4 @@
-"""The weight version that an answer names, found in its bytes: nothing is parsed, buffered or changed."""
+"""The weight version that an answer names, found in its bytes: nothing is parsed or changed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _LARGE = 1 << 13
 
 
 def named_in(piece: bytes, expected: bytes) -> str | None:
-    """The last version that ``piece`` of an answer names, unless it is the ``expected`` one.
+    """Return the last version that ``piece`` of an answer names; None for the ``expected`` version, or no version.
 
-    O(bytes), 0.1 to 0.3 us for each 1,000.
+    O(bytes), 0.1 to 0.3 us for each 1,000 bytes.
     """
     return _version_at(piece, _found_in(piece), expected)
 
@@ -63,7 +63,7 @@ def _found_in(piece: bytes) -> int:
 
 
 def _version_at(piece: bytes, place: int, expected: bytes) -> str | None:
-    """Return the version at ``place``; None if it is the ``expected`` one, or ``place`` is negative."""
+    """Return the version at ``place``; None if it is the ``expected`` version, or ``place`` is negative."""
     if place < 0 or piece.startswith(expected, place):
         return None
     found = _VALUE.match(piece, place)

@@ -11,12 +11,12 @@ from typing import Literal
 from router_core import HTTPError
 from router_core.errors import WorkerBroke, WorkerUnreachable
 
-__all__ = ["AS_STARTED", "Fit", "Judge", "Unwell", "Weight", "fit", "weight"]
+__all__ = ["AS_STARTED", "Fit", "Judge", "Severity", "Unwell", "fit", "severity"]
 
-#: Weight of a failure. ``firm``: the connection was refused, or a probe got an error status; only a good probe clears
+#: Severity of a failure. ``firm``: the connection was refused, or a probe got an error status; only a good probe clears
 #: it. ``soft``: the answer broke; any later answer clears it. ``silent``: no answer came; not counted if the worker
 #: answered other traffic meanwhile. ``none``: not the worker's fault.
-Weight = Literal["firm", "soft", "silent", "none"]
+Severity = Literal["firm", "soft", "silent", "none"]
 
 #: ``ahead``: an update is under way, and has come to this worker before it was announced.
 Fit = Literal["same", "ahead", "other"]
@@ -31,8 +31,8 @@ class Unwell(HTTPError):
     """An error status in a worker's answer to a probe."""
 
 
-def weight(error: HTTPError) -> Weight:
-    """Return the weight of ``error``, of a request or a probe, as evidence against the worker."""
+def severity(error: HTTPError) -> Severity:
+    """Return the severity of ``error``, the failure of a request or a probe, as evidence against the worker."""
     if isinstance(error, Unwell):
         return "firm"
     if isinstance(error, WorkerBroke):
@@ -65,10 +65,11 @@ def _is_number(version: str) -> bool:
 class Judge:
     """Counts failures and good probes in a row. The worker is trusted at first.
 
-    ``verified``: its weights were checked since the last failure; until then its process may be another one.
-    ``may_be_another``: it has failed and not named a version since; another server may have its address, so the next
-    version is no sign of an update. ``vouched_at``: the number of the fleet's moves when its registration or a move
-    last vouched for its weights; None when it has named another version since.
+    ``verified``: its weights were checked since the last failure; until then it may be another process than before.
+    ``may_be_another``: it has failed and not named a version since. Another server may have its address, so the next
+    version is no sign of an update.
+    ``vouched_at``: the number of the fleet's moves when the worker's registration, or a move, last vouched for its
+    weights; None when the worker has named another version since.
     """
 
     failure_threshold: int
@@ -99,8 +100,11 @@ class Judge:
         """True when enough probes in a row were good for the worker to be used again."""
         return self.successes >= self.success_threshold
 
-    def failed(self, proof: Weight, *, began: float, now: float, heard: float) -> bool:
-        """Count a failure of an attempt begun at ``began``. ``heard``: time of the last traffic. True: quarantine."""
+    def failed(self, proof: Severity, *, began: float, now: float, heard: float) -> bool:
+        """Count a failure of an attempt begun at ``began``. Returns True when the worker must be quarantined.
+
+        ``heard``: the time of the worker's last traffic.
+        """
         if proof == "none" or (proof == "silent" and heard >= began):
             return False
         if heard > self._failed_at:

@@ -16,7 +16,7 @@ from router_core import Exchange, HTTPError, WeightUpdate, Worker, hookimpl
 from router_core.errors import WorkerTimeout
 from router_core.router import Router
 from router_core.workers import WorkerChange
-from slime_health.judge import Judge, Unwell, weight
+from slime_health.judge import Judge, Unwell, severity
 from slime_health.probe import Probe
 from slime_health.settings import Settings, add_options
 from slime_health.versions import Versions
@@ -34,7 +34,7 @@ _APART_S = 0.005
 
 
 def make_plugin(options: argparse.Namespace) -> Health:
-    """The plugin with the flags of the command line. Raises SettingsError."""
+    """Make the plugin from the flags of the command line. Raises SettingsError."""
     return Health(Settings.from_options(options))
 
 
@@ -87,8 +87,7 @@ class Health:
         if watch is None or router is None or error is None:
             return
         watch.woken.set()
-        # A deadline may be missed because of a long generation or a pause. Only probes show whether the worker
-        # lives.
+        # A deadline may be missed because of a long generation or a pause. Only probes show if the worker is well.
         if not isinstance(error, WorkerTimeout):
             now = asyncio.get_running_loop().time()
             self._failed(router, watch, error, began=now - router.settings.connect_timeout_s, now=now)
@@ -106,7 +105,7 @@ class Health:
 
     @hookimpl
     async def on_weight_update(self, update: WeightUpdate) -> None:
-        """Look at all workers soon: some may come back. Later restarts show only if the version before is known."""
+        """Look at all workers soon: some may come back. A restart can be seen only if the version before is known."""
         if self._router is not None:
             self._versions.moved(self._router, update)
         for watch in self._watches.values():
@@ -122,17 +121,17 @@ class Health:
         interval_s = self.settings.interval_s
         try:
             with watch.scope:
-                await self._rest(watch, random.uniform(0, interval_s))  # workers are not probed in step
+                await self._wait(watch, random.uniform(0, interval_s))  # probes are spread
                 while True:
                     watch.woken = anyio.Event()
                     if watch.worker.state in JUDGED:
                         await anyio.sleep(self._turn_s())
                         await self._look(router, watch)
-                    await self._rest(watch, interval_s * random.uniform(0.9, 1.1))
+                    await self._wait(watch, interval_s * random.uniform(0.9, 1.1))
         finally:
             del self._watches[watch.worker]
 
-    async def _rest(self, watch: Watch, interval_s: float) -> None:
+    async def _wait(self, watch: Watch, interval_s: float) -> None:
         """Wait until the next look is due: soon when there is news or a verdict is near."""
         if not watch.judge.undecided:
             with anyio.move_on_after(interval_s):
@@ -167,7 +166,7 @@ class Health:
         await self._versions.heard(watch, said, is_probed=True)
 
     def _excused(self, error: HTTPError, began: float) -> bool:
-        """Return True when a pause or a control call may be why a probe begun at ``began`` failed."""
+        """Return True when a pause or a control call may have made a probe fail that began at ``began``."""
         return isinstance(error, WorkerTimeout | Unwell) and self._versions.in_quiet_period(began)
 
     # Verdicts.
@@ -177,7 +176,7 @@ class Health:
         if worker.state not in JUDGED:
             return
         logger.debug("worker %s: %s", worker.url, error)
-        if judge.failed(weight(error), began=began, now=now, heard=router.proxy.heard(worker)):
+        if judge.failed(severity(error), began=began, now=now, heard=router.proxy.heard(worker)):
             if worker.state != "quarantined":
                 logger.warning(
                     "worker %s gets no new requests after %d failures in a row, the last: %s",

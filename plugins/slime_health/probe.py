@@ -19,8 +19,10 @@ _MAX_INFO_BYTES = 1 << 20
 
 
 class Probe:
-    """One look, on connections apart from those of traffic. If the worker keeps the first connection open, all requests
-    use it, and so reach one process. All connections are closed at the end. ``timeout_s``: the deadline of each answer.
+    """One look, on connections of its own.
+
+    If the worker keeps the first connection open, all requests use it, and so reach one process. All connections are
+    closed at the end. ``timeout_s``: the deadline of each answer.
     """
 
     def __init__(self, router: Router, worker: Worker, timeout_s: float) -> None:

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 #: Sources of news, as in ``WeightUpdate.source``.
 PROBES, ANSWERS = "the workers", "the workers' answers"
-#: Shortest time between two questions to a worker, when the first one brought no news.
+#: Shortest time in seconds between two questions to a worker, when the first question brought no news.
 _AGAIN_S = 0.25
 
 #: Called with a worker's watch, the version that it reports, and the source of the question; returns True for news.
@@ -29,7 +29,7 @@ Heard = Callable[[Watch, str | None, str], Awaitable[bool]]
 
 
 class Questions:
-    """Asks workers which weights they have, when there is reason to.
+    """Asks workers which weights they have, when there is a reason to ask.
 
     The version in an answer to a client may be old, so it is only a reason to ask the worker. At most one
     question to a worker is under way. ``turn_s`` returns the seconds to wait before the next question to any worker.

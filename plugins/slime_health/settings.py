@@ -17,9 +17,9 @@ Readmit = Literal["matching", "any"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Times in seconds. A flag's second name is slime's. ``lag_s``: the time that a worker may keep old weights while
-    others get newer ones.
+    """Times in seconds. A flag's second name is slime's.
 
+    ``lag_s``: the time that a worker may keep old weights while other workers get newer weights.
     The timeout is long because SGLang's ``/health`` generates a token: at least a second, and up to twenty under load.
     """
 

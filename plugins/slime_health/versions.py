@@ -13,7 +13,7 @@ import anyio
 
 from router_core import HTTPError, WeightUpdate, Worker
 from router_core.router import Router
-from slime_health.agreement import agreed, is_torn, newer_than_the_fleet, others_serve, stands_in
+from slime_health.agreement import agreed, missed_control_call, newer_than_the_fleet, others_serve, stands_in
 from slime_health.judge import AS_STARTED, Fit, fit
 from slime_health.questions import PROBES, Questions
 from slime_health.settings import Settings
@@ -70,13 +70,16 @@ class Versions:
         return await self.heard(watch, said, source=source, is_probed=False)
 
     async def heard(self, watch: Watch, said: str | None, *, source: str = PROBES, is_probed: bool) -> bool:
-        """Judge the version that a worker has just reported. ``is_probed``: it is healthy too. True: it was news."""
+        """Judge the version that a worker has just reported. Returns True if the version was news.
+
+        ``is_probed``: a probe has shown that the worker is healthy.
+        """
         router = self._router
         if router is None or watch.worker not in router.pool:
             return False
         worker = watch.worker
         is_news = self._note(router, watch, said)
-        self._weigh(router, watch, is_news=is_news, is_probed=is_probed)
+        self._decide(router, watch, is_news=is_news, is_probed=is_probed)
         if is_news and worker.said_version is not None:
             self._ask_others(worker, source)
         if self._is_under_way:
@@ -88,16 +91,18 @@ class Versions:
         worker, judge, weights = watch.worker, watch.judge, router.weights
         before = worker.said_version
         if not judge.verified:
-            watch.claim = None  # its process may be another one
+            watch.claim = None  # the worker may be another process now
         if said is None and watch.claim is not None:
             # The worker names its version only in answers. These come in any order, so an older version is ignored.
             is_late = before is not None and fit(watch.claim, before, weights.past) == "other"
             said = before if is_late else watch.claim
         is_news = before is not None and said != before
-        if not is_torn(worker) and (is_news or not judge.verified or worker.weight_version is None):
+        if not missed_control_call(worker) and (
+            is_news or not judge.verified or worker.weight_version is None
+        ):
             router.pool.set_version(worker, said)
             if said is not None and weights.current is None:
-                weights.move(said, worker.url)  # learnt, not changed: no hook
+                weights.move(said, worker.url)  # learnt, not changed: no hook is called
         worker.said_version = said
         self._is_named |= said == weights.current
         if is_news:
@@ -114,7 +119,7 @@ class Versions:
         return is_news
 
     def _ask_others(self, worker: Worker, source: str) -> None:
-        """Ask the workers with another version than ``worker``: they may have got the update too."""
+        """Ask the workers with another version than ``worker``: they may have got the update, too."""
         for watch in self._watches.values():
             if watch.worker.said_version != worker.said_version:
                 self.questions.ask(watch, source)
@@ -146,12 +151,15 @@ class Versions:
         await self.settle(source)
 
     def _moved_to(self, router: Router) -> str | None:
-        """Return the version to which the workers have moved; None when the fleet is to stay at its own."""
+        """Return the version to which the workers have moved; None when the fleet keeps its version."""
         weights, pool = router.weights, router.pool
         current = weights.current
         if current is None or router.weights.differ():
             return None
-        if any(each.said_version == current and each.state == "ready" and not is_torn(each) for each in pool):
+        if any(
+            each.said_version == current and each.state == "ready" and not missed_control_call(each)
+            for each in pool
+        ):
             return None
         version = agreed(pool)
         fits = fit(version, current, weights.past)
@@ -162,7 +170,7 @@ class Versions:
         return version
 
     def _have_moved_since(self, version: str | None) -> bool:
-        """Return True when workers moved back to ``version``; False when those with the fleet's version merely left.
+        """Return True when workers moved back to ``version``; False when workers with the fleet's version only left.
 
         They moved if a worker changed to ``version`` after the last worker with the fleet's version left, or if workers
         named the fleet's version and no worker does now. A version that no worker ever named was only announced.
@@ -206,7 +214,7 @@ class Versions:
             return "same"
         return fit(said, router.weights.current, router.weights.past)
 
-    def _weigh(self, router: Router, watch: Watch, *, is_news: bool, is_probed: bool) -> None:
+    def _decide(self, router: Router, watch: Watch, *, is_news: bool, is_probed: bool) -> None:
         """Decide whether a worker that has said its weights may be used."""
         worker, judge = watch.worker, watch.judge
         fits = self._fit(router, worker.said_version)
@@ -218,7 +226,7 @@ class Versions:
                 if is_probed:
                     judge.trust()
         elif worker.state in JUDGED and (judge.returns or (worker.state == "stale" and not judge.failures)):
-            if is_torn(worker):
+            if missed_control_call(worker):
                 if judge.returns:
                     router.pool.release(worker, "health")
             elif fits == "same":
@@ -230,21 +238,22 @@ class Versions:
                 router.pool.release(worker, "health")
 
     def _is_behind(self, router: Router, watch: Watch, *, is_news: bool) -> bool:
-        """Return True when a worker in use is to be set aside, because it has not the fleet's version.
+        """Return True when a worker in use, without the fleet's version, must be set aside.
 
-        A worker that names no version or a fresh engine's, as news or after a failure, has restarted. Any other stays
-        if it names no version, if no worker can replace it, or if the last move vouched for it and it has not failed.
+        It has restarted if it names no version, or a fresh engine's version, as news or after a failure. Any other
+        worker stays in use in three cases: it names no version; no worker can replace it; the last move vouched for
+        it, and it has not failed since.
         """
         judge, said = watch.judge, watch.worker.said_version
-        may_be_anew = is_news or not judge.verified
-        if said in (None, AS_STARTED) and may_be_anew:
+        may_have_restarted = is_news or not judge.verified
+        if said in (None, AS_STARTED) and may_have_restarted:
             return True
-        if said is None or (judge.vouched_at == self.moves and not may_be_anew):
+        if said is None or (judge.vouched_at == self.moves and not may_have_restarted):
             return False
         return stands_in(router.pool, watch.worker, router.weights)
 
     def _set_laggards_aside(self, router: Router) -> None:
-        """Hold workers with old weights when half of the workers are ahead, and none has changed for ``lag_s``."""
+        """Hold workers with old weights when half of the workers are ahead, and no worker changed for ``lag_s``."""
         if anyio.current_time() < self._changed_at + self._settings.lag_s or self._settings.readmit == "any":
             return
         newest = newer_than_the_fleet(router.pool, router.weights)

@@ -6,7 +6,7 @@ import anyio
 
 from router_core import Worker
 from router_core.router import Router
-from slime_health.agreement import is_torn
+from slime_health.agreement import missed_control_call
 from slime_health.judge import Judge
 
 __all__ = ["JUDGED", "Watch", "standing"]
@@ -19,8 +19,9 @@ class Watch:
     """State of the health check of one worker.
 
     ``woken``: there is news, so the next look is due soon. ``doubted``: the source of a hint that the worker has
-    another version, until a question is sent. ``is_asked``: a task sends it. ``claim``: the version in its last answer,
-    if that was news. ``changed_at``: when the reported version last changed without a failure in between.
+    another version, until a question is sent. ``is_asked``: a task sends that question. ``claim``: the version in the
+    worker's last answer, if it was news. ``changed_at``: when the reported version last changed without a failure in
+    between.
     """
 
     __slots__ = (
@@ -56,5 +57,5 @@ class Watch:
 
 
 def standing(router: Router, worker: Worker) -> tuple[object, ...]:
-    """Return the state of ``worker``. When it changes, an answer about the worker is obsolete."""
-    return worker.state, is_torn(worker), worker.weight_version, router.weights.current
+    """Return the state of ``worker``. When this state changes, earlier answers about the worker are obsolete."""
+    return worker.state, missed_control_call(worker), worker.weight_version, router.weights.current

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from router_core import HTTPError
 from router_core.errors import WorkerBroke, WorkerTimeout, WorkerUnreachable
-from slime_health.judge import Judge, Unwell, Weight, fit, weight
+from slime_health.judge import Judge, Severity, Unwell, fit, severity
 
 NEVER = -math.inf
 
@@ -39,8 +39,8 @@ def unreachable(cause: OSError | None, status: int = 502) -> WorkerUnreachable:
         (unreachable(OSError(errno.EADDRNOTAVAIL, "no port left")), "none"),
     ],
 )
-def test_weight_of_each_error(error: HTTPError, proves: Weight) -> None:
-    assert weight(error) == proves
+def test_severity_of_each_error(error: HTTPError, proves: Severity) -> None:
+    assert severity(error) == proves
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_how_a_version_stands_to_the_fleets(
     assert fit(said, fleet, seen) == fits
 
 
-def failed(judge: Judge, proof: Weight, now: float, *, began: float = 0, heard: float = NEVER) -> bool:
+def failed(judge: Judge, proof: Severity, now: float, *, began: float = 0, heard: float = NEVER) -> bool:
     return judge.failed(proof, began=began, now=now, heard=heard)
 
 
@@ -161,7 +161,7 @@ def test_the_verdict_is_that_of_the_whole_story(story: list[tuple[str, float, fl
         elif what == "heard":
             heard = now
         else:
-            verdict = judge.failed(cast(Weight, what), began=now - lasted, now=now, heard=heard)
+            verdict = judge.failed(cast(Severity, what), began=now - lasted, now=now, heard=heard)
             counts = what in ("firm", "soft") or (what == "silent" and heard < now - lasted)
             if counts:
                 weak = [each for each in weak if each > heard]
