@@ -1,4 +1,4 @@
-"""Sessions that ``POST /sessions`` made, and those that were deleted."""
+"""Sessions that ``POST /sessions`` created, and sessions that were deleted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CreatedSessions:
         self._deleted: OrderedDict[str, None] = OrderedDict()
 
     def create(self, name: str | None = None) -> str:
-        """Open the session ``name``, or one with a name of 128 random bits. Returns the name."""
+        """Open the session ``name``, or a session with a name of 128 random bits. Returns the name."""
         name = name or secrets.token_hex(16)
         self._deleted.pop(name, None)
         self._add(self._open, name)

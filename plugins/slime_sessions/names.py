@@ -19,7 +19,7 @@ PREFIX = "/sessions/"
 _BELOW = re.compile(rb"/sessions/(?P<id>.*?)(?P<rest>/v1(?:/.*)?|/generate)", re.DOTALL)
 _ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-#: Keys that programs write where a client library insists on a key. Many clients share them: they name no session.
+#: Keys that programs write where a client library insists on a key. Many clients share such a key: it names no session.
 _PLACEHOLDERS = frozenset(
     (
         "api-key", "api_key", "default", "dummy", "empty", "fake", "key", "local", "no-key", "none", "not-needed",

@@ -24,7 +24,7 @@ __all__ = ["Sessions", "add_options", "make_plugin"]
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--session-from-user", action="store_true",
-        help='take "user" of the body as the name of the session, in requests that name none otherwise',
+        help='take "user" of the body as the name of the session, in requests that name no session otherwise',
     )  # fmt: skip
     parser.add_argument(
         "--session-from-api-key",
@@ -40,7 +40,7 @@ def make_plugin(options: argparse.Namespace) -> Sessions:
 
 
 class Sessions:
-    """Names sessions, and remembers those that ``POST /sessions`` created."""
+    """Names sessions, and remembers the sessions that ``POST /sessions`` created."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -77,8 +77,8 @@ class Sessions:
             self._take_key(exchange)
 
     def _take_key(self, exchange: Exchange) -> None:
-        """Remove ``Authorization``, which holds the session's name. So the worker gets its own key instead."""
+        """Remove ``Authorization``, which holds the session's name. Then the worker's own key is sent instead."""
         request = exchange.request
         session = exchange.session  # read before the key is removed; the exchange keeps it
-        assert session is not None  # the key is a name
+        assert session is not None  # narrowing: the key names a session
         request.headers = [pair for pair in request.headers if pair[0] != b"authorization"]

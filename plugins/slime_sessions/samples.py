@@ -38,10 +38,11 @@ class InexactSession(HTTPError):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample. ``loss_mask`` and ``logprobs`` are those of the last ``len(loss_mask)`` of ``tokens``: the response.
+    """One sample. ``loss_mask`` and ``logprobs`` belong to the response, the last ``len(loss_mask)`` of ``tokens``.
 
-    ``status``: completed, truncated or aborted. ``weight_versions``: of each run of sampled tokens, in order.
-    ``found``: by field of ``meta_info``, rows ``[len(tokens) - 1, layers, top_k]`` or why they are not known.
+    ``status``: completed, truncated or aborted. ``weight_versions``: the version of each run of sampled tokens, in
+    order. ``found``: by field of ``meta_info``, the rows ``[len(tokens) - 1, layers, top_k]``, or the reason why they
+    are not known.
     """
 
     tokens: npt.NDArray[np.int64]
@@ -73,7 +74,7 @@ class _Path:
 def samples_of(
     source: SessionTurns, session: str, turns: Sequence[Turn], max_seq_len: int | None, *, retries: bool
 ) -> list[Sample]:
-    """Return the samples of the committed ``turns`` of ``session``, those with most turns first. O(their tokens).
+    """Return the samples of the committed ``turns`` of ``session``, most turns first. O(their tokens).
 
     A sample without tokens to train on is left out. Raises InexactSession.
     """
@@ -100,7 +101,7 @@ def _kept(context: TurnContext, turns: Mapping[int, Turn], max_seq_len: int | No
     """Return the number of tokens of ``context`` in the sample, and the sample's status.
 
     A turn that was not completed is the last turn, unless the client itself kept only a part of it. A turn that exceeds
-    ``max_seq_len`` is cut there, and later turns are left out.
+    ``max_seq_len`` is cut at that length, and later turns are left out.
     """
     end, status = 0, COMPLETED
     for number, start, stop, is_whole in context.spans:

@@ -1,7 +1,7 @@
 """Further fields that name a session, for requests without a session header and without ``session_id``.
 
-Two rollouts with one name are one session: a token that one sampled counts as sampled by the other. So a field that is
-often the same for all clients, ``user`` or a key, names a session only with its flag.
+Two rollouts with one name are one session: a token that one rollout sampled counts as sampled by the other. So a field
+that is often the same for all clients, ``user`` or a key, names a session only if its flag is set.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def from_user(request: Request) -> str | None:
 class ApiKeySessions:
     """Names a session by the key in ``Authorization: Bearer KEY``.
 
-    The router's own keys are removed before. A worker's key, a JSON Web Token and a placeholder are no names.
+    The plugin auth has removed the router's own keys. A worker's key, a JSON Web Token and a placeholder are no names.
     """
 
     def __init__(self, router: Router) -> None:

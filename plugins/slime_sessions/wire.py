@@ -1,8 +1,8 @@
 """Samples as miles' client reads them: one safetensors file.
 
 Format: miles/rollout/session/samples/codec.py at 31f1ca961. For sample ``i`` there are the tensors ``tokens.i``
-(int64), ``loss_mask.i`` (uint8) and ``rollout_log_probs.i`` (float64, of the response). If they are exact,
-there are also ``rollout_routed_experts.i`` and ``rollout_indexer_topk.i`` (int32, ``[tokens - 1, layers, top_k]``). All
+(int64), ``loss_mask.i`` (uint8) and ``rollout_log_probs.i`` (float64, of the response). Where the rows are known, there
+are also ``rollout_routed_experts.i`` and ``rollout_indexer_topk.i`` (int32, ``[tokens - 1, layers, top_k]``). All
 else is JSON, the bytes of the uint8 tensor ``_samples_meta``: ``{"samples": [{field: value, "nulls": [field]}],
 "session_metadata", "empty_reason"}``.
 """
