@@ -1,4 +1,4 @@
-"""The module from which verl imports these two. It launches no server."""
+"""The module from which verl imports two names of the gateway. It launches no server."""
 
 from sglang_router.launch_router import RouterArgs, launch_router
 

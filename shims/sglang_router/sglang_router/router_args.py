@@ -141,7 +141,7 @@ class RouterArgs:
         parser: argparse.ArgumentParser, use_router_prefix: bool = False, exclude_host_port: bool = False
     ) -> None:
         """Add the gateway's flags to ``parser``, as ``--router-...`` if wanted."""
-        told = "flags of slime-router, described in its docs/operations.md"
+        told = "the gateway's flags for slime-router, whose docs/plugins/sglang.md says what differs"
         group = parser.add_argument_group("SGLang router", told)
         plain = RouterArgs()
         for each in fields(RouterArgs):
@@ -154,12 +154,12 @@ class RouterArgs:
             elif each.metadata:
                 group.add_argument(flag, default=default, **each.metadata)
             else:
-                kind = (get_args(each.type) or (each.type,))[0]  # int, and of "int | None" too
+                kind = (get_args(each.type) or (each.type,))[0]  # int, also for "int | None"
                 group.add_argument(flag, default=default, type=kind)
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace, use_router_prefix: bool = False) -> Self:
-        """Make arguments from the result of a parser with these flags. Other options in ``args`` are ignored."""
+        """Make arguments from ``args``, the result of a parser with these flags. Its other options are ignored."""
         given = vars(args)
         found = {}
         for each in fields(cls):
@@ -170,11 +170,15 @@ class RouterArgs:
         return cls(**found)
 
     def command_line(self) -> list[str]:
-        """Return the flags for slime-router, without those that have their default: the environment may set these."""
+        """Return the flags for slime-router: host, port, policy, and all others that do not have their default.
+
+        The environment may set the flags that are left out.
+        """
         plain = RouterArgs()
         words = [f"--host={(self.host or '0.0.0.0').strip('[]')}", f"--port={self.port}"]
         if self.policy is not None:
-            words.append(f"--policy={self.policy}")  # trainers set the thresholds of the gateway's default
+            # Also the gateway's default: trainers set its thresholds, which slime-router's own default does not have.
+            words.append(f"--policy={self.policy}")
         for each in fields(self):
             value = getattr(self, each.name)
             if each.name in ("host", "port", "policy", *_WITHOUT_FLAG) or value is None:
