@@ -68,7 +68,7 @@ class Tally:
             return
         is_explained = isinstance(error, ValueError)
         logger.warning(
-            "not recorded: %s%s%s (further ones are only counted)",
+            "not recorded: %s%s%s (further failures of this kind are only counted)",
             kind,
             f", by worker {worker}" if worker is not None else "",
             f": {error}" if is_explained else "",
@@ -81,7 +81,7 @@ class Tally:
         if self.contradictions[figure] == 1:
             logger.warning(
                 "an engine contradicts itself in %r: the answer is recorded as not exact "
-                "(further ones are only counted)",
+                "(further such answers are only counted)",
                 figure,
             )
 

@@ -59,7 +59,8 @@ def _convert(path: Path, target: Path) -> None:
     split = _SPLITS.get(str(kinds["pre"]))
     if kinds["model"] != "gpt2" or split is None:
         raise ValueError(
-            f"{path.name} has a tokenizer {kinds}; the engine knows gpt2 with {', '.join(_SPLITS)}. "
+            f"{path.name} has tokenizer model {kinds['model']}, pre-tokenizer {kinds['pre']}; "
+            f"wanted model gpt2, pre-tokenizer {' or '.join(_SPLITS)}. "
             "Give a directory with the model's own tokenizer.json instead."
         )
     tokenizer: Any = AutoTokenizer.from_pretrained(

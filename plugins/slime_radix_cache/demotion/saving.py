@@ -64,7 +64,7 @@ class SegmentSaver:
             raise TrajectoryLost(f"{message}; --store-on-loss mark lets the router go on without them")
         self.failures["lost"] += 1
         if self.failures["lost"] == 1:
-            logger.error("%s: their sessions are not complete (further ones are only counted)", message)
+            logger.error("%s: their sessions are not complete (further losses are only counted)", message)
         return False
 
     async def save_records(
