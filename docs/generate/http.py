@@ -136,7 +136,7 @@ class _Reference:
                 yield from self._inline(status, about)
 
     def _inline(self, status: str, response: dict[str, Any]) -> Iterator[str]:
-        """Yield the fields of an answer whose schema has no name, and examples."""
+        """Yield the examples of an answer, and its fields if its schema has no name."""
         for content in response.get("content", {}).values():
             schema = content.get("schema", {})
             if "$ref" not in schema and self._schemas.table(schema, answer=True):
