@@ -63,7 +63,7 @@ class Auth:
                 core.host,
             )
 
-    @hookimpl(trylast=True)  # innermost: it authorizes the path that other plugins have rewritten
+    @hookimpl(trylast=True)  # inside the layers of other plugins: it authorizes the path as they rewrote it
     def asgi_middleware(self, app: ASGIApp, router: Router) -> ASGIApp:
         settings, core, refusals = self.settings, router.settings, Refusals()
         if not settings.locked:

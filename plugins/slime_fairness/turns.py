@@ -128,7 +128,7 @@ class Breaks:
 
 
 class FairThreads:
-    """Threads for work that has no steps, one for each core but one. Clients get them in rotation."""
+    """Threads for work that cannot be cut into steps, one fewer than there are cores. Clients get them in rotation."""
 
     def __init__(self) -> None:
         number = _threads()
@@ -150,8 +150,8 @@ class FairThreads:
 class _Raised(NamedTuple):
     """An error that is returned from a thread, not raised there.
 
-    If anyio raised it, it would be in a reference cycle with its future. The cycle would keep a refused body of 20 MB
-    until garbage collection.
+    If anyio raised it, the error and anyio's future would refer to each other. Then a refused body, which may have
+    20 MB, would stay in memory until the garbage collector runs.
     """
 
     error: Exception
@@ -168,6 +168,6 @@ def _at_low_priority(work: Callable[[], T]) -> T | _Raised:
 
 
 def _threads() -> int:
-    """Return the number of cores but one: more threads would leave the event loop too small a share of time."""
+    """Return the number of cores less one, at least 1. More threads would leave the event loop too little time."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return max(1, cores - 1)

@@ -3,13 +3,14 @@
 ::
 
     offset 0    parent key   16 bytes
-    offset 16   checksum      8 bytes, XXH3-64 of the rows, little endian
-    offset 24   num_tokens    4 bytes
+    offset 16   checksum      8 bytes, XXH3-64 of the rows, big endian
+    offset 24   num_tokens    4 bytes, little endian
     offset 28   zero          4 bytes
-    offset 32   tokens        4 bytes each, int32; zero in place of missing tokens
+    offset 32   tokens        4 bytes each, int32, little endian; zero in place of missing tokens
     then        rows          bytes_per_token each; undefined in place of missing rows
 
-So a block that another process wrote proves its own key, and that its rows are intact.
+So a block that another process wrote can be verified: the parent key and the tokens give its key, and the checksum
+shows whether its rows are intact.
 """
 
 from __future__ import annotations

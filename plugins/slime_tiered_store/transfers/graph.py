@@ -41,7 +41,8 @@ class TransferOp:
     the operation fails.
 
     ``on_end(error)`` is called exactly once, when the operation has completed (with None) or will never complete. It
-    returns the error that counts. So a callback that finds wrong bytes makes the operation fail.
+    normally returns the error it was given. If it returns or raises another one, for wrong bytes, the operation fails
+    with that error.
     """
 
     __slots__ = (
