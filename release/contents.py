@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 __all__ = ["metadata_faults", "sdist_faults", "sdist_names", "source_names", "wheel_faults"]
 
-#: Beside the sources, what an sdist holds.
+#: Files of an sdist that are not sources.
 _AT_THE_TOP = frozenset(
     (
         ".gitignore", "CHANGELOG.md", "LICENSE", "NOTICE", "PKG-INFO", "README.md", "docs/openapi.yaml",
@@ -76,7 +76,7 @@ def sdist_names(sdist: Path) -> set[str]:
 
 
 def metadata_faults(wheel: Path, sdist: Path, version: str, licenses: Collection[str]) -> list[str]:
-    """Return what is wrong with the metadata: the version, which is ``version`` everywhere, and the license files."""
+    """Return what is wrong with the metadata: a version other than ``version``, or a missing license file."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         (info,) = {PurePosixPath(name).parts[0] for name in names if ".dist-info/" in name}

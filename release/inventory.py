@@ -12,13 +12,13 @@ from distributions import ReleaseError, run
 
 __all__ = ["EXTRAS", "Vendored", "completed", "sbom_faults", "unnamed", "vendored", "write_sbom"]
 
-#: Without those that bring torch: their packages depend on the machine's accelerator.
+#: The extras in the SBOM. Those with torch are left out: their packages depend on the machine's accelerator.
 EXTRAS = ("grammar", "jwt", "otel")
 _NAMED = re.compile(r"^(?P<name>\S+) (?P<version>[^\s:]+): .*npm package (?P<package>\S+) ")
 
 
 class Vendored(NamedTuple):
-    """A library of others whose files are among the router's: ``NAME.VERSION`` and ``NAME.LICENSE`` lie beside them."""
+    """A third-party library whose files are part of a plugin, beside ``NAME.VERSION`` and ``NAME.LICENSE``."""
 
     name: str
     version: str
@@ -40,7 +40,7 @@ def vendored(root: Path) -> list[Vendored]:
 
 
 def unnamed(root: Path, libraries: Sequence[Vendored]) -> list[str]:
-    """Return the minified files of no vendored library, and the libraries that NOTICE does not name."""
+    """Return the minified files that belong to no vendored library, and the libraries that NOTICE does not name."""
     names = {each.name for each in libraries}
     files = sorted((root / "plugins").rglob("*.min.*"))
     notice = (root / "NOTICE").read_text()
@@ -72,7 +72,7 @@ def write_sbom(python: Path, root: Path, into: Path, epoch: str) -> int:
 
 
 def _installed(python: Path) -> list[tuple[str, str]]:
-    """Return name and version of each distribution of the environment but the router."""
+    """Return name and version of each distribution in the environment except the router."""
     script = "import importlib.metadata as m; print(*(f'{d.name} {d.version}' for d in m.distributions()), sep='\\n')"
     lines = run(python, "-c", script).splitlines()
     return [
@@ -125,7 +125,7 @@ def _without_files(component: dict[str, Any]) -> dict[str, Any]:
 
 def sbom_faults(document: dict[str, Any], wanted: Sequence[tuple[str, str]]) -> list[str]:
     """Return what is wrong with an SBOM: by the schema of CycloneDX, and components (name, version) that it lacks."""
-    # Only the environment of a release has it.
+    # Imported here: only the environment of a release has cyclonedx.
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
 

@@ -1,4 +1,4 @@
-"""The version: ``pyproject.toml`` has it, and a few files that no build makes repeat it."""
+"""The router's version, in ``pyproject.toml`` and in the files of the repository that repeat it."""
 
 from __future__ import annotations
 
