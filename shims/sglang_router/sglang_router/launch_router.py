@@ -20,7 +20,7 @@ def launch_router(args: RouterArgs | argparse.Namespace) -> None:
     if not isinstance(args, RouterArgs):
         args = RouterArgs.from_cli_args(args)
     if args.log_level in ("debug", "info", "warn", "error"):
-        # A forked process has its trainer's log handlers. The router does not change these or their level.
+        # A forked process has its trainer's log handlers, which the router does not change. So set the level here.
         logging.getLogger().setLevel(args.log_level.upper())
     _serve(args.command_line())
 
