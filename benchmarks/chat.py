@@ -5,8 +5,8 @@
 *whole answers*, *streams*: 64 clients ask the next question of conversations of about 2,000 tokens, and get 64
 tokens. The router renders the template, finds the turns before, sends a ``/generate`` with ids, and parses and records
 the answer. Its peers pass the request on to the worker's own ``/v1/chat/completions``. The next chunk of a stream
-leaves the worker when the last one has arrived, so that none are merged. *40 tokens/s*: a moderate load. *turns*: the
-number of tokens that are tokenised in each of 20 turns, and the time of a turn.
+leaves the worker when the previous one has arrived, so that none are merged. *40 tokens/s*: a moderate load. *turns*:
+the number of tokens that are tokenised in each of 20 turns, and the time of a turn.
 
 The proxy has one core; the worker and the clients share the other, in one process. ``added`` is the time to the
 first words, less the same time without a proxy. ``exact`` is the share of requests that reached the worker with the

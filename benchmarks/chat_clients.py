@@ -86,7 +86,7 @@ async def chatting(
 ) -> AsyncIterator[Seen]:
     """Keep ``clients`` clients busy while the block runs.
 
-    Without a ``pace`` the next chunk of a stream leaves the worker as soon as its last one has arrived.
+    Without a ``pace`` the next chunk of a stream leaves the worker as soon as the previous one has arrived.
     """
     seen = Seen()
 

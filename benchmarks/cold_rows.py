@@ -2,9 +2,9 @@
 
     python -m benchmarks.cold_rows [--only "60 MB"] [--rounds N] [--directory DIR]
 
-Each row has 94 layers with 8 experts, a byte each. ``store's memory``: the store's memory has all blocks. ``SSD``: it
-has room for 4 MiB, so all blocks are read from the disk's files, and the page cache does not have them. ``grown``:
-the peak of resident memory (``VmHWM``) less the memory before; the array that is returned has ``MB`` of it.
+Each row has 94 layers with 8 experts, a byte each. ``store's memory``: the store's memory has all blocks. ``SSD``: the
+store's memory has room for 4 MiB only, so all blocks are read from the files on the disk, which are not in the page
+cache. ``grown``: the peak of resident memory (``VmHWM``) less the memory before. ``MB`` of it are the returned array.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
 
 One client asks for a few tokens every two milliseconds over kept connections. Another sends a hostile body over and
 over. ``wait`` is the time from a request of the first client to its answer. When an answer is late, the requests that
-were due meanwhile count as well, each with its own wait. ``direct`` is the same without a proxy, which is what the
-load's core adds. ``grown`` is the proxy's peak memory less its memory before the first body, and ``x body`` the same as
-a multiple of the body. The proxy is started anew for each body.
+were due meanwhile count as well, each with its own wait. ``direct`` is the same without a proxy: the time that
+the load's core adds. ``grown`` is the proxy's peak memory less its memory before the first body, and ``x body`` is that
+divided by the size of the body. The proxy is started anew for each body.
 
 The proxy has one core; the worker and both clients share the other.
 """
@@ -41,7 +41,7 @@ from benchmarks.two_clients import Hostile, patient
 
 _QUESTION, _TOKENS = "Are you there?", 16
 _SETTLING_S, _START_DEADLINE_S = 0.5, 30.0
-_MULTIPLE_FROM = 100_000  # bytes of a body; for a smaller one it means nothing
+_MULTIPLE_FROM = 100_000  # bytes; for a smaller body ``x body`` means nothing
 _NOBODY, _DIRECT = "nobody else", "direct"
 _SCENARIO = "beside one client"
 _FAILED = (0, *range(500, 600))  # a hostile body may be refused, but it is answered
@@ -140,7 +140,7 @@ def _peers(options: Options, directory: Path) -> Sequence[Peer]:
 
 
 def _unpinned(peer: Peer) -> Peer:
-    """Return ``peer`` with the load's core as well. It has threads, so its clients wait less then."""
+    """Return ``peer`` with the load's core as well: it has several threads, so its clients wait less then."""
 
     def command(*given: Any) -> list[str]:
         return ["taskset", "-c", f"{PROXY_CORE},{LOAD_CORE}", *peer.command(*given)]
@@ -214,7 +214,7 @@ async def _measure(target: Running, body: Body | None, options: Options) -> dict
         elapsed_s = asyncio.get_running_loop().time() - began
         await anyio.sleep(settling_s)  # requests that still wait are answered
         with anyio.move_on_after(_START_DEADLINE_S):
-            while not waits.waits_ns:  # noqa: ASYNC110  # nothing says so
+            while not waits.waits_ns:  # noqa: ASYNC110  # no event tells of it
                 await anyio.sleep(settling_s)
     own = (target.cpu_s() - cpu_s) / elapsed_s
     figures = {

@@ -52,13 +52,13 @@ async def _measure(
             if not await _running(engine):
                 told = client.recv(1 << 16).partition(b"\r\n\r\n")
                 print(
-                    f"{proxy.name} does not pass it on: {told[0].splitlines()[0]!r} {told[2]!r}",
+                    f"{proxy.name} does not pass the request on: {told[0].splitlines()[0]!r} {told[2]!r}",
                     file=sys.stderr,
                 )
                 return []
         began = time.monotonic()
         with anyio.fail_after(_DEADLINE_S):
-            while await _running(engine):  # noqa: ASYNC110  # nothing says so
+            while await _running(engine):  # noqa: ASYNC110  # no event tells of it
                 await anyio.sleep(0.001)
         times.append(time.monotonic() - began)
     return times
@@ -90,7 +90,7 @@ async def _run() -> int:
                         for shape, asked in _ASKED.items():
                             times = await _measure(proxy, engine, asked, options.rounds)
                             if not times and proxy.name != BASELINE:
-                                report.problem(f"{shape}: {proxy.name} does not pass it on")
+                                report.problem(f"{shape}: {proxy.name} does not pass the request on")
                             if times:
                                 report.add(shape, proxy.name, median=median(times), slowest=max(times))
     for shape in _ASKED:

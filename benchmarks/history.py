@@ -14,7 +14,7 @@ __all__ = ["DEFAULT", "append"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 DEFAULT = _ROOT / "benchmarks" / "history.jsonl"
-#: The code that is measured. A change elsewhere leaves a commit clean.
+#: The code that is measured. Changes elsewhere do not make a run ``dirty``.
 _MEASURED = ("router_core", "plugins")
 _RATES = ("requests_per_s", "chunks_per_s")
 

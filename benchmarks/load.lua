@@ -1,6 +1,6 @@
 -- wrk: POST the bodies of a file, one per line, in turn. A body with "@unique@" gets a text of its own each time.
--- Arguments: file, tag of this run, and the number of answers after which wrk idles, if any. One body without the mark
--- is sent as it is, at the lowest cost.
+-- Arguments: file, tag of this run, and the number of answers after which wrk idles, if any. A file of one body without
+-- the mark costs the least: that body is sent as it is.
 
 local heads, tails, tag, turn = {}, {}, "", 0
 local mark = "@unique@"

@@ -2,16 +2,19 @@
 
     python -m benchmarks.metrics --rounds 12 --seconds 4
 
-Routers with the default plugins are all alive at once, on one core. The first one has no plugin ``metrics``; each other
-one has one thing more, and the last one nothing more. Slices of the same load go to them in turn, always in the same
-order: the 720-byte requests of ``benchmarks.proxy``. So each slice follows one of another router, which had the
-processor's caches. Each slice has its processor time in nanoseconds, from the clock of the process
-(``CLOCK_PROCESS_CPUTIME_ID``), up to the next slice of that router: so work that a router does afterwards, such as
-sending spans, counts too. A share is that of a slice to the first router's slice of the same turn.
+All routers run at once, on one core. Each has the default plugins but ``metrics``. The first one has nothing more. Each
+other one has one thing more: ``metrics``, the request log, or traces. The last one, ``nothing``, is equal to the first.
+
+The load is the 720-byte request of ``benchmarks.proxy``. A slice of it goes to each router in turn, always in the same
+order. So at the beginning of each slice, the processor's caches have the data of another router. The time of a slice is
+the processor time of the router's process (``CLOCK_PROCESS_CPUTIME_ID``) until the router's next slice. So it includes
+what the router does afterwards, such as sending spans. ``%`` is the additional time of a slice, as a share of the first
+router's slice in the same turn.
 
 A round starts all routers anew, since the places of a process in memory change its times by some percent. The figures
-are medians: a round's of its turns, and the table's of its rounds, with the confidence interval of the median. Other
-work on the machine makes it wide, but does not move it: ``nothing`` shows what is left. Nobody scrapes meanwhile.
+of a round are medians of its turns, and the table has their medians over the rounds. Below it are the confidence
+intervals of the medians of ``%``. Other work on the machine makes them wider, but does not move them: ``nothing`` shows
+what error is left. Nobody scrapes the metrics meanwhile.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ _SAMPLED_TOKENS = 82
 #: Requests of a slice: so many that the caches are warm for most of them.
 _SLICE = 2048
 _WARM_UP = 4
-#: All name their plugins: a named plugin has another place in the order than a default one.
+#: All routers name their plugins, since a named plugin comes later in the order than a default one.
 _OTHERS = [part for name in DEFAULT_PLUGINS if name != "metrics" for part in ("--plugin", name)]
 
 
@@ -105,7 +108,7 @@ async def main(options: Options) -> int:
 
 
 async def _round(routers: Sequence[Running], request: bytes, options: Options) -> dict[str, list[float]]:
-    """Return the microseconds of processor time of a request in each turn, by the name of its router."""
+    """Return the processor time of a request in microseconds, for each turn, by the name of the router."""
     requests = options.pick(_SLICE, tiny=_CONNECTIONS)
     with _loads(routers, request) as loads:
         for load in loads.values():

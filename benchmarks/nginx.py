@@ -10,7 +10,7 @@ __all__ = ["MISSING", "is_installed", "proxy_command", "worker_command"]
 
 MISSING = "nginx is not installed (Debian: apt-get install nginx)"
 
-# `master_process off` is `worker_processes 1` without the parent: one pid to measure, the caller's user.
+# With `master_process off` nginx is one process, without a parent, and runs as the user who starts it.
 _MAIN = """
 daemon off;
 master_process off;
@@ -34,7 +34,8 @@ http {{
 }}
 """
 
-# Unbuffered, one large buffer: an answer leaves in one write, a stream as it comes, nothing meets the disk.
+# With `proxy_buffering off` bytes leave as they come, and none are written to disk. One read takes up to 128 kB, so
+# that an answer of that size can leave in one write.
 _PROXY = """
     upstream worker {{
         server {worker};

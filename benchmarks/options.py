@@ -116,7 +116,7 @@ def parse(description: str, *, rounds: int = 5, seconds: float = 4.0) -> Options
 
 
 def present(peers: Sequence[Peer], options: Options, *, ignore_only: bool = False) -> list[Peer]:
-    """Return the peers that are wanted and can be run. Prints which cannot, and how to install them."""
+    """Return the peers that are wanted and can be run. Prints which peers cannot be run, and how to install them."""
     there = []
     for peer in peers:
         if (options.tiny and not peer.is_tiny) or not (ignore_only or options.wants(peer.name)):

@@ -55,7 +55,7 @@ class Running:
 
 
 def router(name: str, *flags: str, tiny: bool = True) -> Peer:
-    """Return this project's router with ``flags``; ``tiny=False``: a tiny run has another one that does as much."""
+    """Return this project's router with ``flags``; ``tiny=False``: a tiny run leaves it out."""
 
     def command(port: int, worker_url: str, directory: Path) -> list[str]:
         address = ["--host", "127.0.0.1", "--port", str(port), "--worker-urls", worker_url]

@@ -1,4 +1,4 @@
-"""Plot of the history, as an SVG: requests that a core answers beside the gateway's, by commit.
+"""Plot of the history, as an SVG: requests that a core answers, divided by the gateway's, by commit.
 
 The ratio is that of the processor times of a request, since other work on the cores hardly changes it. On idle cores
 the ratio of the rates is the same.

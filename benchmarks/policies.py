@@ -44,7 +44,7 @@ def _asking(size: int, seed: int, shared: float, *, has_session: bool = False) -
 
 
 def _best_us(options: Options, run: Callable[[int], None]) -> float:
-    """Return the processor time of a call in microseconds, the least of some rounds. ``run`` makes so many calls."""
+    """Return the processor time of a call in microseconds, the least of some rounds. ``run(n)`` makes n calls."""
     best = float("inf")
     rounds, calls = options.pick((_ROUNDS, _CALLS), tiny=(1, 2))
     for _ in range(rounds):
@@ -116,7 +116,7 @@ def _memory_mb(size: int, part: int) -> float:
 
 
 def _block_bytes(count: int) -> float:
-    """Return the memory of a block that KV events tell of, of ``count`` different ones."""
+    """Return the memory of a block from KV events in bytes, the mean of ``count`` different blocks."""
     blocks = Blocks(count)
     tracemalloc.start()
     names: list[Hash] = [random.getrandbits(63) for _ in range(count)]
@@ -128,7 +128,7 @@ def _block_bytes(count: int) -> float:
 
 
 def _answer_us(options: Options, body: bytes, later: bool) -> float:
-    """Return the time to find the cached tokens in ``body``, or for a piece after they are found."""
+    """Return the time to find the cached tokens in ``body``; with ``later``, that of a piece after they are found."""
     reply = Reply(200, [])
     tap = CachedTokens(reply, lambda prompt, cached: None)
     tap.feed(body)

@@ -19,7 +19,7 @@ __all__ = ["LOAD_CORE", "PROXY_CORE", "Child", "CoreClock", "child", "free_port"
 PROXY_CORE = 0
 LOAD_CORE = 1
 
-#: Of the clock of another process, see clock_getcpuclockid(3): all its threads, as the scheduler measures them.
+#: The kind of another process's clock (clock_getcpuclockid(3)) that counts the scheduler's time of all its threads.
 _CPU_CLOCK = 2
 _ROOT = Path(__file__).resolve().parent.parent
 _END_DEADLINE_S = 5.0
@@ -68,7 +68,7 @@ class Child:
 
 
 class CoreClock:
-    """Measures the load of the two cores between two calls. It shows which of them was the limit of a run."""
+    """Measures the load of the two cores between two calls. The load shows which core was the limit of a run."""
 
     def __init__(self) -> None:
         self._before = self._read()

@@ -2,10 +2,10 @@
 
     python -m benchmarks.proxy --gateway-python gateway/bin/python
 
-*bare*: a 720-byte ``/generate``, a 3.4 kB answer, from a worker that is nginx itself. *conversations*: the
-next turn of recorded conversations of about 2,000 tokens, sent as text with a new question each, 64 new
-tokens with logprobs; here the radix cache has to look up, tokenise the new text, rewrite and record. Its
-peers only pass the bytes on.
+*bare*: a 720-byte ``/generate``, and a 3.4 kB answer from nginx as the worker. *conversations*: each request is the
+text of a recorded conversation of about 2,000 tokens with a new question, and its answer has 64 tokens with logprobs.
+Here the radix cache looks up the text, tokenises what is new, rewrites the request, and records the answer. Its peers
+only pass the bytes on.
 
 The proxy has one core, the load generator and the worker the other. ``us CPU`` is the proxy's own processor time per
 request, which other processes do not change. The load of the cores shows which of them was the limit. If the proxy's
@@ -182,7 +182,7 @@ async def _rounds(
     bodies: Mapping[Running, Path],
     stand_in: StandIn | None = None,
 ) -> None:
-    """Measure every proxy in every round, one after another; the order turns from round to round."""
+    """Measure every proxy in every round, one after another; the order rotates from round to round."""
     proxies = list(bodies)
     for round_ in range(options.pick(0, tiny=1), options.rounds + 1):
         for connections in options.pick(_CONNECTIONS, tiny=_CONNECTIONS[:1]):

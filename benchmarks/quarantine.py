@@ -77,10 +77,10 @@ async def _fleet(
             engine = stack.enter_context(
                 child(f"engine {number}", command, core=LOAD_CORE, directory=directory)
             )
-            stack.callback(os.kill, engine.process.pid, signal.SIGCONT)  # else it cannot end
+            stack.callback(os.kill, engine.process.pid, signal.SIGCONT)  # a stopped process cannot end
             engines.append((engine, (await router.add_worker(f"http://127.0.0.1:{port}"))[0]))
         with anyio.fail_after(_START_S):
-            while router.pool.healthy <= count:  # noqa: ASYNC110  # nothing says so
+            while router.pool.healthy <= count:  # noqa: ASYNC110  # no event tells of it
                 await anyio.sleep(0.1)
         yield router, url, engines[1:]
 
@@ -105,7 +105,7 @@ async def _measure(flags: Sequence[str], rounds: int, clients: int) -> tuple[dic
             async with anyio.create_task_group() as asking:
                 for _ in range(clients):
                     asking.start_soon(load.ask, url)
-                await anyio.sleep(interval_s)  # probes have found their rhythm
+                await anyio.sleep(interval_s)  # by then each engine has been probed
                 async with anyio.create_task_group() as deaths:
                     for number, (engine, worker) in enumerate(engines):
                         deaths.start_soon(die, engine, worker, list(_DEATHS)[number % len(_DEATHS)])

@@ -4,8 +4,8 @@
     python -m benchmarks.real_model --model smollm2
 
 Each row is a number of requests at the same time, each for 64 tokens of an answer to a text of its own. The order of
-engine and router changes from round to round. Nothing is pinned to a core: a model computes on all of them, or on
-a GPU.
+engine and router changes from round to round. Nothing is pinned to a core, since a model computes on
+all cores or on a GPU.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COLUMNS = (Column("tokens_per_s", "tokens/s"), Column("ratio", "of alone", 2), 
 
 @asynccontextmanager
 async def served(*command: str) -> AsyncIterator[httpx.AsyncClient]:
-    """Run a command of ``slime-router`` until the block ends. Raises TimeoutError if it gets not ready."""
+    """Run a command of ``slime-router`` until the block ends. Raises TimeoutError if it does not become ready."""
     port = free_port()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     program = [sys.executable, "-m", "router_core", *command, "--port", str(port)]
@@ -86,8 +86,10 @@ async def exact_percentage(router: httpx.AsyncClient, session: str, wanted: int)
 
 async def main() -> int:
     parser = flags(__doc__.partition("\n")[0] if __doc__ else "", rounds=3)
-    parser.add_argument("--model", default="smollm2", help="of the engine (default %(default)s)")
-    parser.add_argument("--requests", type=int, nargs="+", default=[1, 16, 64], help="at the same time")
+    parser.add_argument("--model", default="smollm2", help="the engine's model (default %(default)s)")
+    parser.add_argument(
+        "--requests", type=int, nargs="+", default=[1, 16, 64], help="numbers of requests at the same time"
+    )
     given = parser.parse_args()
     options = read(given)
     # a tiny run has the n-gram model

@@ -5,8 +5,8 @@
 *spread*, *steps*: 64 server-sent-event streams of cumulative chunks, 10,000 chunks a second in all, evenly or
 one of every stream at a time. Each chunk has the time at which it was written. ``added`` is its delay, less the delay
 without a proxy; ``first`` is the delay of the streams' first chunks. *closed loop*: the next chunk of a stream leaves
-when the last one has arrived, so the rate is the most that the proxy can relay. *64 MiB*: one JSON answer; memory is
-the proxy's resident memory before, and at its peak.
+when the previous one has arrived, so the rate is the most that the proxy can relay. *64 MiB*: one JSON answer; memory
+is the proxy's resident memory before, and at its peak.
 
 The proxy has one core; the worker and the clients share the other, in one process.
 """

@@ -36,12 +36,14 @@ def rolled(*flags: str) -> dict[str, Any]:
 
 def main() -> int:
     parser = flags(__doc__.partition("\n")[0] if __doc__ else "", rounds=1)
-    parser.add_argument("--model", default="smollm2", help="of the demo (default %(default)s)")
+    parser.add_argument("--model", default="smollm2", help="the demo's model (default %(default)s)")
     parser.add_argument(
-        "--samples", type=int, default=4, help="of each of the 8 prompts (default %(default)s)"
+        "--samples", type=int, default=4, help="answers to each of the 8 prompts (default %(default)s)"
     )
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.7, 1.0, 1.3])
-    parser.add_argument("--tokens", type=int, nargs="+", default=[32, 128], help="most tokens of a turn")
+    parser.add_argument(
+        "--tokens", type=int, nargs="+", default=[32, 128], help="largest number of sampled tokens in a turn"
+    )
     given = parser.parse_args()
     options = read(given)
     model = () if options.tiny else ("--model", given.model)  # a tiny run has the demo's own model

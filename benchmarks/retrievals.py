@@ -41,7 +41,7 @@ class _Asked:
     session: str
 
     def body(self) -> bytes:
-        # With ``UNIQUE`` in it, the load generator takes its bodies in turn.
+        # Without ``UNIQUE`` the load generator would send the first body only.
         document = {"text": self.text, "session_id": self.session, "nonce": wrk.UNIQUE}
         return json.dumps(document, separators=(",", ":")).encode()
 

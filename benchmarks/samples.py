@@ -125,8 +125,8 @@ def request_body(text: str, max_new_tokens: int, *, stream: bool = False, rid: s
 def save_tokenizer(directory: Path, vocabulary: int) -> Tokenizer:
     """Train a byte-level BPE of ``vocabulary`` tokens, and save it to ``directory`` as transformers reads it.
 
-    It has ChatML's special tokens. The text is the language reference that comes with Python. It takes less than a
-    second.
+    It has ChatML's special tokens. The training text is the language reference that comes with Python. Training takes
+    less than a second.
     """
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,6 +1,6 @@
 """Policies in a simulation of engines with KV caches: hit rate, time to the first token, makespan, balance.
 
-Nothing is timed, so a run depends only on its seeds. The gateway's policy is expressed again for the simulation.
+Nothing is timed, so a run depends only on its seeds. The gateway's policy is reimplemented for the simulation.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from slime_policies.plugin import POLICIES
 from slime_policies.tokens_in_flight import TokensInFlight
 
 _AUTO, _CACHE_AWARE, _GATEWAY = "auto", "cache_aware", "gateway's cache_aware"
-#: In the name of a row: no request says how long its answer will be.
+#: End of a row's name: its requests do not say how long their answers will be.
 _NO_LENGTHS = ", no lengths"
-#: Engines that join later get none of the conversations that have begun, if sessions are strict: it is 2 at best.
+#: With strict sessions, engines that join later get no conversation that has begun, so the imbalance is 2 at best.
 _UNBALANCED = {workload.name for workload in WORKLOADS if workload.joined_s and workload.has_sessions}
 _SVG = Path(__file__).resolve().parent.parent / "docs" / "images" / "scheduling.svg"
 
@@ -49,14 +49,14 @@ _POLICIES: Makers = {
 
 
 class _Gates:
-    """Conditions for ``cache_aware`` and ``auto``, each told with the figures that decide it."""
+    """Conditions for ``cache_aware`` and ``auto``, each printed with the figures that decide it."""
 
     def __init__(self, report: Report) -> None:
         self._samples = report.samples
 
     def show(self) -> None:
         """Print each condition of the workloads that were run, and whether it holds."""
-        print("\ngates of cache_aware and auto (medians of the seeds)")
+        print("\nconditions of cache_aware and auto (medians of the seeds)")
         for workload in self._samples:
             for figure in ("ttft_ms", "makespan_s"):
                 self._at_most(workload, figure, "round_robin", 1.03)

@@ -1,6 +1,7 @@
 """``cache_aware`` with small KV caches, in the simulation of ``benchmarks.scheduling``.
 
-It is told of no answer, of answers, or of the engines' KV events too. KV events need prompts of ids.
+It gets no answers, answers with their ``cached_tokens``, or these and the engines' KV events. KV events need prompts of
+ids.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _CACHES = (8_000, 20_000, 40_000, 60_000)
 
 
 class _Uncorrected:
-    """``cache_aware`` that is told of no answer."""
+    """``cache_aware`` that gets no answers."""
 
     def __init__(self, policy: CacheAware) -> None:
         self._policy = policy

@@ -1,10 +1,12 @@
 """The check of the simulation of ``benchmarks.scheduling``: the same clients, policies and costs with real processes.
 
 Four embedded engines with simulated KV caches and prefill times, each policy in a router of its own, and the gateway
-itself. The hit rates have to agree within 0.1, and the order of the policies by hit rate too.
+itself. Each hit rate must be within 0.1 of the simulated one. Two policies whose simulated hit rates differ by more
+than 0.1 must come in the same order.
 
 The last tables have one engine with four data-parallel ranks, and ``cache_aware`` with ``--dp-aware`` (*on*) and
-without. The TTFT p95 has to be shorter where it is so in the simulation, and longer where it is longer there.
+without (*off*). If ``--dp-aware`` makes the TTFT p95 shorter in the simulation, it must do so with the engines, too,
+and else it must not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prefill/decode pairs in the simulation of ``benchmarks.scheduling``: policies for both kinds, and regular workers.
 
-Eight engines: two or four of them prefill, and the others decode, or all are regular. Keys and values of 200,000 tokens
-a second are transferred. A request has its first token when the decode engine has it.
+Eight engines: either two or four of them prefill and the others decode, or all are regular. Keys and values are
+transferred at 200,000 tokens a second. A pair's first token is the first one that the decode engine samples.
 """
 
 from __future__ import annotations

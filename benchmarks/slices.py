@@ -81,7 +81,7 @@ class _Connection(asyncio.Protocol):
         self._got = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transports do not subclass it
 
     def data_received(self, data: bytes) -> None:
         got = self._got = self._got + data if self._got else data
@@ -108,7 +108,8 @@ class _Connection(asyncio.Protocol):
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the confidence interval of the median of ``values``, and its coverage: at least 95 % from six values on.
 
-    Its ends are two of the values, by the binomial distribution; so nothing is assumed about theirs.
+    The ends of the interval are two of the values, chosen by the binomial distribution. So the values may have any
+    distribution.
     """
     ordered, number = sorted(values), len(values)
     ways, outside, skipped = 1, 0.5**number * 2, 0

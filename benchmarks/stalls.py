@@ -113,7 +113,7 @@ async def _measure(
         long.clear()
         async with feel(proxy) as felt:
             await anyio.sleep(options.seconds)
-            if load.prompts:  # on a busy machine a short round has none
+            if load.prompts:  # a short round on a busy machine may end before the first answer
                 await long.answered.wait()
         figures = felt.figures()
         if load.streams:
@@ -130,7 +130,7 @@ async def _measure(
 
 
 async def _in_turn(stand_in: StandIn) -> None:
-    """Advance the streams in turn, new ones last, so that they stay apart. Leave out chunks that came too late."""
+    """Advance the streams in turn, new ones last, so that they stay apart. Drop what is more than 50 chunks late."""
     streams = stand_in.streams
     owed, before = 0.0, monotonic()
     while True:
@@ -154,9 +154,7 @@ async def _apart(stand_in: StandIn) -> None:
 
 
 def _advance(stream: Stream) -> None:
-    if (
-        not stream.transport.is_closing()
-    ):  # as one of the load before this may be, which the router has yet to drop
+    if not stream.transport.is_closing():  # a stream of the previous load may be closing still
         stream.advance()
 
 

@@ -2,10 +2,10 @@
 
     python -m benchmarks.trajectory_log [--conversations N] [--rounds N] [--directory DIR]
 
-Conversations of five turns and about 2,000 tokens are recorded with and without the log, alternately. It measures the
-processor time of this process per answer, and the wall clock's, in which writes to the page cache count in full. Then
-the log is read. ``tokens``: the cost of every answer (``record`` with ``pin`` and ``unpin``, without HTTP, JSON and
-tokenising). ``turns``: the additional cost of a chat's answer, from which the ``openai`` plugin can go on.
+Conversations of five turns and about 2,000 tokens are recorded with and without the log, alternately. The script
+measures this process's processor time per answer, and the wall-clock time, which includes all of the writes to the page
+cache. Then it reads the log. ``tokens``: the cost of every answer (``record`` with ``pin`` and ``unpin``, without HTTP,
+JSON and tokenising). ``turns``: the additional cost of a chat's answer, from which the ``openai`` plugin can go on.
 """
 
 from __future__ import annotations

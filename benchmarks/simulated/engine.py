@@ -18,8 +18,8 @@ __all__ = ["Costs", "Engine", "Generation"]
 class Costs:
     """Times and sizes of an engine; roughly those of a model of 8B parameters on a large GPU.
 
-    ``prefill_per_s``: tokens of prompts. ``chunk``: of these, so many at most in one step. ``step_s``: a step that
-    samples one token for each running request; ``per_running_s``: longer for each of them. ``running``: requests that
+    ``prefill_per_s``: tokens of prompts. ``chunk``: at most so many of these in one step. ``step_s``: a step that
+    samples one token for each running request; ``per_running_s``: what each of them adds. ``running``: requests that
     run at once. ``cache``: tokens of the KV cache. ``shortest_first``: prompts with the fewest tokens to prefill go
     first; else the queue is first come, first served.
     """

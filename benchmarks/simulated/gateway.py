@@ -1,4 +1,4 @@
-"""``cache_aware`` of the SGLang gateway 0.3.2, expressed again for the simulation."""
+"""``cache_aware`` of the SGLang gateway 0.3.2, reimplemented for the simulation."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ class Text:
     """A text of some parts. No part begins like another.
 
     ``parts``: for each part, its number and its tokens. ``tokens``: those of all. ``blocks``: a key for each full
-    block of tokens, which stands for the whole text up to the block's end. ``rest``: the same for what follows them.
+    block of tokens, which stands for the whole text up to the block's end. ``rest``: such a key for the tokens behind
+    the last full block.
     """
 
     parts: tuple[tuple[int, int], ...] = ()

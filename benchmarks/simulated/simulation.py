@@ -27,8 +27,8 @@ _APART_S = 0.000_2
 class Outcome:
     """``hit_rate``: cached tokens, as a part of all tokens of prompts. ``ttft_p95_s``: time to the first token.
 
-    ``tpot_p95_s``: time between two tokens of an answer, its mean. ``makespan_s``: until the last answer.
-    ``imbalance``: requests of the busiest engine, as a multiple of the mean.
+    ``tpot_p95_s``: mean time between two tokens of an answer. Both are 95th percentiles over the requests.
+    ``makespan_s``: time until the last answer. ``imbalance``: requests of the busiest engine, divided by the mean.
     """
 
     hit_rate: float

@@ -190,7 +190,7 @@ WORKLOADS = (
     Workload("unrelated prompts, 96", 96, 1, _unrelated),
 )
 
-#: Conversations that small caches have evicted when they go on. Not among the others, whose figures are in the docs.
+#: Conversations that small caches have evicted before their next turn. Only ``scheduling_caches`` has them.
 PAUSED = (
     Workload("4,000-token prompts, pauses of 10 s, 128", 128, 1, _paused(4000, 10, 300)),
     Workload("8,000-token prompts, pauses of 20 s, 100", 100, 1, _paused(8000, 20, 200)),
