@@ -35,7 +35,7 @@ def measure(tokenizer: Path, shape: Shape, least_tokens: int, *, float32: bool) 
 def measure_first_generation(
     tokenizer: Path, shape: Shape, least_tokens: int, *, float32: bool
 ) -> dict[str, float]:
-    """Return the resident bytes per token of its trie, which has no count of bytes."""
+    """Return the resident bytes per token of the first generation's trie, which does not count its bytes."""
     histories = Histories(tokenizer, shape, float32=float32)
     trie = Trie()
     before = _resident_bytes()
