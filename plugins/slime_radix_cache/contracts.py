@@ -243,7 +243,7 @@ class SideRecords(Protocol):
         """
 
     def has_answers(self, place: bytes) -> bool:
-        """Return True if :meth:`find` would return a record at ``place``. O(1)."""
+        """Return True if there is a record at ``place``, proved or not. O(1)."""
 
     def has_later_elsewhere(self, key: bytes) -> bool:
         """Return True if another router may have a later answer to the question of the record ``key``."""
@@ -255,7 +255,10 @@ class SideRecords(Protocol):
         """Return True if this run of the router recorded ``key``."""
 
     async def ask_again(self, place: bytes) -> None:
-        """Note that ``place`` may get several records. Call this before the request for the second record is sent."""
+        """Note that ``place`` may get several records. Call this before the request for the second record is sent.
+
+        Raises HTTPError if that cannot be noted now, and the store has a record there. Then do not send the request.
+        """
 
     def has_lost(self, session: str | None) -> bool:
         """Return True if something of ``session`` is lost (None: something of requests without a session)."""

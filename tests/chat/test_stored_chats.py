@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -216,6 +217,43 @@ async def test_turn_in_memory_is_not_continued_when_another_router_has_asked_aga
         await two.trajectories("s")
         third = await asked(two, user("a"), said(again), user("d"))
         assert (third["history"], is_continued(third, again)) == ("exact", True)
+
+
+@contextmanager
+def without_the_log(path: Path) -> Iterator[None]:
+    """Let no note be written to the store in ``path``: a file is in the place of the log."""
+    log, away = path / "notes", path / "away"
+    log.rename(away)
+    log.touch()
+    yield
+    log.unlink()
+    away.rename(log)
+
+
+@pytest.mark.parametrize(("session", "times"), [("s", 1), ("s", 2), (None, 1)])
+async def test_repeated_question_is_not_answered_before_it_is_noted(
+    start: Start, tmp_path: Path, session: str | None, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a kill would leave the first of two answers with the same words, and the client may mean the other."""
+    for module in ("asked_again", "open_sessions"):
+        monkeypatch.setattr(f"slime_radix_cache.demotion.{module}._WAIT_S", 0.05)
+    lives, body = Lives(start, "ssd", tmp_path / "store"), {} if session is None else {"session_id": session}
+    async with lives.life(WORDS, family=QWEN2_5) as chat:
+        for _ in range(times):
+            await asked(chat, user("a"), session=session)
+        await demote_all(chat)
+        with without_the_log(lives.path):
+            for _ in range(2):
+                status, error = await chat.refused(messages=[user("a")], **body)
+                assert (status, error["code"]) == (503, "STORE_FAILED")
+            await asked(chat, user("a"), session="new")
+            assert len(chat.sampled) == times + 1, "no engine has answered the repeated question"
+        await demote_all(chat)  # waits until the log is written again
+        again = await asked(chat, user("a"), session=session)
+        lives.kill()
+    async with lives.life("More.", family=QWEN2_5) as chat:
+        after = await asked(chat, user("a"), said(again), user("b"), session=session)
+        assert after["history"] == "fresh"
 
 
 async def test_chats_begin_anew_with_another_chat_template(start: Start, tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from slime_openai.prompts.question import Question
 from slime_openai.prompts.stored_history import StoredHistory
 from slime_openai.prompts.template_traits import STRICT
 from slime_openai.requests.messages import Message
-from slime_radix_cache.demotion.notes import AskedAgain, unpacked
+from slime_radix_cache.demotion.errors import StoreFailed
+from slime_radix_cache.demotion.notes import AskedAgain, SideRecord, unpacked
 
 pytestmark = pytest.mark.anyio
 
@@ -63,8 +64,9 @@ async def run() -> AsyncIterator[Run]:
         yield started
 
 
-def asked_again(run: Run) -> int:
+async def asked_again(run: Run) -> int:
     """The number of notes of questions that were asked again."""
+    await run.cold._saver.writer.flush()
     notes = [note for stored in run.shelf.written for note in unpacked(stored.content)]
     return sum(isinstance(note, AskedAgain) for note in notes)
 
@@ -110,22 +112,23 @@ async def test_question_that_is_asked_again_is_noted_before(run: Run) -> None:
     begun.end()
     again = history.asking("s", question(ASKED).place)
     await history.load(question(ASKED))
-    assert asked_again(run) == 0, "the first request had no answer"
+    assert await asked_again(run) == 0, "the first request had no answer"
     history.asking("s", question(ASKED).place)  # at the same time
     await history.load(question(ASKED))
-    assert asked_again(run) == 1
+    assert await asked_again(run) == 1
     again.end()
     await history.load(question(ASKED, session="several", samples=2))
-    assert asked_again(run) == 2
+    assert await asked_again(run) == 2
     history.add(said(question(ASKED, session="t"), b"one "))
     for _ in range(2):
         await history.load(question(ASKED, session="t"))
-    assert asked_again(run) == 3
+    assert await asked_again(run) == 3
 
 
 async def test_concurrent_questions_all_wait_for_the_note(run: Run) -> None:
     history = stored(run)
     history.add(said(question(ASKED), b"one "))
+    await run.cold.side.save(["s"])
     run.shelf.refuses = True
     loaded = []
     async with anyio.create_task_group() as tasks:
@@ -140,6 +143,35 @@ async def test_concurrent_questions_all_wait_for_the_note(run: Run) -> None:
         assert not loaded
         run.shelf.refuses = False
     assert loaded == [True] * 3
+
+
+async def test_question_waits_for_no_note_while_its_answer_is_not_stored(run: Run) -> None:
+    """The note of the answer comes after that of the question."""
+    history = stored(run)
+    history.add(said(question(ASKED), b"one "))
+    run.shelf.refuses = True
+    with anyio.fail_after(1):
+        assert await history.load(question(ASKED))
+    run.shelf.refuses = False
+    await run.cold.side.save(["s"])
+    notes = [note for stored in run.shelf.written for note in unpacked(stored.content)]
+    assert [type(note) for note in notes[-2:]] == [AskedAgain, SideRecord]
+
+
+async def test_repeated_question_is_noted_although_the_store_cannot_be_read(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = stored(run)
+    history.add(said(question(ASKED), b"one "))
+
+    async def fails() -> None:
+        raise StoreFailed("the shelf is closed")
+
+    monkeypatch.setattr(run.cold.side, "look", fails)
+    unknown = question(ASKED, Message("assistant", "No."), MORE)
+    history.add(said(unknown, b"two "))
+    assert not await history.load(unknown)
+    assert await asked_again(run) == 1
 
 
 @pytest.mark.parametrize(
@@ -165,7 +197,7 @@ async def test_question_without_a_session_does_not_read_its_answers() -> None:
         history = stored(other)
         await history.load(question(ASKED, session=None))
         assert len(history) == 0
-        assert asked_again(other) == 1
+        assert await asked_again(other) == 1
         assert await sampled_in(history, question(ASKED, YES, MORE, session=None)) == [b"one "]
 
 

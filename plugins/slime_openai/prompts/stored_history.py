@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
@@ -78,7 +78,7 @@ class StoredHistory(History):
         return _mask(self._reader, *asked_by)
 
     async def load(self, question: Question) -> bool:
-        """See History."""
+        """See History. Raises HTTPError if the question is asked again, and that cannot be noted."""
         records = self._records
         if records is None:
             return True
@@ -89,17 +89,16 @@ class StoredHistory(History):
         names = [_masked(key, self._names) for key in answers]
         # The session's turns at these places show that it has asked there before, see History.find.
         places = [_masked(key, asked_by) for key, _ in behind] if question.session is not None else []
-        try:
-            if answers and not self._knows(answers[-1], question.session):
-                await records.look()
-            if question.samples > 1 or self._asked[place] > 1 or records.has_answers(place):
-                await records.ask_again(place)
-            keys = [key for key in records.find([*names, *places]) if key not in self._by_record]
-            if keys:
-                self._restore(records, keys, await records.fetch(keys))
-        except HTTPError:
-            return False
-        return True
+        is_known = not answers or self._knows(answers[-1], question.session)
+        is_known = is_known or await _succeeds(records.look())
+        if question.samples > 1 or self._asked[place] > 1 or records.has_answers(place):
+            await records.ask_again(place)  # also if the store cannot be read, since the request goes on then
+        return is_known and await _succeeds(self._load(records, [*names, *places]))
+
+    async def _load(self, records: SideRecords, names: Iterable[bytes]) -> None:
+        keys = [key for key in records.find(names) if key not in self._by_record]
+        if keys:
+            self._restore(records, keys, await records.fetch(keys))
 
     def _knows(self, key: Key, session: str | None) -> bool:
         """Return True if a turn of ``session`` (None: of any session) with ``key`` is in memory."""
@@ -175,6 +174,15 @@ class StoredHistory(History):
             return
         self._by_record.pop(turn.record, None)
         self._records.save_soon(turn.record)
+
+
+async def _succeeds(call: Awaitable[None]) -> bool:
+    """Return False if ``call`` raises HTTPError."""
+    try:
+        await call
+    except HTTPError:
+        return False
+    return True
 
 
 def _written(turn: Turn, parent: bytes) -> bytes:

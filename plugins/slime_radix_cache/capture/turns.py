@@ -124,7 +124,7 @@ class Turns:
         return turn
 
     async def _given(self, ids: bytes, session: str | None, client: str | None) -> PromptTurn:
-        await self._cold.load_ids(ids, session)
+        await self._cold.load_ids(ids, session, asks=True)
         known, number = self._trajectories.decoded(ids)
         text = text_of(known.end) if known is not None else b""
         text += (await self._encoder.text_of(self._spelling, ids[4 * number :], client)).encode()

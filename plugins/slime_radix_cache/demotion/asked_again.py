@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-import anyio
-
+from slime_radix_cache.demotion.errors import NotNoted
 from slime_radix_cache.demotion.note_writer import NoteWriter
 from slime_radix_cache.demotion.notes import AskedAgain
 
@@ -20,7 +19,8 @@ class PlacesAskedAgain:
 
     def __init__(self) -> None:
         self._known: set[bytes] = set()
-        self._being_noted: set[bytes] = set()
+        #: Places whose notes may not be written yet, oldest first, each with the number of its note.
+        self._unwritten: dict[bytes, int] = {}
 
     def __contains__(self, place: bytes) -> bool:
         return place in self._known
@@ -32,14 +32,22 @@ class PlacesAskedAgain:
     def forget(self, place: bytes) -> None:
         """Forget ``place``, which has no records any more. The log keeps the note until the next start."""
         self._known.discard(place)
+        self._unwritten.pop(place, None)
 
-    async def note(self, place: bytes, writer: NoteWriter) -> None:
-        """Add ``place``, and wait until ``writer`` has noted it."""
+    async def note(self, place: bytes, writer: NoteWriter, is_in_log: Callable[[], bool]) -> None:
+        """Add ``place`` to the notes of ``writer``.
+
+        ``is_in_log()``: the log may have a record at ``place``. Then wait until the note is written, or raise NotNoted:
+        a log without the note would prove that record. A record that is noted later comes after the note.
+        """
         if place not in self._known:
             self._known.add(place)
-            self._being_noted.add(place)
             writer.add(AskedAgain(place))
-        if place in self._being_noted:
-            with anyio.move_on_after(_WAIT_S):  # even after that, this note is written before later notes
-                await writer.flush()
-            self._being_noted.discard(place)
+            self._unwritten[place] = writer.added
+        while self._unwritten and next(iter(self._unwritten.values())) <= writer.written:
+            del self._unwritten[next(iter(self._unwritten))]
+        if place in self._unwritten and is_in_log() and not await writer.flushed(_WAIT_S):
+            raise NotNoted(
+                "the store has an answer to this question, and must note that it is asked again; "
+                f"that was not possible within {_WAIT_S:g} s: try again"
+            )

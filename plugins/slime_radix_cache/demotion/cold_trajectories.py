@@ -195,11 +195,12 @@ class ColdTrajectories:
                 await self._look()
             await self._load(lambda: [*directory.along_text(text), *self._of(session)], asking)
 
-    async def load_ids(self, ids: bytes, session: str | None) -> None:
+    async def load_ids(self, ids: bytes, session: str | None, *, asks: bool = False) -> None:
         """Promote all segments that a search for ``ids`` (packed) by ``session`` may meet. Raises StoreFailed."""
         if self._store is not None:
             directory = self._demotion.directory
-            await self._load(lambda: [*directory.along_ids(ids), *self._of(session)])
+            asking = session if asks else None
+            await self._load(lambda: [*directory.along_ids(ids), *self._of(session)], asking)
 
     async def load_given(self, ids: bytes, text: bytes, session: str | None) -> None:
         """Promote all segments that a search for ``ids`` (packed), whose text is ``text``, may meet.
@@ -264,12 +265,13 @@ class ColdTrajectories:
         assert store is not None  # narrowing: the callers have checked it
         with self._loads.begin() as found:
             while True:
+                if asking is not None and asking not in self._open and store.keeps_notes:
+                    await self._open.begin(
+                        asking
+                    )  # before a failed reading: the request goes on without what it has
                 entries = demotion.directory.with_ancestors(wanted())
                 if not entries:
-                    if asking is None or asking in self._open or not store.keeps_notes:
-                        break
-                    await self._open.begin(asking)
-                    continue
+                    break
                 serials = [entry.serial for entry in entries]
                 try:
                     records = await store.fetch([demotion.runs.key(serial) for serial in serials])

@@ -30,21 +30,29 @@ class NoteWriter:
         #: What is being written. After a failure the same content must be written again.
         self._batch: list[Any] = []
         self._content = b""
-        self._added = self._written = 0
+        #: Numbers of notes.
+        self.added = self.written = 0
         self._news = anyio.Event()
         self._progress = anyio.Event()
 
     def add(self, *notes: Any) -> None:
         """Add ``notes``, to be written by :meth:`run` soon."""
-        self._added += len(notes)
+        self.added += len(notes)
         self._pending += notes
         self._news.set()
 
     async def flush(self) -> None:
         """Wait until all notes that were added are written. :meth:`run` must run."""
-        wanted = self._added
-        while self._written < wanted:
+        wanted = self.added
+        while self.written < wanted:
             await self._progress.wait()
+
+    async def flushed(self, within_s: float) -> bool:
+        """Return True when all notes that were added are written, False if that takes too long."""
+        with anyio.move_on_after(within_s):
+            await self.flush()
+            return True
+        return False
 
     async def run(self) -> None:
         """Write notes, until cancelled. A failed write is repeated."""
@@ -70,7 +78,7 @@ class NoteWriter:
         if self._store.keeps_notes:
             await self._store.note(self._content)
         self._store.forget([note.key for note in self._batch if isinstance(note, Dropped)])
-        self._written += len(self._batch)
+        self.written += len(self._batch)
         self._batch = []
         self._progress.set()
         self._progress = anyio.Event()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import anyio
-
 from slime_radix_cache.demotion.demotion import Demotion
+from slime_radix_cache.demotion.errors import NotNoted
 from slime_radix_cache.demotion.note_writer import NoteWriter
 from slime_radix_cache.demotion.notes import Begun, Ended, Settled, Unanswered
 from slime_radix_cache.index.trajectories import Trajectories
@@ -32,14 +31,22 @@ class OpenSessions:
         return session in self._noted
 
     async def begin(self, session: str) -> None:
-        """Open ``session``, and wait until the log says so. If that fails, the session counts as lost."""
+        """Open ``session``, and wait until the log says so.
+
+        If that takes too long, a new session counts as lost: what the log says of it later comes after this note.
+        Raises NotNoted for a session that the log may have: without the note it would stay settled there.
+        """
         if session not in self._open:
             self._open.add(session)
             self._writer.add(Begun(session))
-        with anyio.move_on_after(_WAIT_S) as scope:
-            await self._writer.flush()
-        if scope.cancelled_caught:
-            self._trajectories.losses.sessions.add(session)
+        if not await self._writer.flushed(_WAIT_S):
+            losses = self._trajectories.losses
+            if session in self._demotion.sessions or session in losses:
+                raise NotNoted(
+                    "the store has answers of this session, and must note that it goes on; "
+                    f"that was not possible within {_WAIT_S:g} s: try again"
+                )
+            losses.sessions.add(session)
         if session in self._open:  # else it was settled meanwhile
             self._noted.add(session)
 

@@ -221,9 +221,8 @@ class SideRecords:
         return sorted(key for key in keys if self._is_proved(self._notes[key]))
 
     def has_answers(self, place: bytes) -> bool:
-        """See the contract. All records at a place are of one session, so it is enough to check a single record."""
-        key = next(iter(self._under(place)), None)
-        return key is not None and self._is_proved(self._notes[key])
+        """See the contract."""
+        return bool(self._under(place))
 
     def _is_proved(self, note: SideRecord) -> bool:
         """Return False if another record at the same place may be lost: the client may mean the lost record."""
@@ -272,7 +271,8 @@ class SideRecords:
 
     async def ask_again(self, place: bytes) -> None:
         """See the contract."""
-        await self._asked_again.note(place, self._saver.writer)
+        is_in_log = lambda: any(self._notes[key].size for key in self._under(place))  # noqa: E731
+        await self._asked_again.note(place, self._saver.writer, is_in_log)
 
     # Other routers.
 
