@@ -16,6 +16,7 @@ from slime_tiered_store.engine.cache_engine import CacheEngine
 from slime_tiered_store.errors import NotEnoughSpaceError, NotStored, StoreError
 from slime_tiered_store.frames import Layout
 from slime_tiered_store.keys import Namespace
+from slime_tiered_store.moving import Move, moves_to
 from slime_tiered_store.note_log import NoteLog, Shortened, StoredNote, new_run
 from slime_tiered_store.store import TieredStore
 from slime_tiered_store.tier import MemoryTier, SharedTier, Tier
@@ -56,6 +57,8 @@ class ColdRecords:
         #: The number of blocks of each record, by key.
         self._blocks: dict[bytes, int] = {}
         self._freed = anyio.Event()
+        self._moves: list[Move] = []
+        self._moves_are_known = anyio.Event()
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -87,12 +90,23 @@ class ColdRecords:
 
     async def notes(self) -> list[StoredNote]:
         """Return the notes of earlier runs, oldest first, and begin a new run. Raises StartupError."""
-        found = [note for log in self.logs.values() for note in await log.read()]
+        read = {name: await log.read() for name, log in self.logs.items()}
+        found = [note for notes in read.values() for note in notes]
         found.sort(key=lambda note: note.run)  # stable: the notes of a run stay in order
         self.run = new_run(found[-1].run if found else b"")
         for log in self.logs.values():
             log.run = self.run
+        if self.keeps_notes:
+            latest = {name: notes[-1].run for name, notes in read.items() if notes}
+            self._moves = moves_to(self._home, self.tiers, self.logs[self._home], latest)
+            self._moves_are_known.set()
         return found
+
+    async def move(self) -> None:
+        """Copy to the home what earlier runs kept in another tier, which was theirs. To be run in the background."""
+        await self._moves_are_known.wait()
+        while self._moves:
+            await self._moves.pop().run()
 
     @property
     def is_shared(self) -> bool:

@@ -19,6 +19,7 @@ from slime_tiered_store.note_objects import (
     FOLDER,
     NoteObject,
     NotesChanged,
+    copied_name,
     needed,
     note_object,
     note_objects,
@@ -189,6 +190,17 @@ class NoteLog:
         except (RemoteError, TierFailed) as error:
             raise self._refused(f"the log of its records cannot be written: {error}") from None
         self._earlier, self._needed = [], []
+
+    def has_copies_of(self, run: bytes) -> bool:
+        """Return True if :meth:`note_copies_of` was called for ``run`` before the log was read."""
+        return copied_name(run.hex()) in self._earlier
+
+    async def note_copies_of(self, run: bytes) -> None:
+        """Note that the store of this log has copies of the records of another log up to ``run``. Raises TierFailed."""
+        try:
+            await self._call(partial(self._client.put, copied_name(run.hex()), b""))
+        except RemoteError as error:
+            raise TierFailed("notes", "write", self._client.url, error) from None
 
     async def shorten(self, notes: Sequence[StoredNote], shortened: Shortened) -> None:
         """Rewrite the notes of each earlier run that has several objects. A failure is logged.

@@ -3,7 +3,8 @@
 A note is an object ``notes/RUN.FIRST-LAST``. RUN is the name of the run of a router that wrote it, in hex. FIRST and
 LAST number the notes of a run from 1; small notes are joined into one object later. So a note may be in several
 objects, and any objects that together have all numbers will do. An object ``notes/RUN.whole`` says that only the notes
-of this run and of later runs are needed.
+of this run and of later runs are needed. An object ``notes/RUN.copied`` says that the store has copies of all records
+of another log, whose latest run is RUN.
 """
 
 from __future__ import annotations
@@ -14,7 +15,16 @@ from typing import NamedTuple
 
 from slime_tiered_store.tiers.remote.client import RemoteError
 
-__all__ = ["FOLDER", "NoteObject", "NotesChanged", "needed", "note_object", "note_objects", "whole_name"]
+__all__ = [
+    "FOLDER",
+    "NoteObject",
+    "NotesChanged",
+    "copied_name",
+    "needed",
+    "note_object",
+    "note_objects",
+    "whole_name",
+]
 
 FOLDER = "notes"
 _NAME = re.compile(r"notes/([0-9a-f]{22})\.(\d+)-(\d+)")
@@ -42,6 +52,11 @@ def note_object(run: str, first: int, last: int) -> NoteObject:
 def whole_name(run: str) -> str:
     """Return the name of the object which says that no earlier run is needed."""
     return f"{FOLDER}/{run}.whole"
+
+
+def copied_name(run: str) -> str:
+    """Return the name of the object which says that records of the log up to ``run`` are copied."""
+    return f"{FOLDER}/{run}.copied"
 
 
 def note_objects(names: Iterable[str]) -> list[NoteObject]:

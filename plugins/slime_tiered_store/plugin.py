@@ -54,6 +54,7 @@ class TieredStorePlugin:
             async with TieredStore(LAYOUT, tiers.memory, tiers.ssd, tiers.remote) as store:
                 each = [tier for tier in (tiers.memory, tiers.ssd, tiers.remote) if tier is not None]
                 with self.records.kept_in(store, each, tiers.logs):
+                    router.tasks.start_soon(self.records.move)
                     yield
         finally:
             await tiers.aclose()

@@ -182,6 +182,28 @@ async def test_a_graceful_stop_loses_nothing(
         assert [objects[run] for run in sorted(objects)][:-1] == [1, 1]  # joined by later runs
 
 
+async def test_full_disk_loses_nothing_when_a_remote_store_becomes_the_home(
+    start: Start, tokenizer: EngineTokenizer, checkpoint: str, tmp_path: Path
+) -> None:
+    engine = ScriptedEngine(tokenizer)
+    disk = tier_flags("ssd", tmp_path / "disk", (1 << 16) + 12 * 4096)
+    async with serving(engine.app) as url:
+        flags = (*BARE, "--hf-checkpoint", checkpoint, "--worker-urls", url, *SMALL, *disk)
+        flags += ("--store-memory-bytes", "20480")
+        names = [f"s{number}" for number in range(12)]
+        async with start(*flags) as running:
+            rollout = Rollout(running.client, engine)
+            rollout.texts = {name: f"{name} has a prompt of its own" for name in names}
+            for name in names[:4]:
+                await rollout.turn(name, [*range(70, 100)])
+        async with start(*flags, *tier_flags("file", tmp_path / "remote")) as running:
+            rollout.http = running.client
+            for name in names[4:]:
+                await rollout.turn(name, [*range(70, 100)])
+            await rollout.idle()
+            assert all([await rollout.check(name) for name in names])
+
+
 async def test_second_router_reads_what_the_first_wrote(
     start: Start, tokenizer: EngineTokenizer, checkpoint: str, tmp_path: Path
 ) -> None:

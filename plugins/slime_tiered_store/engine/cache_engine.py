@@ -25,7 +25,7 @@ class CacheEngine:
     An id belongs to the tree, to ``recovered``, or to the caller of ``take`` until that caller inserts or recycles it.
     ``recovered``: ids of blocks that an earlier process left and nobody has read since, by key. ``reading``: keys
     of recovered blocks that a transfer reads now. ``epoch``: the number of resets. The engine calls ``tier.forget`` for
-    blocks that it gives up.
+    blocks that it gives up. ``evicts``: False while the tier may have blocks that no other one has.
     """
 
     def __init__(self, tier: Tier | MemoryTier, tokens_per_block: int, policy: str = "lru") -> None:
@@ -36,6 +36,7 @@ class CacheEngine:
         self.reading: set[BlockKey] = set()
         self.num_evicted_blocks = 0
         self.epoch = 0
+        self.evicts = True
         self._slots: Tier | None = None
         #: The number of blocks with each key, in a tier that finds blocks by key. There are two after a block in use
         #: was detached, and stored again. The tier forgets the key when the last block is given back.
@@ -65,7 +66,7 @@ class CacheEngine:
 
     def _evict(self, missing: int, required: int, on_evict: Callable[[RadixNode, int], None] | None) -> None:
         """Evict ``missing`` blocks. Recovered blocks go first."""
-        evictable = len(self.recovered) + self.index.num_evictable_blocks
+        evictable = len(self.recovered) + self.index.num_evictable_blocks if self.evicts else 0
         if missing > evictable:
             raise NotEnoughSpaceError(self.name, required, self.mempool.num_free_blocks + evictable)
         unread = self.claim(list(islice(self.recovered, missing)))
@@ -78,7 +79,8 @@ class CacheEngine:
         match = self.index.match_prefix(sequence, update_cache_info=False)
         missing = sequence.num_blocks - match.num_matched_blocks
         on_path = sum(node.size() for node, _ in match.path)
-        if match.unready_node is not None or missing > self.mempool.num_total_blocks - on_path:
+        can_fit = self.evicts and missing <= self.mempool.num_total_blocks - on_path
+        if match.unready_node is not None or not can_fit:
             return False
         self.index.lock(match.last_node)
         evictable = self.index.num_evictable_blocks

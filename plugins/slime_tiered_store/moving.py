@@ -1,0 +1,113 @@
+"""Copies of what earlier runs kept in a tier that was their home, to the home of this run."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+
+import anyio
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
+
+from slime_tiered_store.engine.cache_engine import CacheEngine
+from slime_tiered_store.errors import BlockCorrupt, BlockMissing, StoreError
+from slime_tiered_store.note_log import NoteLog
+from slime_tiered_store.tier import Block, MemoryTier, SharedTier, Tier
+
+__all__ = ["Move", "moves_to"]
+
+logger = logging.getLogger(__name__)
+
+#: Blocks that are copied together: about 1 MiB.
+_AT_ONCE = 256
+#: Longest time between two attempts, in seconds.
+_PAUSE_S = 60.0
+
+
+class Move:
+    """Copies the blocks that earlier runs left in ``tier`` to ``home``, unless ``home`` has them.
+
+    ``engine``, that of ``tier``, evicts nothing until all are copied: some may be in no other tier. ``done()`` is
+    awaited then. A call that fails is repeated until it succeeds, so nothing is lost while ``home`` is full or fails.
+    """
+
+    def __init__(
+        self, engine: CacheEngine, tier: Tier, home: SharedTier, done: Callable[[], Awaitable[None]]
+    ) -> None:
+        engine.evicts = False
+        self._engine = engine
+        # Slots stay with their keys: what is forgotten meanwhile is missing when it is read.
+        self._keys, self._slots = list(engine.recovered), array("q", engine.recovered.values())
+        self._tier = tier
+        self._home = home
+        self._done = done
+
+    async def run(self) -> None:
+        """Copy all, and let the tier evict again."""
+        keys, tier, home = self._keys, self._tier.name, self._home.name
+        logger.info("copying %d blocks of earlier runs from tier %s to tier %s", len(keys), tier, home)
+        for start in range(0, len(keys), _AT_ONCE):
+            some = slice(start, start + _AT_ONCE)
+            await self._again(partial(self._copy, list(map(Block, self._slots[some], keys[some]))))
+        await self._again(self._done)
+        self._engine.evicts = True
+        logger.info("tier %s has all blocks of earlier runs that were in tier %s", home, tier)
+
+    async def _copy(self, blocks: Sequence[Block]) -> None:
+        held = await self._home.holds([block.key for block in blocks])
+        there, frames = await self._read(blocks[held:], self._tier.block_bytes)
+        await self._home.write(there, frames)
+        still_there, _ = await self._read(there, 0)
+        self._home.forget(list(set(there).difference(still_there)))
+
+    async def _read(self, blocks: Sequence[Block], size: int) -> tuple[list[Block], list[memoryview]]:
+        """Return those of ``blocks`` that are neither forgotten nor lost, each with its first ``size`` bytes."""
+        there = list(blocks)
+        while True:
+            frames = [memoryview(bytearray(size)) for _ in there]
+            try:
+                await self._tier.read(there, frames)
+            except (BlockMissing, BlockCorrupt) as gone:
+                there = [block for block in there if block.key != gone.key]
+            else:
+                return there, frames
+
+    async def _again(self, call: Callable[[], Awaitable[None]]) -> None:
+        again = AsyncRetrying(
+            wait=wait_exponential(max=_PAUSE_S),
+            retry=retry_if_exception_type(StoreError),
+            sleep=anyio.sleep,
+            before_sleep=self._warn,
+        )
+        await again(call)
+
+    def _warn(self, state: RetryCallState) -> None:
+        if state.attempt_number == 1 and state.outcome is not None:
+            logger.warning(
+                "tier %s evicts nothing until its blocks are copied to tier %s: %s",
+                self._tier.name,
+                self._home.name,
+                state.outcome.exception(),
+            )
+
+
+def moves_to(
+    home: str,
+    tiers: Sequence[tuple[CacheEngine, Tier | MemoryTier]],
+    log: NoteLog,
+    latest: Mapping[str, bytes],
+) -> list[Move]:
+    """Return the moves to the tier ``home``, whose log is ``log``, from tiers that were the home of earlier runs.
+
+    ``latest``: the latest run in the log of each of ``tiers``; none for a tier without notes.
+    """
+    to = next(tier for engine, tier in tiers if engine.name == home)
+    if not isinstance(to, SharedTier):
+        return []  # from a shared tier, where a router evicts nothing that earlier ones wrote
+    return [
+        Move(engine, tier, to, partial(log.note_copies_of, latest[engine.name]))
+        for engine, tier in tiers
+        if engine.name in latest and engine.name != home and not isinstance(tier, MemoryTier)
+        if not log.has_copies_of(latest[engine.name])
+    ]
