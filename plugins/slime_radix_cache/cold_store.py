@@ -70,12 +70,12 @@ class ColdStore(Protocol):
         ...
 
     async def shorten_notes(
-        self, notes: Sequence[Any], shortened: Callable[[Sequence[bytes]], Sequence[bytes] | None]
+        self, notes: Sequence[Any], shortened: Callable[[Sequence[bytes]], Sequence[bytes]]
     ) -> None:
         """Shorten the notes of earlier runs in a shared store, where other routers may read them. Logs a failure.
 
         ``notes``: what :meth:`notes` returned. ``shortened`` is called with the contents of a run's notes. It returns
-        as many new contents, or None to leave the notes as they are.
+        as many new contents.
         """
         ...
 

@@ -43,8 +43,8 @@ _DELETED_AT_ONCE = 1000
 #: Another router may join notes while they are read. Then they are listed and read again, so many times in all.
 _READS, _READ_AGAIN_S = 4, 0.05
 
-#: Takes the contents of the notes of a run. Returns a shorter content for each, or None.
-Shortened: TypeAlias = Callable[[Sequence[bytes]], Sequence[bytes] | None]
+#: Takes the contents of the notes of a run. Returns a shorter content for each.
+Shortened: TypeAlias = Callable[[Sequence[bytes]], Sequence[bytes]]
 
 
 class StoredNote(NamedTuple):
@@ -205,9 +205,9 @@ class NoteLog:
     async def shorten(self, notes: Sequence[StoredNote], shortened: Shortened) -> None:
         """Rewrite the notes of each earlier run that has several objects. A failure is logged.
 
-        ``notes``: what :meth:`read` returned. ``shortened``: called with the contents of the notes of a run; it returns
-        None for a run that a router may still write. Other routers may do the same now. An object is deleted only when
-        its notes are in objects that begin earlier, or are longer. So no router deletes what another one needs.
+        ``notes``: what :meth:`read` returned. ``shortened``: called with the contents of the notes of a run. Other
+        routers may do the same now, and the router of the run may write and join its notes. An object is deleted only
+        when its notes are in objects that begin earlier, or are longer. So no router deletes what another one needs.
         """
         contents = {note.place: note.content for note in notes}
         listed: dict[str, list[str]] = {}
@@ -217,8 +217,8 @@ class NoteLog:
             for run, each in groupby(self._needed, lambda one: one.run):
                 objects = list(each)
                 former = [contents[self._place(one)] for one in objects]
-                if len(listed[run]) > 1 and (shorter := shortened(former)) is not None:
-                    kept = await self._rewrite(list(zip(objects, former, shorter, strict=True)))
+                if len(listed[run]) > 1:
+                    kept = await self._rewrite(list(zip(objects, former, shortened(former), strict=True)))
                     await self._delete([name for name in listed[run] if name not in kept])
         except RemoteError as error:
             logger.warning("%s: notes of earlier runs are not shortened: %s", self._client.url, error)

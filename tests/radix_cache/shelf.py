@@ -93,14 +93,14 @@ class Shelf:
             self.written = [Note(self.run, "whole", content) for content in contents]
 
     async def shorten_notes(
-        self, notes: Sequence[Note], shortened: Callable[[Sequence[bytes]], Sequence[bytes] | None]
+        self, notes: Sequence[Note], shortened: Callable[[Sequence[bytes]], Sequence[bytes]]
     ) -> None:
         if not self.is_shared:
             return
         for run in dict.fromkeys(note.run for note in notes):
             places = [place for place, note in enumerate(self.written) if note.run == run]
             contents = shortened([self.written[place].content for place in places])
-            for place, content in zip(places, contents or [], strict=contents is not None):
+            for place, content in zip(places, contents, strict=True):
                 self.written[place] = self.written[place]._replace(content=content)
 
     async def adopt(self, sizes: Mapping[bytes, int]) -> Sequence[bytes]:

@@ -114,6 +114,11 @@ def flags_of(tier: str, path: Path) -> tuple[str, ...]:
     return (*SMALL, "--store-memory-bytes", "40960", *tier_flags(tier, path))
 
 
+def run_of(path: Path) -> str:
+    """The name of the run of a router, of whose log this is a part."""
+    return path.name.partition(".")[0]
+
+
 async def roll(rollout: Rollout) -> None:
     """Four sessions of three turns, which are demoted; and one that is in memory only."""
     for turn in range(3):
@@ -148,6 +153,8 @@ async def test_trajectories_survive_a_kill(
         async with start(*flags, "--worker-urls", url, *flags_of(tier, tmp_path / "copy")) as running:
             rollout.http = running.client
             await check_after_a_kill(rollout)
+            objects = Counter(run_of(path) for path in (tmp_path / "copy" / "notes").iterdir())
+            assert tier == "ssd" or objects[min(objects)] == 1, "the killed router's notes are joined"
 
 
 @pytest.mark.parametrize("tier", ["ssd", "file"])
@@ -178,7 +185,7 @@ async def test_a_graceful_stop_loses_nothing(
         left = [path for path in files if path.parent.name not in ("store", "notes")]
         # Also the blocks that earlier runs wrote are deleted, but for the first prompt: others may continue it.
         assert len(left) == 1
-        objects = Counter(path.name.partition(".")[0] for path in files if path.parent.name == "notes")
+        objects = Counter(run_of(path) for path in files if path.parent.name == "notes")
         assert [objects[run] for run in sorted(objects)][:-1] == [1, 1]  # joined by later runs
 
 

@@ -1,4 +1,4 @@
-"""Removal of the notes that a run which has ended does not need any more."""
+"""Removal of the notes of a run that its later notes replace."""
 
 from __future__ import annotations
 
@@ -23,33 +23,36 @@ from slime_radix_cache.demotion.notes import (
 __all__ = ["shortened"]
 
 
-def shortened(contents: Sequence[bytes]) -> list[bytes] | None:
-    """Return as many contents as ``contents``, with only the needed notes; None if the run has not ended.
+def shortened(contents: Sequence[bytes]) -> list[bytes]:
+    """Return as many contents as ``contents`` of a run, with only the needed notes. Raises WrongNote.
 
-    Each needed note stays in its content, since a router that has read some of the contents goes on with the next. A
-    note is needless if a later note replaces it. But a Dropped note is always needed: another router may know the
-    segment. Raises WrongNote.
+    Each needed note stays in its content, since a router that has read some of the contents goes on with the next, and
+    the router of the run may write more. A note is needless if a later note replaces it. But a Dropped note is always
+    needed: another router may know the segment. If the run has not ended, each session keeps its latest note, even
+    Settled: another router may have read that the session has begun.
     """
     notes = [list(unpacked(content)) for content in contents]
     latest = (note for some in reversed(notes) for note in reversed(some) if not isinstance(note, Rows))
-    if not isinstance(next(latest, None), Ended):
-        return None
-    needed = _Needed()
+    needed = _Needed(has_ended=isinstance(next(latest, None), Ended))
     return [packed([note for note in reversed(some) if needed(note)][::-1]) for some in reversed(notes)][::-1]
 
 
 class _Needed:
     """Returns True for a note that is needed. Call it for all notes of a run, the latest first."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_ended: bool) -> None:
+        self._has_ended = has_ended
         self._later: set[tuple[Any, ...]] = set()
 
     def __call__(self, note: Any) -> bool:
+        subject: tuple[Any, ...]
         match note:
-            case Begun() | Settled():
-                return False  # all sessions of a run that has ended are settled
+            case Begun(session=session) | Settled(session=session):
+                if self._has_ended:
+                    return False  # all sessions are settled
+                subject = (Begun, session)
             case Demoted(key=key) | SideRecord(key=key) | Dropped(key=key):
-                subject: tuple[Any, ...] = (Demoted, key)
+                subject = (Demoted, key)
             case Grew(session=session, part=part):
                 subject = (Grew, session, part)
             case Lost() | Unanswered():

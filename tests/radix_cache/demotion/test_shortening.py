@@ -1,4 +1,4 @@
-"""Shorter notes of a router that has ended say the same to routers that start, and to those that run."""
+"""Shorter notes of a router say the same to routers that start, and to those that run."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ def demoted(key: bytes, tokens: int = 0) -> Demoted:
     return Demoted(key, b"", 1, "s", (0, 0, 0), None, tokens, (), None, None, None, False, False, b"")
 
 
-def shortened_notes(*contents: Sequence[Any]) -> list[list[Any]] | None:
-    short = shortened([packed(notes) for notes in contents])
-    return None if short is None else [list(unpacked(content)) for content in short]
+def shortened_notes(*contents: Sequence[Any]) -> list[list[Any]]:
+    return [list(unpacked(content)) for content in shortened([packed(notes) for notes in contents])]
 
 
 def test_needless_notes_go_and_the_others_stay_in_place() -> None:
@@ -51,13 +50,19 @@ def test_needless_notes_go_and_the_others_stay_in_place() -> None:
     ]
 
 
-def test_notes_of_a_run_that_may_go_on_stay() -> None:
-    assert shortened_notes([BEGUN, demoted(b"a")]) is None
-    assert shortened_notes([BEGUN, demoted(b"a"), Ended(), demoted(b"a")]) is None
+def test_each_session_of_a_run_that_may_go_on_keeps_its_latest_note() -> None:
+    assert shortened_notes(
+        [BEGUN, Begun("s"), Begun("t"), demoted(b"a")],
+        [Settled("s"), Settled("t"), demoted(b"a", 2)],
+        [Begun("s"), Dropped(b"b")],
+    ) == [[BEGUN], [Settled("t"), demoted(b"a", 2)], [Begun("s"), Dropped(b"b")]]
+    assert shortened_notes([BEGUN, Begun("s"), Ended(), demoted(b"a")]) == [
+        [BEGUN, Begun("s"), Ended(), demoted(b"a")]
+    ]
 
 
-async def shared(seed: int) -> Shelf:
-    """A store with the notes of a router that has ended, and deleted some of its sessions."""
+async def shared(seed: int, *, is_killed: bool = False) -> Shelf:
+    """A store with the notes of a router that has ended, or was killed, and deleted some of its sessions."""
     store = Shelf(keeps_notes=True)
     store.is_shared = True
     async with run_on(store, SMALL) as run:
@@ -72,7 +77,7 @@ async def shared(seed: int) -> Shelf:
                 await run.promote_all()
                 run.cold.forget("two")
         await run.settled()
-    return store
+        return copy(store, store.written) if is_killed else store
 
 
 def copy(store: Shelf, notes: Sequence[Note]) -> Shelf:
@@ -83,19 +88,20 @@ def copy(store: Shelf, notes: Sequence[Note]) -> Shelf:
 
 def rewritten(store: Shelf) -> list[Note]:
     contents = shortened([note.content for note in store.written])
-    assert contents is not None
     return [note._replace(content=each) for note, each in zip(store.written, contents, strict=True)]
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-async def test_router_that_starts_knows_the_same(seed: int) -> None:
-    store = await shared(seed)
+async def test_router_that_starts_knows_the_same(seed: int, *, is_killed: bool) -> None:
+    store = await shared(seed, is_killed=is_killed)
     short = rewritten(store)
     assert sum(len(each.content) for each in short) < sum(len(each.content) for each in store.written)
     long, again = (Past(notes, "toy", is_shared=True) for notes in (store.written, short))
     assert again.segments == long.segments
     assert (again.grown, again.lost, again.unanswered) == (long.grown, long.lost, long.unanswered)
-    assert again.open == long.open == {}
+    assert again.open == long.open
+    assert bool(long.open) == is_killed
     async with run_on(copy(store, store.written)) as third:  # which shortens them
         await third.promote_all()
         assert [note.content for note in third.shelf.written[: len(short)]] == [
@@ -103,9 +109,10 @@ async def test_router_that_starts_knows_the_same(seed: int) -> None:
         ]
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
 @pytest.mark.parametrize("seed", range(2))
-async def test_router_that_runs_knows_the_same_at_any_point(seed: int) -> None:
-    store = await shared(seed)
+async def test_router_that_runs_knows_the_same_at_any_point(seed: int, *, is_killed: bool) -> None:
+    store = await shared(seed, is_killed=is_killed)
     known: dict[str, Any] = {}
     for seen in range(len(store.written), 0, -max(1, len(store.written) // 8)):
         async with run_on(copy(store, store.written[:seen])) as reader:
