@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from chat.chatting import Chat
+from deadlines import until
+from slime_radix_cache.demotion.cold_trajectories import ColdTrajectories
+from slime_radix_cache.index.limits import Limits
+
 ASK: dict[str, Any] = {"return_token_ids": True, "max_tokens": 60}
+#: Their tokens are drawn from many spellings.
+WORDS = "Two words, café 日本語."
 
 
 def user(text: str) -> dict[str, Any]:
@@ -23,3 +30,19 @@ def is_continued(document: dict[str, Any], before: dict[str, Any], index: int = 
     continued: bool = document["prompt_token_ids"][: len(known)] == known
     assert continued == (document["history"] in ("exact", "restored"))
     return continued
+
+
+async def demote_all(chat: Chat) -> None:
+    """Demote all that no request holds, and wait until it is noted."""
+    cold: ColdTrajectories = chat.running.router.components.get("ownership")
+    kept = cold._trajectories
+    limits, kept._limits = kept._limits, Limits(tokens=1)
+    cold.check()
+    await until(lambda: not kept.overdue(1))
+    kept._limits = limits
+    await cold._saver.writer.flush()
+
+
+async def asked(chat: Chat, *messages: Any, session: str | None = "s", **more: Any) -> Any:
+    body = {"messages": list(messages), **ASK, **more}
+    return await chat.post(**body, **({} if session is None else {"session_id": session}))

@@ -16,14 +16,12 @@ import pytest
 
 from chaos.processes import Program
 from chat.chatting import Chat, chatting
-from chat.remembered import ASK, is_continued, said, user
+from chat.remembered import ASK, WORDS, asked, demote_all, is_continued, said, user
 from chat_models.families import QWEN2_5, QWEN3
 from chat_models.steered import by_text, speaking
 from deadlines import HANG_S, until
 from drift.rollouts import TOOLS
 from ports import free_port
-from slime_radix_cache.demotion.cold_trajectories import ColdTrajectories
-from slime_radix_cache.index.limits import Limits
 from store_flags import tier_flags
 
 if TYPE_CHECKING:
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 CALL = '<tool_call>\n{"name": "time", "arguments": {"place": "東京"}}\n</tool_call>'
-#: Their tokens are drawn from many spellings.
-WORDS = "Two words, café 日本語."
 
 
 def flags_of(tier: str, path: Path) -> tuple[str, ...]:
@@ -59,22 +55,6 @@ class Lives:
         after = self.path.with_name(f"{self.path.name}-")
         shutil.copytree(self.path, after)
         self.path = after
-
-
-async def demote_all(chat: Chat) -> None:
-    """Demote all that no request holds, and wait until it is noted."""
-    cold: ColdTrajectories = chat.running.router.components.get("ownership")
-    kept = cold._trajectories
-    limits, kept._limits = kept._limits, Limits(tokens=1)
-    cold.check()
-    await until(lambda: not kept.overdue(1))
-    kept._limits = limits
-    await cold._saver.writer.flush()
-
-
-async def asked(chat: Chat, *messages: Any, session: str | None = "s", **more: Any) -> Any:
-    body = {"messages": list(messages), **ASK, **more}
-    return await chat.post(**body, **({} if session is None else {"session_id": session}))
 
 
 class Asked(NamedTuple):

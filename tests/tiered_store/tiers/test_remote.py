@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import httpx
 import pytest
 
+from chat.chatting import chatting
+from chat.remembered import WORDS, asked, demote_all, is_continued, said, user
+from chat_models.families import QWEN2_5
 from deadlines import HANG_S, until
 from router_core.errors import SettingsError, StartupError
 from slime_tiered_store.errors import BlockCorrupt, BlockMissing, TierBusy, TierFailed, TierFull
@@ -21,6 +26,9 @@ from slime_tiered_store.tiers.remote.client import RemoteClient, RemoteError
 from slime_tiered_store.tiers.remote.tier import CALLS_AT_ONCE
 from tiered_store.tiers.disks import BLOCK_BYTES, content_of, key_of
 from tiered_store.tiers.remote_servers import redis_server, s3_server
+
+if TYPE_CHECKING:
+    from routers import Start
 
 pytestmark = pytest.mark.anyio
 
@@ -516,3 +524,25 @@ async def test_notes_become_short_while_another_router_reads_them(remote: Remote
     await second.client.delete(names)
     for tier in (first, second):
         await tier.aclose()
+
+
+@pytest.mark.parametrize("remote", ["redis", "s3"], indirect=True)
+async def test_chats_go_on_from_what_a_server_keeps(remote: Remote, start: Start) -> None:
+    """At a second router, which finds what a kill of the first would leave, and after a stop of both."""
+    url = re.sub("/0$", "/1", remote.url)  # the first database has the smaller blocks of other tests
+    flags = ("--plugin", "tiered_store", "--store-memory-bytes", "40960", "--store-remote", url)
+    life = partial(chatting, start, WORDS, family=QWEN2_5, flags=flags)
+    async with life() as one, life() as two:
+        first = await asked(one, user("a"))
+        await asked(one, user("twice?"), session="again")
+        await demote_all(one)
+        twice = await asked(one, user("twice?"), session="again")
+        second = await asked(two, user("a"), said(first), user("b"))
+        assert (second["history"], is_continued(second, first)) == ("exact", True)
+        other = await asked(two, user("twice?"), said(twice), user("b"), session="again")
+        assert other["history"] == "fresh", "its tokens are in memory of the first router"
+    async with life() as three:
+        third = await asked(three, user("a"), said(first), user("b"), said(second), user("c"))
+        assert (third["history"], is_continued(third, second)) == ("exact", True)
+        known = await asked(three, user("twice?"), said(twice), user("c"), session="again")
+        assert (known["history"], is_continued(known, twice)) == ("exact", True)
