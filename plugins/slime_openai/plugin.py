@@ -135,7 +135,7 @@ class OpenAI:
             if request.method == "GET" and path.startswith(f"{_MODELS}/"):
                 return Reply.from_json(self._models.one(path.removeprefix(f"{_MODELS}/")))
         except HTTPError as error:
-            return Reply(error.status, [JSON], error_body(error))
+            return Reply(error.status, [JSON, *error.headers], error_body(error))
         return None
 
     @hookimpl

@@ -224,8 +224,10 @@ async def test_repeated_question_is_not_answered_before_it_is_noted(
         await demote_all(chat)
         with without_the_log(lives.path):
             for _ in range(2):
-                status, error = await chat.refused(messages=[user("a")], **body)
-                assert (status, error["code"]) == (503, "STORE_FAILED")
+                request = {"messages": [user("a")], **body}
+                reply = await chat.running.client.post("/v1/chat/completions", json=request)
+                assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+                assert reply.json()["error"]["code"] == "STORE_FAILED"
             await asked(chat, user("a"), session="new")
             assert len(chat.sampled) == times + 1, "no engine has answered the repeated question"
         await demote_all(chat)  # waits until the log is written again
