@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from starlette.routing import BaseRoute
 
-from router_core import SettingsError, Worker, hookimpl
+from router_core import Exchange, SettingsError, Worker, hookimpl
 from router_core.router import Router
 from router_core.sender import Sender
 from router_core.workers import WorkerChange
 from slime_sglang.gateway_flags import add_gateway_flags, without_effect
 from slime_sglang.introduction import Introduction
+from slime_sglang.misspelt_paths import MisspeltPaths
 from slime_sglang.ranks import Ranks
 from slime_sglang.worker_routes import worker_routes
 
@@ -76,6 +77,14 @@ class SGLang:
     @hookimpl
     def routes(self, router: Router) -> Sequence[BaseRoute]:
         return worker_routes(router)
+
+    @hookimpl(trylast=True)  # called first: the plugin openai rewrites errors
+    def post_response(self, exchange: Exchange) -> Awaitable[None] | None:
+        reply, worker = exchange.reply, exchange.worker
+        if reply is None or reply.status != 404 or worker is None or worker.passthrough:
+            return None
+        known = MisspeltPaths(pattern for pattern, _ in self._router.own_paths)
+        return known.check(exchange.request.path, reply)
 
     @hookimpl(tryfirst=True)  # other plugins see the worker with its ranks
     def worker_changed(self, worker: Worker, change: WorkerChange) -> None:

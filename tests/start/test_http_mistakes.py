@@ -70,6 +70,9 @@ PLAIN: list[Row] = [
     ("POST /weight_version", {"version": "7"}, {}, 400, 'wanted {"weight_version": "7"}'),
     ("POST /update_weights_from_disk", {}, {}, 400, "model_path is required"),
     ("POST /load_balance", {}, {}, 404, "Not Found"),
+    ("POST /genrate", {"text": "x"}, {}, 404, "no engine has the path /genrate; did you mean /generate?"),
+    ("POST /chat/completions", {}, {}, 404, "did you mean /v1/chat/completions?"),
+    ("POST /add_workers?url=http://a:1", {}, {}, 404, "did you mean /add_worker?"),
 ]
 RECORDING: list[Row] = [
     ("POST /retrieve_from_text", None, {}, 400, "the body is not JSON"),
@@ -86,6 +89,8 @@ RECORDING: list[Row] = [
         "wanted a list of messages that is not empty, got 'hi'",
     ),
     ("POST /v1/completions", {"messages": []}, {}, 400, "Missing required parameter: 'prompt'"),
+    ("POST /v1/chat/completion", {}, {}, 404, "did you mean /v1/chat/completions?"),
+    ("POST /retrieve_from_txt", {"text": "x"}, {}, 404, "did you mean /retrieve_from_text?"),
 ]
 LOCKED: list[Row] = [
     (
