@@ -11,6 +11,7 @@ from slime_start.suggestions import unknown_name
 __all__ = ["CommandParser"]
 
 _UNKNOWN = "unrecognized arguments: "
+_OF_THE_ROUTER = ("--plugin", "--middleware-paths", "--worker-urls", "--no-default-plugins", "--config")
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -25,6 +26,10 @@ class CommandParser(argparse.ArgumentParser):
             name = message.removeprefix(_UNKNOWN).split()[0].partition("=")[0]
             if "://" in name and "--url" in self._option_string_actions:
                 raise self._failure(f"an address belongs after a flag: --url {name}")
+            if name in _OF_THE_ROUTER:
+                raise self._failure(
+                    f"{name} is a flag of the router, which starts without a command: slime-router {name} ..."
+                )
             told = unknown_name("flag", name, self._option_string_actions, {})
             raise self._failure(
                 f"{told or f'unknown flag or value {name}'} ({self.prog} --help shows all flags)"

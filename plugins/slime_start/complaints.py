@@ -39,7 +39,7 @@ def complaint(
         name = word.partition("=")[0]  # without the value, which may be a secret key
         return unknown_name("flag", name, flags, elsewhere) or f"unknown flag {name} (--help shows all flags)"
     for variable in variables:
-        flag = "--" + variable.removeprefix(PREFIX).lower().replace("_", "-")
+        flag = "--" + variable.upper().removeprefix(PREFIX).lower().replace("_", "-")
         if flag in flags:
             read = parser.variable_of(flag)
             return f"{variable} is not read: {f'set {read}' if read else f'give {flag} on the command line'}"

@@ -13,11 +13,14 @@ _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
 
 
 def unknown_variables(environment: Mapping[str, str], prefix: str, known: Container[str]) -> list[str]:
-    """Return the variables that begin with ``prefix`` and are not ``known``, except those that Kubernetes sets."""
+    """Return the variables that begin with ``prefix`` and are not ``known``, except those that Kubernetes sets.
+
+    A known variable in lower case is another one, and is returned, too.
+    """
     return [
         name
         for name, value in sorted(environment.items())
-        if name.startswith(prefix)
-        and name not in known
+        if name not in known
+        and (name.startswith(prefix) or name.upper() in known)
         and not (_SERVICE.fullmatch(name) or _SERVICE_URL.match(value))
     ]

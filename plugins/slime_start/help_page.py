@@ -32,10 +32,21 @@ def about_point(point: EntryPoint) -> str:
 
 @contextmanager
 def grouped(parser: argparse.ArgumentParser, title: str, description: str = "") -> Iterator[None]:
-    """Put all flags that are added within the block into one group of the help page."""
+    """Put all flags that are added within the block into one group of the help page.
+
+    The message of an error that comes from a flag of an earlier group gets the name of that group.
+    """
     loose, groups = parser._optionals._group_actions, parser._action_groups
     flags, before = len(loose), len(groups)
-    yield
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error.__cause__, argparse.ArgumentError):
+            words = error.__cause__.message.replace(",", "").split()
+            for group in groups[:before]:
+                if any(flag in words for action in group._group_actions for flag in action.option_strings):
+                    error.args = (f"{error}; {group.title} has it already: is one plugin loaded twice?",)
+        raise
     made = groups[before:]
     added = [*loose[flags:], *(action for group in made for action in group._group_actions)]
     del loose[flags:], groups[before:]

@@ -112,6 +112,11 @@ MISTAKES = {
     " argument is required to"
     " perform a relative import for './plugin.py'; wanted a dotted path such as package.module.Class,"
     " with its",
+    "--middleware-paths slime_metrics": "plugin 'slime_metrics' failed in add_options: ArgumentError: argument"
+    " --prometheus-port: conflicting option string: --prometheus-port; metrics has it already: is one plugin"
+    " loaded twice?",
+    "--plugin r3 --middleware-paths slime_r3": "plugin 'slime_r3' failed in add_options: ArgumentError: argument"
+    " --r3-inject: conflicting option string: --r3-inject; r3 has it already: is one plugin loaded twice?",
     "--middleware-paths router_core.errors": "plugin 'router_core.errors' has no hooks; known: add_options, ",
     # files
     "--config nowhere.conf": "--config nowhere.conf: No such file or directory",
@@ -182,6 +187,8 @@ MISTAKES = {
     "plugins --all": "plugins takes no flags, got '--all'",
     "engine --prot 3": "unknown flag --prot: did you mean --port? (slime-router engine --help shows"
     " all flags)",
+    "engine --plugin radix_cache": "--plugin is a flag of the router, which starts without a command: slime-router"
+    " --plugin ...",
     "engine --port many": "--port: wanted a whole number, got 'many'",
     "engine --model /nowhere": "--model and backend transformers go together: give both, or none;"
     " got backend ngram",
@@ -192,6 +199,7 @@ MISTAKES = {
     "SLIME_ROUTER_PROT=7": "unknown variable SLIME_ROUTER_PROT: did you mean SLIME_ROUTER_PORT?",
     "SLIME_ROUTER_APIKEY=k": "unknown variable SLIME_ROUTER_APIKEY: did you mean SLIME_ROUTER_API_KEY?",
     "SLIME_ROUTER_PLUGINS=r3": "unknown variable SLIME_ROUTER_PLUGINS: did you mean SLIME_ROUTER_PLUGIN?",
+    "slime_router_port=7": "slime_router_port is not read: set SLIME_ROUTER_PORT",
     "SLIME_ROUTER_CONFIG=bad.conf": "SLIME_ROUTER_CONFIG is not read: give --config on the command line",
     "SLIME_ROUTER_CA_CERT_PATH=ca.pem": "SLIME_ROUTER_CA_CERT_PATH is not read: set"
     " SLIME_ROUTER_CA_CERT_PATHS",
@@ -283,6 +291,7 @@ def test_flags_without_effect_and_equal_keys_are_told(
         ("SLIME_ROUTER_PORT_80_TCP_ADDR", "10.0.0.1"),
         ("SLIME_ROUTER_ENGINE_PORT", "tcp://10.0.0.1:80"),  # of a service named slime-router-engine
         ("SLIME_ROUTER_VERSION", "0.1.0"),  # of an image
+        ("slime_router_home", "/srv"),
         ("SLIME_ROUTER_COMPILE", "1"),
     ],
 )
