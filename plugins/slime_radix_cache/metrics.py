@@ -70,14 +70,11 @@ def offer_metrics(metrics: Metrics | None, tally: Tally, kept: Trajectories) -> 
 
 
 def _by_path(counts: Mapping[tuple[str, str], int]) -> Counter[tuple[str, str]]:
-    """Return ``counts`` with few labels: an unknown path becomes "other", and a reason ends before its colon.
-
-    A client chooses what comes after the colon, so there could be any number of labels.
-    """
+    """Return ``counts`` with few paths: an unknown path, which a client may choose, becomes "other"."""
     found: Counter[tuple[str, str]] = Counter()
     for (path, reason), count in counts.items():
         known = path if path.encode() in GENERATION_PATHS else "other"
-        found[known, reason.partition(":")[0]] += count
+        found[known, reason] += count
     return found
 
 

@@ -7,9 +7,14 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from slime_sglang.request_fields import is_sampling_parameter
+
 __all__ = ["Tally"]
 
 logger = logging.getLogger(__name__)
+
+#: Unknown fields that are logged; clients choose the names.
+_MOST_FIELDS = 16
 
 
 class Tally:
@@ -28,7 +33,8 @@ class Tally:
         self.untouched_by_reason: Counter[str] = Counter()
         self.unrecorded_by_kind: Counter[str] = Counter()
         self.contradictions: Counter[str] = Counter()
-        #: Sequences by the path of the client's request and the reason.
+        self._unknown_fields: set[str] = set()
+        #: Sequences by the path of the client's request and the kind of the reason.
         self.generated: Counter[tuple[str, str]] = Counter()
         self.answers: Counter[str] = Counter()
         self.aborts: Counter[str] = Counter()
@@ -96,7 +102,21 @@ class Tally:
     def generation(self, path: str, reasons: Iterable[str | None]) -> None:
         """Count a generation for a client's request to ``path``. ``reasons``: as in :meth:`answered`, per sequence."""
         for reason in reasons:
-            self.generated[path, reason or "exact"] += 1
+            kind, _, field = (reason or "exact").partition(":")
+            self.generated[path, kind] += 1
+            if field and field not in self._unknown_fields:
+                self._unknown_field(field)
+
+    def _unknown_field(self, name: str) -> None:
+        if len(self._unknown_fields) < _MOST_FIELDS:
+            self._unknown_fields.add(name)
+            cure = "; engines ignore it outside of sampling_params" if is_sampling_parameter(name) else ""
+            logger.warning(
+                "a request has the unknown field %r: the answer is recorded as not exact "
+                "(further ones are only counted)%s",
+                name,
+                cure,
+            )
 
     def answered(self, reason: str | None) -> None:
         """Count a retrieved answer. ``reason``: why its tokens are not exact; None if they are."""

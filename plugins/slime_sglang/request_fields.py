@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["unknown_field"]
+__all__ = ["is_sampling_parameter", "unknown_field"]
 
 _TOP_LEVEL = frozenset(
     (
@@ -104,3 +104,8 @@ def unknown_field(body: Mapping[str, Any]) -> str | None:
         if isinstance(one, dict) and not one.keys() <= _SAMPLING:
             unknown += [name for name in one.keys() - _SAMPLING if one[name] is not None]
     return min(unknown) if unknown else None
+
+
+def is_sampling_parameter(name: str) -> bool:
+    """Return True for the name of a field of ``sampling_params``."""
+    return name in _SAMPLING

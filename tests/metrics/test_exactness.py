@@ -49,10 +49,26 @@ async def test_inexact_generations_count_under_their_reason(start: Start) -> Non
     }
 
 
-async def test_names_that_clients_choose_add_no_series(start: Start) -> None:
+async def test_sampling_parameter_in_the_wrong_place_is_told_once(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
     async with start(*EXACT) as running:
-        for number in range(5):
+        for _ in range(2):
+            await running.client.post("/generate", json={**BODY, "max_new_tokens": 4})
+    (line,) = [message for message in caplog.messages if "max_new_tokens" in message]
+    assert line.startswith(
+        "a request has the unknown field 'max_new_tokens': the answer is recorded as not exact"
+    )
+    assert line.endswith("engines ignore it outside of sampling_params")
+
+
+async def test_names_that_clients_choose_add_no_series(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with start(*EXACT) as running:
+        for number in range(20):
             answer = await running.client.post("/generate", json={**BODY, f"field_{number}": 1})
             assert answer.status_code == 200
         found = of(await scraped(running.client), "slime_generations_total")
-    assert found == {"path=/generate reason=unknown_field": 5}
+    assert found == {"path=/generate reason=unknown_field": 20}
+    assert sum("unknown field" in message for message in caplog.messages) == 16
