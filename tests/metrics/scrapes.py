@@ -12,7 +12,7 @@ __all__ = ["EVERYTHING", "Numbers", "names_of", "scraped"]
 #: The command line of a router with all plugins that have metrics.
 EVERYTHING = (
     "--plugin", "engine", "--engine-workers", "1", "--plugin", "radix_cache", "--plugin", "r3",
-    "--max-concurrent-requests", "4",
+    "--plugin", "tiered_store", "--max-concurrent-requests", "4",
 )  # fmt: skip
 
 #: Samples by name and labels, the latter as in ``path=/generate status=200``.
