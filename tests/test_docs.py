@@ -138,6 +138,11 @@ def test_the_readme_is_a_screen_and_a_half() -> None:
     assert sum(max(1, math.ceil(len(line) / 120)) for line in lines) <= 95
 
 
+def test_the_readme_names_each_plugin_of_the_router() -> None:
+    named = re.findall(r"\[`(\w+)`\]\(docs/plugins/\1\.md\)", page("README.md"))
+    assert sorted(named) == sorted(PLUGINS)
+
+
 # links
 
 
