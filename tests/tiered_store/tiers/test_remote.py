@@ -318,6 +318,17 @@ async def test_an_s3_server_that_does_not_answer_is_a_failure(tmp_path: Path) ->
     await tier.aclose()
 
 
+async def test_environment_may_name_an_endpoint_without_tls(
+    s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_url)
+    bucket(s3_url, "PUT", "from-environment")
+    tier = await open_remote_tier("s3://from-environment?region=us-east-1", BLOCK_BYTES, timeout_s=HANG_S)
+    await put(tier, 1)
+    assert await got(tier, 1) == [content_of(1)]
+    await tier.aclose()
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [

@@ -51,7 +51,7 @@ class S3Client:
                 client_options={
                     "timeout": timedelta(seconds=timeout_s),
                     "connect_timeout": timedelta(seconds=timeout_s),
-                    "allow_http": query.get("endpoint", "").startswith("http://"),
+                    "allow_http": True,  # if the endpoint, of the URL or of the environment, has no TLS
                 },
                 retry_config={"max_retries": 0},  # the tier retries
             )
