@@ -121,7 +121,7 @@ def _step(
 
 
 async def _update(url: str, weights: str, *, version: str) -> None:
-    """Give all engines the new weights, with the calls that slime makes."""
+    """Pause, give all engines the new weights, and continue. The embedded engine reads safetensors in base64."""
     update: dict[str, Any] = {
         "serialized_named_tensors": [weights],
         "load_format": "safetensors",

@@ -137,9 +137,9 @@ class Fleet:
     ) -> list[Worker]:
         """Note for each worker that it took or missed ``call``. Returns the workers that may be readmitted.
 
-        A uniform failure leaves the workers consistent, so nothing is noted. Exceptions are pieces of an update (see
-        :meth:`Pieces.answered`), and calls about weights to some workers only. In these cases, too, a worker that
-        surely kept its weights missed nothing, unless ``call`` is a pull.
+        If all workers failed alike, they are still consistent, and nothing is noted. Calls about weights to only some
+        workers are an exception: a worker has missed the call unless it surely kept its weights, and a pull even then.
+        Pieces of an update have a rule of their own, see :meth:`Pieces.answered`.
         """
         caught_up: list[Worker] = []
         is_update = call.is_update

@@ -76,7 +76,7 @@ class NgramModel:
         counts = np.zeros((size, size))
         np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
         counts[:, self.tokenizer.start_of_turn_id] *= _SPECIAL_DISCOUNT
-        # A token without followers counts as one kind, so that all its weight is on the unigrams.
+        # At least one kind of follower, so that a token without any gets the unigrams, and no division by 0.
         kinds = np.maximum((counts > 0).sum(axis=1, keepdims=True), 1) * _BACK_OFF_TO_UNIGRAM
         return np.asarray((counts + kinds * unigrams) / (counts.sum(axis=1, keepdims=True) + kinds))
 

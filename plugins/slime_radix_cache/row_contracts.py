@@ -21,7 +21,8 @@ class ConsumedTurn(NamedTuple):
     ``prompt``: equal for responses to the same prompt.
     ``start``: position of its first token.
     ``length``: number of its tokens. ``kept``: how many of these, from the first on, the context has.
-    ``versions``: ``(version, number of tokens)`` of consecutive runs. ``adapter``: the LoRA adapter that sampled it.
+    ``versions``: the weight versions that sampled it, in order, each with its number of tokens.
+    ``adapter``: the LoRA adapter that sampled it.
     """
 
     response: Hashable
@@ -52,7 +53,8 @@ class RowNotes(Protocol):
         """Note that the rows ``name`` of ``response`` are in ``records``: keys, each with a size in bytes.
 
         A later note about the same rows replaces this one. ``content``: plain values (numbers, strings, tuples, None)
-        that :meth:`TokenRows.restore` gets back unchanged. ``response`` None: the note is about all rows ``name``.
+        that :meth:`TokenRows.restore` gets back unchanged. ``response`` None: the note is about the rows
+        ``name`` of all responses, such as the size of a row.
         """
 
 

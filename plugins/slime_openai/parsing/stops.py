@@ -34,8 +34,8 @@ class StopStrings:
     def finish(self, matched: str | None = None) -> str:
         """End the text, and return the part that was held back.
 
-        ``matched``: the stop string that the engine ended at. The engine left it out of the text, but may
-        have sent its beginning before.
+        ``matched``: the stop string that the engine ended at. The engine may have sent the beginning of it in an
+        earlier piece; held text that ends with such a beginning is returned without it.
         """
         text, self._held = self._held, ""
         return text[: len(text) - held(text, (matched,))] if matched else text

@@ -1,4 +1,4 @@
-"""Responses that are recorded twice: their beginning, and more of them. No I/O."""
+"""Responses that are recorded twice: first only the beginning, then with more tokens. No I/O."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ class GrownParts:
                 yield pair
 
     def remove(self, session: str, serial: int) -> None:
-        """Remove ``serial``. A beginning whose longer record it was gets the next longer record."""
+        """Remove ``serial``, see :func:`drop_part`."""
         drop_part(self._parts, session, serial)

@@ -147,7 +147,8 @@ def responses_at(nodes: Iterable[Node], session: str) -> Iterator[Response]:
 def drop_part(longer: dict[str, dict[T, T]], session: str, gone: T) -> None:
     """Remove ``gone`` from ``longer[session]``, which has a longer record for each record of a beginning.
 
-    A beginning whose longer record is ``gone`` gets the next longer record.
+    If ``gone`` was the longer record of a beginning, the longer record of ``gone`` takes its place. Without one, the
+    pair is removed.
     """
     parts = longer.get(session)
     if parts is None:

@@ -11,7 +11,7 @@ from slime_radix_cache.index.segments import Context, Segment
 
 __all__ = ["Request", "Unanswered"]
 
-#: Requests that are remembered one by one: about 8 MB.
+#: Most requests that are remembered; then the oldest is forgotten. They take 8 to 18 MB.
 _REMEMBERED = 16_384
 
 

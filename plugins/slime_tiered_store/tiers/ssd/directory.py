@@ -63,7 +63,7 @@ class Layout:
 
     @property
     def total_bytes(self) -> int:
-        """Size of all files."""
+        """Size of the blocks and of both index files."""
         return self.slots * self.slot_bytes + 2 * index_bytes(self.slots)
 
     @classmethod
@@ -108,8 +108,8 @@ class SsdDirectory:
             self.log = IndexLog(path, layout.slots, ops, is_new=former is None)
             if self.log.skipped:
                 logger.warning(
-                    "%s: %d records of the index are unreadable, so their blocks are not found; "
-                    "after a power cut these are writes that were not acknowledged",
+                    "%s: %d records of the index are unreadable, so their blocks are not found. "
+                    "If the power failed, nothing acknowledged is lost: these records were still being written",
                     path,
                     self.log.skipped,
                 )
