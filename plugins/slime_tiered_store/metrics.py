@@ -23,6 +23,9 @@ def tiers_of(records: ColdRecords) -> dict[str, dict[str, Any]]:
             "blocks": pool.num_used_blocks,
             "capacity": pool.num_total_blocks,
             "bytes": pool.num_used_blocks * tier.block_bytes,
+            "hits": engine.num_hit_blocks,
+            "promotions": engine.num_promoted_blocks,
+            "demotions": engine.num_demoted_blocks,
             "evicted_blocks": engine.num_evicted_blocks,
             **(counts.as_dict() if counts is not None else {}),
         }
@@ -41,6 +44,9 @@ def offer_metrics(metrics: Metrics | None, records: ColdRecords) -> None:
     metrics.gauge("slime_store_blocks", "Blocks in use.", each("blocks"), ["tier"])
     metrics.gauge("slime_store_bytes", "Bytes of the blocks in use.", each("bytes"), ["tier"])
     for name, help in (
+        ("hits", "Blocks that reads found in the tier."),
+        ("promotions", "Blocks that were copied from the tier into the store's memory."),
+        ("demotions", "Blocks that were copied from memory into the tier."),
         ("evicted_blocks", "Blocks that were evicted."),
         ("written_bytes", "Bytes that were written."),
         ("read_bytes", "Bytes that were read."),

@@ -173,6 +173,7 @@ class TieredStore:
                 if plan.num_blocks < promised:
                     plan.release()
                     raise next(iter(failed.values()))
+                plan.count_hits()
                 return plan
             plan.release()
             if isinstance(error, BlockMissing | BlockCorrupt):

@@ -72,8 +72,14 @@ async def test_answers_come_back_from_each_tier(
         metrics = (await client.running.client.get("/metrics")).text
         assert f'slime_store_blocks{{tier="{name}"}} {tier["blocks"]}' in metrics
         assert "slime_store_records 6" in metrics
-        if tiers != "memory":
-            assert tier["read_blocks"] > 0
+        for counter in ("hits", "promotions", "demotions"):
+            assert f'slime_store_{counter}_total{{tier="{name}"}} {tier[counter]}' in metrics
+        if tiers == "memory":
+            assert tier["hits"] > 0
+        else:
+            assert tier["demotions"] == 6
+            assert 0 < tier["promotions"] <= tier["hits"] == tier["read_blocks"]
+            assert tier["waits"] == tier["errors"] == 0
             assert f'slime_store_errors_total{{tier="{name}"}} 0' in metrics
 
 

@@ -128,6 +128,36 @@ async def test_rows_come_back_from_each_tier() -> None:
         assert place.ssd.reads == 3
 
 
+def counted(place: Place) -> dict[str, tuple[int, int, int]]:
+    """Hits, promotions and demotions of each tier, in blocks."""
+    return {
+        each.name: (each.num_hit_blocks, each.num_promoted_blocks, each.num_demoted_blocks)
+        for each in place.store.engine.cache_engines
+    }
+
+
+async def test_hits_promotions_and_demotions_are_counted_by_tier() -> None:
+    async with opened(Place(remote=16)) as place:
+        place.ssd.failures = [TierFailed("ssd", "write", "/disk", "EIO")]
+        await place.put(range(12))
+        assert counted(place) == {"memory": (0, 0, 0), "ssd": (0, 0, 0), "remote": (0, 0, 3)}
+        await place.put(range(12))
+        await place.get(range(8))
+        assert counted(place) == {"memory": (2, 0, 0), "ssd": (0, 0, 3), "remote": (0, 0, 3)}
+        place.clear_memory()
+        await place.get(range(8))
+        place.ssd.failures = [TierFailed("ssd", "read", "/disk", "EIO")]
+        await place.get(range(12))  # two blocks in memory, and one that only the remote tier can give
+        assert counted(place) == {"memory": (4, 0, 0), "ssd": (2, 2, 3), "remote": (1, 1, 3)}
+
+
+async def test_blocks_that_memory_has_no_room_for_are_hits_but_no_promotions() -> None:
+    async with opened(Place(memory=1)) as place:
+        await place.put(range(8))
+        await place.get(range(8))
+        assert counted(place) == {"memory": (0, 0, 0), "ssd": (2, 0, 2)}
+
+
 async def test_a_longer_sequence_finds_whole_blocks_of_a_shorter_one() -> None:
     async with opened(Place()) as place:
         await place.put(range(10))

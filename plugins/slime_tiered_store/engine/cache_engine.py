@@ -26,6 +26,9 @@ class CacheEngine:
     ``recovered``: ids of blocks that an earlier process left and nobody has read since, by key. ``reading``: keys
     of recovered blocks that a transfer reads now. ``epoch``: the number of resets. The engine calls ``tier.forget`` for
     blocks that it gives up. ``evicts``: False while the tier may have blocks that no other one has.
+
+    Counters, in blocks: ``num_hit_blocks``, found here by gets; ``num_promoted_blocks``, read from here into the memory
+    tier; ``num_demoted_blocks``, written here from memory.
     """
 
     def __init__(self, tier: Tier | MemoryTier, tokens_per_block: int, policy: str = "lru") -> None:
@@ -34,7 +37,8 @@ class CacheEngine:
         self.mempool = Mempool(tier.capacity, tier.name)
         self.recovered: dict[BlockKey, int] = {}
         self.reading: set[BlockKey] = set()
-        self.num_evicted_blocks = 0
+        self.num_evicted_blocks = self.num_hit_blocks = 0
+        self.num_promoted_blocks = self.num_demoted_blocks = 0
         self.epoch = 0
         self.evicts = True
         self._slots: Tier | None = None

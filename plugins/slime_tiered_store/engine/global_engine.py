@@ -187,6 +187,9 @@ class GlobalCacheEngine:
             elif not memory.set_ready(leaf, self.layout.checksums_of(plan.frames[-leaf.size() :])):
                 plan.outcomes[memory.name] = ResetMeanwhile(memory.name)
                 return None
+            else:
+                for engine, count in plan.reads:
+                    engine.num_promoted_blocks += count
             plan.outcomes[memory.name] = error
             return error
 

@@ -32,7 +32,8 @@ class Plan:
 
     ``num_blocks``: the number of leading blocks of ``sequence`` that the plan covers. ``frames``: the bytes of each
     block, valid from ``graph.on_ready`` until ``release``. ``outcomes``: None or an error for each written tier, by
-    its name. Outcomes of lower tiers are known when the graph ends.
+    its name. Outcomes of lower tiers are known when the graph ends. ``reads``: the lower tiers that blocks are read
+    from, and how many.
 
     Submit ``graph`` once, and call ``release`` once, in any case. Both are needed to free what the plan holds.
     """
@@ -42,6 +43,7 @@ class Plan:
     num_blocks: int = 0
     frames: list[memoryview] = field(default_factory=list)
     outcomes: dict[str, Exception | None] = field(default_factory=dict)
+    reads: list[tuple[CacheEngine, int]] = field(default_factory=list)
     graph: TransferOpGraph = field(default_factory=TransferOpGraph)
     node: RadixNode | None = None
 
@@ -57,6 +59,12 @@ class Plan:
             raise ValueError("this plan has been released")
         self.memory.index.lock(self.node)
         return self.node
+
+    def count_hits(self) -> None:
+        """Count the blocks as hits of the tiers that had them."""
+        read = sum(count for _, count in self.reads)
+        for engine, count in (*self.reads, (self.memory, self.num_blocks - read)):
+            engine.num_hit_blocks += count
 
     def release(self) -> None:
         """Let go of the frames. A second call does nothing."""

@@ -44,6 +44,7 @@ class ReadOp:
         unknown = plan.sequence.keys(max(start, self._known), stop)
         self._claimed = engine.begin_reading(unknown)
         self._blocks += self._claimed or [Block(_NO_SLOT, key) for key in unknown]
+        plan.reads.append((engine, len(self._blocks)))
 
     def undo(self) -> None:
         """Release what the operation holds, if it is never submitted."""

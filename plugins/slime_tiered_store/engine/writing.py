@@ -51,6 +51,8 @@ class WriteOp:
             self._engine.discard(self._leaf)
         elif not self._engine.set_ready(self._leaf, self._layout.checksums_of(self._frames)):
             error = ResetMeanwhile(self._engine.name)
+        else:
+            self._engine.num_demoted_blocks += len(self._blocks)
         self._plan.outcomes[self._engine.name] = error
         self._plan.memory.unlock(self._memory_node)
         return error
