@@ -16,6 +16,7 @@ from slime_tiered_store.engine.cache_engine import CacheEngine
 from slime_tiered_store.errors import NotEnoughSpaceError, NotStored, StoreError
 from slime_tiered_store.frames import Layout
 from slime_tiered_store.keys import Namespace
+from slime_tiered_store.losses import RecordLosses
 from slime_tiered_store.moving import Move, moves_to
 from slime_tiered_store.note_log import NoteLog, Shortened, StoredNote, new_run
 from slime_tiered_store.store import TieredStore
@@ -45,8 +46,8 @@ class ColdRecords:
     def __init__(self, *, wait_s: float, stops_on_loss: bool) -> None:
         self.wait_s = wait_s
         self.stops_on_loss = stops_on_loss
-        self.waits = 0
-        self.num_blocks = 0
+        self.waits = self.num_blocks = 0
+        self.losses = RecordLosses()
         self.run = b""
         self.logs: dict[str, NoteLog] = {}
         self.store: TieredStore | None = None
@@ -207,6 +208,8 @@ class ColdRecords:
         async def read(key: bytes) -> None:
             rows = await self._opened().get(_namespace(key), _tokens(self._blocks.get(key, 0)))
             found[key] = _content_of(rows)
+            if found[key] is None:
+                self._note_loss(key)
 
         await _all_of(read, list(dict.fromkeys(keys)))
         return [found[key] for key in keys]
@@ -221,6 +224,7 @@ class ColdRecords:
             return False
         async with self._opened().borrow(_namespace(key), _tokens(blocks)) as rows:
             if rows.num_tokens < blocks:
+                self._note_loss(key)
                 return False
             (length,) = _LENGTH.unpack_from(rows.pieces[0])
             place = 0
@@ -229,6 +233,10 @@ class ColdRecords:
                 into[place : place + len(part)] = part
                 place += len(part)
             return bool(length >= len(into))
+
+    def _note_loss(self, key: bytes) -> None:
+        if key in self._blocks and not self.is_shared:  # where another router may have deleted it
+            self.losses.add(key)
 
     def _opened(self) -> TieredStore:
         if self.store is None:

@@ -13,7 +13,8 @@
     ├── StaleMatch            the index changed between a match and an insert
     ├── RowsDiffer            equal tokens came with other rows
     ├── ResetMeanwhile        a reset came before the blocks were stored
-    └── NotStored             no tier took the rows
+    ├── NotStored             no tier took the rows
+    └── RecordLost            a record that was kept is in no tier
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ __all__ = [
     "BlockReplaced",
     "NotEnoughSpaceError",
     "NotStored",
+    "RecordLost",
     "ResetMeanwhile",
     "RowsDiffer",
     "StaleMatch",
@@ -150,3 +152,12 @@ class NotStored(StoreError):
     def __init__(self, outcomes: Mapping[str, Exception | None]) -> None:
         super().__init__("no tier took the rows: " + "; ".join(str(error) for error in outcomes.values()))
         self.outcomes = outcomes
+
+
+class RecordLost(StoreError):
+    """A record that was kept is in no tier. Raised only with ``--store-on-loss stop``."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a record that was kept is in no tier; --store-on-loss mark lets the router go on without it"
+        )

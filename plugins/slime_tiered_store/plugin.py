@@ -55,6 +55,8 @@ class TieredStorePlugin:
                 each = [tier for tier in (tiers.memory, tiers.ssd, tiers.remote) if tier is not None]
                 with self.records.kept_in(store, each, tiers.logs):
                     router.tasks.start_soon(self.records.move)
+                    if self.records.stops_on_loss:
+                        router.tasks.start_soon(self.records.losses.stop)
                     yield
         finally:
             await tiers.aclose()
@@ -75,5 +77,6 @@ class TieredStorePlugin:
             "records": len(records),
             "record_blocks": records.num_blocks,
             "waits": records.waits,
+            "lost": records.losses.count,
             "tiers": tiers_of(records),
         }

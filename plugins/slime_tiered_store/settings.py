@@ -19,7 +19,7 @@ class Settings:
 
     on_loss: str = flag(
         "--store-on-loss", default=MARK, choices=(STOP, MARK),
-        help="when a record cannot be kept in time: stop the router, or mark its session as not complete",
+        help="when a record cannot be kept in time, or is lost: stop the router, or mark its session as not complete",
     )  # fmt: skip
     keep_s: float = flag(
         "--store-keep-secs", default=60.0, above=0, metavar="SECONDS",

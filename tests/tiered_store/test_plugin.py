@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from deadlines import until
@@ -13,6 +15,8 @@ from router_core.cli import build
 from router_core.errors import MissingComponent, SettingsError, StartupError
 from routers import BARE
 from slime_engine.tokenizer import EngineTokenizer, corpus_documents, train_tokenizer
+from slime_tiered_store.cold_records import LAYOUT
+from slime_tiered_store.tiers.ssd.directory import Layout as SsdLayout
 
 if TYPE_CHECKING:
     from routers import Start
@@ -81,6 +85,54 @@ async def test_answers_come_back_from_each_tier(
             assert 0 < tier["promotions"] <= tier["hits"] == tier["read_blocks"]
             assert tier["waits"] == tier["errors"] == 0
             assert f'slime_store_errors_total{{tier="{name}"}} 0' in metrics
+
+
+def small_disk(path: Path, slots: int, *, on_loss: str) -> tuple[str, ...]:
+    """Flags of a disk with room for so few blocks, one of them spare, and of a memory with room for one."""
+    size = SsdLayout(LAYOUT.block_bytes, slots).total_bytes
+    disk = ("--store-ssd", str(path / "disk"), "--store-ssd-bytes", str(size), "--store-on-loss", on_loss)
+    return "--store-memory-bytes", str(LAYOUT.block_bytes), "--store-keep-secs", "0.1", *disk
+
+
+async def test_full_disk_marks_what_it_has_no_room_for_and_keeps_the_rest(
+    start: Start, tokenizer: EngineTokenizer, checkpoint: str, tmp_path: Path
+) -> None:
+    flags = (*STORE, *small_disk(tmp_path, 5, on_loss="mark"))
+    async with routed(start, ScriptedEngine(tokenizer), checkpoint, *flags) as client:
+        texts = [
+            PROMPT + (await client.generate(PROMPT, [70 + number, 71], session=f"s{number}"))["text"]
+            for number in range(5)
+        ]
+        shown = await demoted(client)
+        assert (shown["records"], shown["lost"]) == (4, 0)
+        assert shown["waits"] >= 2
+        assert (await client.stats())["evictions"] == {"not_kept": 2}
+        found = [await client.retrieve(text, session_id=f"s{number}") for number, text in enumerate(texts)]
+        assert [one["inexact_reason"] for one in found] == [None, None, None, "evicted", "evicted"]
+
+
+@pytest.mark.parametrize("on_loss", ["mark", "stop"])
+async def test_record_that_is_in_no_tier_any_more_is_an_error(
+    start: Start, tokenizer: EngineTokenizer, checkpoint: str, tmp_path: Path, on_loss: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    flags = (*STORE, *small_disk(tmp_path, 9, on_loss=on_loss))
+    async with routed(start, ScriptedEngine(tokenizer), checkpoint, *flags) as client:
+        text = PROMPT + (await client.generate(PROMPT, [70, 71], session="s"))["text"]
+        await demoted(client)
+        client.running.router.components.get("cold_store").tiers[0][0].reset()  # memory
+        blocks = tmp_path / "disk" / "blocks"
+        blocks.write_bytes(bytes(blocks.stat().st_size))
+        if on_loss == "mark":
+            found = await client.retrieve(text, session_id="s")
+            assert (found["exact"], found["inexact_reason"]) == (False, "evicted")
+            assert (await demoted(client))["lost"] == 2
+        else:
+            with suppress(httpx.TransportError):  # the router may end before it answers
+                await client.running.client.post("/retrieve_from_text", json={"text": text})
+            await until(lambda: "RecordLost: a record that was kept is in no tier" in caplog.text)
+    assert "was kept, and is in no tier" in caplog.text
+    assert ("RecordLost" in caplog.text) is (on_loss == "stop")
 
 
 async def test_store_and_log_together_are_refused(checkpoint: str, tmp_path: Path) -> None:
