@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from time import process_time
+
 from slime_tiered_store.engine.cache_engine import CacheEngine
 from slime_tiered_store.index import RadixNode
 from slime_tiered_store.keys import Namespace, SequenceMeta
-from tiered_store.plain_tiers import PlainShared
+from tiered_store.plain_tiers import PlainShared, PlainTier
 
 SEQUENCE = SequenceMeta(Namespace("model").root_key(2, 8), [1, 2, 3], 2)
 
@@ -31,3 +33,20 @@ def test_a_write_that_ends_after_a_reset_deletes_no_new_block_of_its_key() -> No
     engine.reset()
     assert tier.slots == {}
     assert engine.mempool.num_used_blocks == 0
+
+
+def test_eviction_of_recovered_blocks_does_not_pass_those_that_went_before() -> None:
+    tier = PlainTier(64, 50_000)
+    tier.left = {number.to_bytes(16): number for number in range(tier.capacity)}
+    engine = CacheEngine(tier, 2)
+
+    def evict_some() -> float:
+        began = process_time()
+        for _ in range(100):
+            engine.take(1, engine.index.root)
+        return process_time() - began
+
+    first = evict_some()
+    engine.take(49_000, engine.index.root)
+    assert evict_some() < 5 * first + 0.001  # with a dict 20 times as long
+    assert len(engine.recovered) == 800

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from xxhash import xxh3_128_digest
 
 from slime_tiered_store.errors import BlockCorrupt
 from slime_tiered_store.frames import Layout
@@ -20,6 +23,19 @@ def test_a_key_covers_the_whole_prefix() -> None:
     assert one.key(1) != other.key(1)
     assert SequenceMeta(ROOT, [1, 2, 3, 4], 4).key(0) == one.key(0)
     assert one.key(-1) == ROOT
+
+
+def test_keys_are_chained_xxh3_128_digests_that_never_change() -> None:
+    """Else a router of a later version would not find what an earlier one has stored."""
+    framed = b"".join(
+        len(field).to_bytes(8, "little") + field
+        for field in (b"slime tiered store 1", b"m", b"a", b"7", b"f32", b"rows", b"v")
+    )
+    root = xxh3_128_digest(framed + struct.pack("<QQ", 4, 16))
+    assert Namespace("m", "a", "7", "f32", "rows", "v").root_key(4, 16) == root
+    first = xxh3_128_digest(root + struct.pack("<4i", 1, 2, 3, 4))
+    second = xxh3_128_digest(first + struct.pack("<2i", 5, 6))
+    assert SequenceMeta(root, [1, 2, 3, 4, 5, 6], 4).block_keys == first + second
 
 
 def test_a_short_last_block_has_its_own_key() -> None:

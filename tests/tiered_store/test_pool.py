@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,3 +76,28 @@ def test_a_pool_takes_bits() -> None:
     pool = Mempool(1 << 20)
     held = pool._bits.itemsize * len(pool._bits) + pool._free_words.itemsize * len(pool._free_words)
     assert held * 8 <= 2 * (1 << 20)
+
+
+class CountedWords(array):  # type: ignore[type-arg]  # of integers
+    """Words of bits that count how often one is read or written."""
+
+    uses = 0
+
+    def __getitem__(self, at):  # type: ignore[no-untyped-def]  # as the base class
+        self.uses += 1
+        return super().__getitem__(at)
+
+    def __setitem__(self, at, value):  # type: ignore[no-untyped-def]  # as the base class
+        self.uses += 1
+        super().__setitem__(at, value)
+
+
+@pytest.mark.parametrize("total", [1 << 10, 1 << 17])
+def test_pool_looks_only_at_the_words_of_the_ids(total: int) -> None:
+    pool = Mempool(total)
+    ids = pool.allocate_blocks(total)
+    pool.recycle_blocks([ids[3], ids[-5]])
+    pool._bits = words = CountedWords("Q", pool._bits)
+    assert sorted(pool.allocate_blocks(2)) == sorted([ids[3], ids[-5]])
+    pool.recycle_blocks([ids[700]])
+    assert 0 < words.uses < 12

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from itertools import islice
 
@@ -35,7 +35,7 @@ class CacheEngine:
         self.name = tier.name
         self.index = RadixTreeIndex(tokens_per_block, policy)
         self.mempool = Mempool(tier.capacity, tier.name)
-        self.recovered: dict[BlockKey, int] = {}
+        self.recovered = OrderedDict[BlockKey, int]()
         self.reading: set[BlockKey] = set()
         self.num_evicted_blocks = self.num_hit_blocks = 0
         self.num_promoted_blocks = self.num_demoted_blocks = 0
@@ -48,7 +48,8 @@ class CacheEngine:
         self._on_settled: dict[RadixNode | BlockKey, list[Callable[[], None]]] = {}
         if not isinstance(tier, MemoryTier):
             self._slots = tier
-            self.recovered = dict(tier.recovered())
+            # An iterator over a dict passes all entries that were removed before its first one.
+            self.recovered.update(tier.recovered())
             self.mempool.claim_blocks(self.recovered.values())
 
     def take(
