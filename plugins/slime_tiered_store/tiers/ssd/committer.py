@@ -7,15 +7,16 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from slime_tiered_store.tiers.ssd.directory import SlotBytes, SsdDirectory
-from slime_tiered_store.tiers.ssd.index_log import FREE, HELD, Record
+from slime_tiered_store.tiers.ssd.directory import SsdDirectory
+from slime_tiered_store.tiers.ssd.index_log import FREE, HELD
+from slime_tiered_store.tiers.ssd.runs import SlotRun
 
 __all__ = ["Committer", "Write"]
 
 logger = logging.getLogger(__name__)
 
 #: The blocks of one call.
-Write = Sequence[SlotBytes]
+Write = Sequence[SlotRun]
 
 
 class Committer:
@@ -30,25 +31,31 @@ class Committer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._lock = threading.Lock()
         self._writes: list[tuple[Write, Future[None]]] = []
-        self._free: list[Record] = []
+        self._free: list[SlotRun] = []
 
-    def write(self, blocks: Write) -> Future[None]:
-        """Start to write blocks. The future ends when they are on the device. Its result raises OSError."""
+    def write(self, runs: Write) -> Future[None]:
+        """Start to write blocks. The result is there when they are on the device; it raises OSError."""
         done: Future[None] = Future()
         with self._lock:
-            self._writes.append((blocks, done))
+            self._writes.append((runs, done))
         self._thread.submit(self._commit)
         return done
 
-    def free(self, slots: Sequence[tuple[int, bytes]]) -> None:
+    def free(self, runs: Sequence[SlotRun]) -> None:
         """Free slots that hold these keys: at once for readers, and soon on the device."""
         table = self._directory.log.table
-        records = [(FREE, slot, key) for slot, key in slots if table.key(slot) == key]
-        for record in records:
-            table.apply(record)
-        if records:
+        freed: list[SlotRun] = []
+        for run in runs:
+            if not table.missing(run):
+                freed.append(run)
+            else:
+                blocks = enumerate(run.keys, run.slot)
+                freed += [SlotRun(slot, [key], []) for slot, key in blocks if table.key(slot) == key]
+        for run in freed:
+            table.apply(FREE, run.slot, b"".join(run.keys))
+        if freed:
             with self._lock:
-                self._free += records
+                self._free += freed
             self._thread.submit(self._commit)
 
     def close(self) -> None:
@@ -63,25 +70,25 @@ class Committer:
             freed, self._free = self._free, []
         writes = [each for each in writes if each[1].set_running_or_notify_cancel()]
         log = self._directory.log
-        held = ((slot, log.table.key(slot)) for blocks, _ in writes for slot, _, _ in blocks)
-        free = {record[1]: record for record in freed}
-        free |= {slot: (FREE, slot, key) for slot, key in held if key is not None}  # written again
+        runs = [run for each, _ in writes for run in each]
+        held = [block for run in runs for block in log.table.held(run.slot, run.slot + len(run.keys))]
+        free = freed + [SlotRun(slot, [key], []) for slot, key in held]  # they are written again
         try:
             if log.needs_rewrite:
                 log.rewrite()
             if free:
-                log.append(list(free.values()))
-                free.clear()
+                log.append(FREE, free)
+                freed.clear()
             written = self._write(writes)
             if written:
                 self._directory.sync()
-                log.append([(HELD, slot, key) for blocks, _ in written for slot, key, _ in blocks])
+                log.append(HELD, [run for each, _ in written for run in each])
         except BaseException as error:  # a mistake of ours must reach the callers, too
             for _, done in writes:
                 if not done.done():
                     done.set_exception(error)
             with self._lock:
-                self._free[:0] = free.values()
+                self._free[:0] = freed
             if not writes:
                 logger.error("%s: the removal of blocks is not recorded yet: %s", self._directory.path, error)
         else:
@@ -91,11 +98,12 @@ class Committer:
     def _write(self, writes: Sequence[tuple[Write, Future[None]]]) -> list[tuple[Write, Future[None]]]:
         """Write the blocks of each call. Return the calls without an error. The other futures have their errors."""
         written = []
-        for blocks, done in writes:
+        for runs, done in writes:
             try:
-                self._directory.write(blocks)
+                for run in runs:
+                    self._directory.write(run)
             except OSError as error:
                 done.set_exception(error)
             else:
-                written.append((blocks, done))
+                written.append((runs, done))
         return written

@@ -18,18 +18,17 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from errno import EIO
 from pathlib import Path
-from typing import NamedTuple
 
 from router_core.errors import StartupError
 from slime_tiered_store.tiers.block_header import HEADER_BYTES, Buffer, block_header, mismatch
 from slime_tiered_store.tiers.ssd.file_ops import FileOps
 from slime_tiered_store.tiers.ssd.index_log import IndexLog, index_bytes, index_paths
+from slime_tiered_store.tiers.ssd.runs import SlotRun
 
-__all__ = ["Layout", "SlotBytes", "SsdDirectory", "lock_directory", "read_blocks", "read_layout"]
+__all__ = ["Layout", "SsdDirectory", "lock_directory", "read_layout", "read_run"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,16 +36,6 @@ _ALIGNMENT = 4096
 _FORMAT = "slime-store-ssd-1"
 _ZEROS = memoryview(bytes(_ALIGNMENT))
 _MAX_SLOTS = 1 << 32  # a record of the index has four bytes for a slot
-_WRITTEN_AT_ONCE = 256  # blocks of three buffers: Linux takes 1,024 at once
-_RUN_BYTES = 1 << 20  # the size of one read, so that its buffer stays in the processor's cache
-
-
-class SlotBytes(NamedTuple):
-    """A block to write, or a buffer for the beginning of a block to read."""
-
-    slot: int
-    key: bytes
-    bytes: memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,24 +123,25 @@ class SsdDirectory:
                 os.close(fd)
         self._fd = self._lock = -1
 
-    def write(self, blocks: Sequence[SlotBytes]) -> None:
+    def write(self, run: SlotRun) -> None:
         """Write blocks. They are on the device after the next :meth:`sync`."""
-        slot_bytes = self.layout.slot_bytes
+        slot_bytes, pieces = self.layout.slot_bytes, list[Buffer]()
+        first = run.slot
+        for slot, (key, source) in enumerate(zip(run.keys, run.buffers, strict=True), run.slot):
+            # Whole pages: the kernel would have to read the rest of one that is written in part.
+            padding = -(HEADER_BYTES + len(source)) % _ALIGNMENT
+            pieces += (block_header(key, source), source)
+            if padding:
+                pieces.append(_ZEROS[:padding])
+            if HEADER_BYTES + len(source) + padding < slot_bytes:  # the next block does not follow
+                self._ops.write(self._fd, pieces, first * slot_bytes)
+                pieces, first = [], slot + 1
+        if pieces:
+            self._ops.write(self._fd, pieces, first * slot_bytes)
 
-        def is_full(block: SlotBytes) -> bool:
-            return HEADER_BYTES + len(block.bytes) > slot_bytes - _ALIGNMENT
-
-        for run in _runs(blocks, _WRITTEN_AT_ONCE, is_full):
-            pieces: list[Buffer] = []
-            for _, key, source in run:
-                # Whole pages: the kernel would have to read the rest of a page that is written in part.
-                padding = -(HEADER_BYTES + len(source)) % _ALIGNMENT
-                pieces += (block_header(key, source), source, _ZEROS[:padding])
-            self._ops.write(self._fd, pieces, run[0].slot * slot_bytes)
-
-    def read(self, blocks: Sequence[SlotBytes]) -> Iterator[tuple[SlotBytes, memoryview, str | None]]:
-        """Read blocks, see :func:`read_blocks`."""
-        return read_blocks(self._ops, self._fd, self.layout, blocks)
+    def read(self, run: SlotRun) -> tuple[list[memoryview], dict[bytes, str]]:
+        """Read blocks, see :func:`read_run`."""
+        return read_run(self._ops, self._fd, self.layout, run)
 
     def sync(self) -> None:
         """Return when all written blocks are on the device."""
@@ -221,41 +211,25 @@ def read_layout(path: Path) -> Layout | None:
     raise ValueError(f"store.json has another format than {_FORMAT}")
 
 
-def read_blocks(
-    ops: FileOps, fd: int, layout: Layout, blocks: Sequence[SlotBytes]
-) -> Iterator[tuple[SlotBytes, memoryview, str | None]]:
-    """Yield each block, its first bytes, as many as its buffer has, and what is wrong with the block, or None.
+def read_run(
+    ops: FileOps, fd: int, layout: Layout, run: SlotRun
+) -> tuple[list[memoryview], dict[bytes, str]]:
+    """Return as many bytes of each block as its buffer has, and what is wrong with each damaged one, by key.
 
-    The bytes are valid until the next block is yielded. The buffers stay as they are. Raises OSError.
+    The checksums are those of whole blocks. The buffers are not used. Raises OSError.
     """
-    at_once = max(1, _RUN_BYTES // layout.slot_bytes)
-    data = memoryview(bytearray(min(at_once, len(blocks)) * layout.slot_bytes))
-    for run in _runs(blocks, at_once, lambda _: True):
-        size = len(run) * layout.slot_bytes
-        if ops.read(fd, [data[:size]], run[0].slot * layout.slot_bytes) < size:
-            raise OSError(EIO, f"the file ends within the slots {run[0].slot} to {run[-1].slot}")
-        for block, start in zip(run, range(0, size, layout.slot_bytes), strict=True):
-            content = data[start : start + layout.slot_bytes]  # the checksum is of the whole block
-            wanted = len(block.bytes)
-            yield (
-                block,
-                content[HEADER_BYTES : HEADER_BYTES + wanted],
-                mismatch(content, block.key, at_least=wanted),
-            )
-
-
-def _runs(
-    blocks: Sequence[SlotBytes], at_once: int, may_go_on: Callable[[SlotBytes], bool]
-) -> Iterator[Sequence[SlotBytes]]:
-    """Cut blocks into runs of adjacent slots, one for a call. A run ends after a block that ``may_go_on`` refuses."""
-    begin = 0
-    for end in range(1, len(blocks) + 1):
-        last = blocks[end - 1]
-        if (
-            end == len(blocks)
-            or end - begin == at_once
-            or blocks[end].slot != last.slot + 1
-            or not may_go_on(last)
-        ):
-            yield blocks[begin:end]
-            begin = end
+    slot_bytes = layout.slot_bytes
+    size = len(run.keys) * slot_bytes
+    data = bytearray(size)
+    if ops.read(fd, [data], run.slot * slot_bytes) < size:
+        raise OSError(EIO, f"the file ends within the slots {run.slot} to {run.slot + len(run.keys) - 1}")
+    view, contents, damaged = memoryview(data), list[memoryview](), dict[bytes, str]()
+    for start, key, into in zip(range(0, size, slot_bytes), run.keys, run.buffers, strict=True):
+        begin = start + HEADER_BYTES
+        content = view[begin : begin + len(into)]
+        contents.append(content)
+        if data[start:begin] != block_header(key, content):  # damaged, or longer than its buffer
+            reason = mismatch(view[start : start + slot_bytes], key, at_least=len(into))
+            if reason is not None:
+                damaged[key] = reason
+    return contents, damaged

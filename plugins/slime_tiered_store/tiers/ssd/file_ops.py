@@ -48,12 +48,13 @@ class FileOps:
         self.fdatasync(fd)
 
     def _transfer(self, call: _Vectored, fd: int, pieces: Sequence[Buffer], offset: int) -> int:
-        left = [memoryview(piece) for piece in pieces]
-        done = 0
+        left, done, size = list(pieces), 0, sum(map(len, pieces))
         while left and (count := call(fd, left, offset + done)):
             done += count
+            if done == size:
+                break
             while left and count >= len(left[0]):
                 count -= len(left.pop(0))
             if count:
-                left[0] = left[0][count:]
+                left[0] = memoryview(left[0])[count:]
         return done

@@ -22,16 +22,18 @@ costs its own slot only.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from struct import Struct
 
 import numpy as np
+import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from slime_tiered_store.tiers.ssd.file_ops import FileOps
+from slime_tiered_store.tiers.ssd.runs import SlotRun
 
-__all__ = ["FREE", "HELD", "IndexLog", "Record", "SlotTable", "index_bytes", "index_paths", "read_index"]
+__all__ = ["FREE", "HELD", "IndexLog", "SlotTable", "index_bytes", "index_paths", "read_index"]
 
 _MAGIC = b"SLIMEIDX"
 _HEADER = Struct("<8sQQ")
@@ -41,8 +43,7 @@ _RECORD_BYTES = 32
 _SPARE_RECORDS = 1024
 
 FREE, HELD = 0, 1
-#: ``(HELD or FREE, slot, key)``
-Record = tuple[int, int, bytes]
+_ROW = np.dtype([("kind", "<u4"), ("slot", "<u4"), ("key", "V16"), ("sum", "<u8")])
 
 
 class SlotTable:
@@ -59,18 +60,34 @@ class SlotTable:
         """Return the key of the block in the slot, or None for a free slot."""
         return bytes(self._keys[16 * slot : 16 * slot + 16]) if self._held[slot] else None
 
-    def apply(self, record: Record) -> None:
-        """Apply a record."""
-        kind, slot, key = record
-        self._held[slot] = FREE
-        if kind == HELD:
-            self._keys[16 * slot : 16 * slot + 16] = key
-            self._held[slot] = HELD
+    def missing(self, run: SlotRun) -> list[bytes]:
+        """Return those keys of a run whose blocks are not in its slots."""
+        end = run.slot + len(run.keys)
+        is_held = self._held.count(HELD, run.slot, end) == len(run.keys)
+        if is_held and self._keys[16 * run.slot : 16 * end] == b"".join(run.keys):
+            return []
+        return [key for slot, key in enumerate(run.keys, run.slot) if self.key(slot) != key]
 
-    def held(self) -> Iterator[tuple[int, bytes]]:
-        """Yield slot and key of each block, in the order of slots."""
-        for slot in np.flatnonzero(np.frombuffer(bytes(self._held), dtype=np.uint8)).tolist():
+    def apply(self, kind: int, slot: int, keys: bytes) -> None:
+        """Let the slots from ``slot`` on be free, or hold the blocks of ``keys``, 16 bytes each."""
+        end = slot + len(keys) // 16
+        self._held[slot:end] = bytes(end - slot)
+        if kind == HELD:
+            self._keys[16 * slot : 16 * end] = keys
+            self._held[slot:end] = b"\1" * (end - slot)
+
+    def held(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, bytes]]:
+        """Yield slot and key of each block in the slots from ``start`` to ``stop``, in their order."""
+        for slot in self._held_slots(start, stop).tolist():
             yield slot, bytes(self._keys[16 * slot : 16 * slot + 16])
+
+    def rows(self, seed: int) -> bytes:
+        """Return the records of all blocks."""
+        slots = self._held_slots()
+        return _packed(HELD, slots, np.frombuffer(self._keys, "V16")[slots], seed)
+
+    def _held_slots(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.int64]:
+        return start + np.flatnonzero(np.frombuffer(self._held[start:stop], np.uint8))
 
     def count(self) -> int:
         """Return the number of held slots."""
@@ -115,16 +132,19 @@ class IndexLog:
         """True after a write failed. Then it is unknown what the file says, so no slot may change before a rewrite."""
         return self._next is None
 
-    def append(self, records: Sequence[Record]) -> None:
-        """Write records, at most two for each slot, and wait for the device. The table then has them."""
-        if self._next is None or self._next + len(records) > self._records:
+    def append(self, kind: int, runs: Sequence[SlotRun]) -> None:
+        """Record that slots are free or held, each at most twice, and wait for the device. The table then says it."""
+        slots = np.concatenate([np.arange(run.slot, run.slot + len(run.keys)) for run in runs])
+        keys = [b"".join(run.keys) for run in runs]
+        if self._next is None or self._next + len(slots) > self._records:
             self.rewrite()
         assert self._next is not None  # narrowing: a rewrite sets it, or raises
         place, self._next = self._next, None
-        self._write(self._fds[self._current], _packed(records, self._seed), _RECORD_BYTES * (1 + place))
-        self._next = place + len(records)
-        for record in records:
-            self.table.apply(record)
+        rows = _packed(kind, slots, np.frombuffer(b"".join(keys), "V16"), self._seed)
+        self._write(self._fds[self._current], rows, _RECORD_BYTES * (1 + place))
+        self._next = place + len(slots)
+        for run, of_run in zip(runs, keys, strict=True):
+            self.table.apply(kind, run.slot, of_run)
 
     def rewrite(self) -> None:
         """Write all live records to the other file, which takes over."""
@@ -132,14 +152,14 @@ class IndexLog:
         generation, current = self._generation + 1, 1 - self._current
         fd, former = self._fds[current], self._fds[self._current]
         seed = int.from_bytes(os.urandom(8), "little")
-        live = [(HELD, slot, key) for slot, key in self.table.held()]
+        live = self.table.rows(seed)
         header = _HEADER.pack(_MAGIC, generation, seed)
         self._write(fd, bytes(_RECORD_BYTES), 0)  # a rewrite may have failed after its header
-        self._write(fd, _packed(live, seed), _RECORD_BYTES)
+        self._write(fd, live, _RECORD_BYTES)
         self._write(fd, header + _SUM.pack(xxh3_64_intdigest(header)), 0)
         self._current, self._seed, self._generation = current, seed, generation
         self._write(former, bytes(_RECORD_BYTES), 0)  # it must not count if the new header gets damaged
-        self._next = len(live)
+        self._next = len(live) // _RECORD_BYTES
 
     def _write(self, fd: int, data: bytes, offset: int) -> None:
         """Write, and wait for the device."""
@@ -151,7 +171,7 @@ class IndexLog:
         seen: set[bytes] = set()
         for slot, key in list(self.table.held()):
             if key in seen:
-                self.table.apply((FREE, slot, key))
+                self.table.apply(FREE, slot, key)
             seen.add(key)
 
 
@@ -214,12 +234,17 @@ def _replay(ops: FileOps, fd: int, seed: int, table: SlotTable) -> int:
             continue
         kind, slot, key = _FIELDS.unpack(fields)
         if slot < len(table):
-            table.apply((kind, slot, key))
+            table.apply(kind, slot, key)
         intact += 1
         last = place + 1
     return last - intact
 
 
-def _packed(records: Iterable[Record], seed: int) -> bytes:
-    packed = (_FIELDS.pack(*record) for record in records)
-    return b"".join(fields + _SUM.pack(xxh3_64_intdigest(fields, seed)) for fields in packed)
+def _packed(kind: int, slots: npt.NDArray[np.int64], keys: npt.NDArray[np.void], seed: int) -> bytes:
+    rows = np.empty(len(slots), _ROW)
+    rows["kind"], rows["slot"], rows["key"] = kind, slots, keys
+    fields = rows.tobytes()
+    starts = range(0, len(fields), _RECORD_BYTES)
+    sums = (xxh3_64_intdigest(fields[at : at + _FIELDS.size], seed) for at in starts)
+    rows["sum"] = np.fromiter(sums, np.uint64, len(slots))
+    return rows.tobytes()

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from errno import ETIMEDOUT
 from time import monotonic
 
-from slime_tiered_store.tiers.ssd.directory import SlotBytes, SsdDirectory
+from slime_tiered_store.tiers.ssd.directory import SsdDirectory
+from slime_tiered_store.tiers.ssd.runs import SlotRun
 
 __all__ = ["Readers"]
 
@@ -31,12 +32,12 @@ class Readers:
         self._latest_end = 0.0
         self._running: set[_Read] = set()
 
-    async def read(self, blocks: Sequence[SlotBytes]) -> dict[bytes, str]:
-        """Fill the buffers with the beginnings of blocks. Return what is wrong with each damaged block, by key.
+    async def read(self, runs: Sequence[SlotRun]) -> dict[bytes, str]:
+        """Fill the buffers with the beginnings of blocks. Return what is wrong with each damaged one, by key.
 
         Raises OSError. No thread uses the buffers when the call has ended.
         """
-        reads = [_Read(self._directory, some) for some in _pieces(blocks)]
+        reads = [_Read(self._directory, some) for some in _pieces(runs)]
         calls = {asyncio.wrap_future(self._threads.submit(self._run, one)): one for one in reads}
         try:
             await self._end(calls)
@@ -80,22 +81,23 @@ class Readers:
 class _Read:
     """A read in a thread. ``began``: its start, in seconds of the monotonic clock; 0 before the start."""
 
-    def __init__(self, directory: SsdDirectory, blocks: Sequence[SlotBytes]) -> None:
+    def __init__(self, directory: SsdDirectory, runs: Sequence[SlotRun]) -> None:
         self.began = 0.0
         self._directory = directory
-        self._blocks = blocks
+        self._runs = runs
         self._lock = threading.Lock()
         self._is_abandoned = False
 
     def run(self) -> dict[bytes, str]:
         damaged: dict[bytes, str] = {}
-        for (_, key, into), content, reason in self._directory.read(self._blocks):
+        for run in self._runs:
+            contents, wrong = self._directory.read(run)
+            damaged |= wrong
             with self._lock:
                 if self._is_abandoned:
                     break
-                into[:] = content
-            if reason is not None:
-                damaged[key] = reason
+                for into, content in zip(run.buffers, contents, strict=True):
+                    into[:] = content
         return damaged
 
     def abandon(self) -> None:
@@ -104,11 +106,11 @@ class _Read:
             self._is_abandoned = True
 
 
-def _pieces(reads: Sequence[SlotBytes]) -> Iterator[Sequence[SlotBytes]]:
+def _pieces(runs: Sequence[SlotRun]) -> Iterator[Sequence[SlotRun]]:
     """Cut reads into parts for the threads."""
     size = begin = 0
-    for end, read in enumerate(reads, 1):
-        size += len(read.bytes)
-        if size >= _READ_BYTES or end == len(reads):
-            yield reads[begin:end]
+    for end, run in enumerate(runs, 1):
+        size += sum(map(len, run.buffers))
+        if size >= _READ_BYTES or end == len(runs):
+            yield runs[begin:end]
             size, begin = 0, end

@@ -19,9 +19,10 @@ from slime_tiered_store.tiers.backpressure import WriteLimit
 from slime_tiered_store.tiers.calls import settled
 from slime_tiered_store.tiers.counts import TierCounts
 from slime_tiered_store.tiers.ssd.committer import Committer
-from slime_tiered_store.tiers.ssd.directory import Layout, SlotBytes, SsdDirectory, read_layout
+from slime_tiered_store.tiers.ssd.directory import Layout, SsdDirectory, read_layout
 from slime_tiered_store.tiers.ssd.file_ops import FileOps
 from slime_tiered_store.tiers.ssd.readers import Readers
+from slime_tiered_store.tiers.ssd.runs import SlotRun, adjacent
 
 __all__ = ["SsdTier"]
 
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 _PENDING_BYTES = 256 << 20  # for each directory
 _WAIT_S = 30.0
 _FULL = (ENOSPC, EDQUOT)
+_NOTHING = memoryview(b"")
 
 
 class SsdTier:
@@ -86,10 +88,7 @@ class SsdTier:
 
         Raises TierBusy, TierFull and TierFailed.
         """
-        parts: dict[int, list[SlotBytes]] = {}
-        for (block_id, key), source in zip(blocks, sources, strict=True):
-            number, slot = self._place(block_id, source)
-            parts.setdefault(number, []).append(SlotBytes(slot, key, source))
+        parts = self._runs(blocks, sources)
         async with self._limit.hold(sum(map(len, sources))):
             calls = {number: self._committers[number].write(part) for number, part in parts.items()}
             await settled(list(calls.values()))
@@ -103,13 +102,15 @@ class SsdTier:
 
         Raises BlockMissing, BlockCorrupt and TierFailed.
         """
-        parts: dict[int, list[SlotBytes]] = {}
-        for (block_id, key), target in zip(blocks, into, strict=True):
-            number, slot = self._place(block_id, target)
-            if self._directories[number].log.table.key(slot) != key:
+        parts = self._runs(blocks, into)
+        tables = {number: self._directories[number].log.table for number in parts}
+        missing = {
+            key for number, runs in parts.items() for run in runs for key in tables[number].missing(run)
+        }
+        for _, key in blocks if missing else ():
+            if key in missing:
                 self.counts.missing += 1
                 raise BlockMissing(self.name, key)
-            parts.setdefault(number, []).append(SlotBytes(slot, key, target))
         corrupt: dict[bytes, str] = {}
         errors: dict[int, Exception] = {}
 
@@ -124,7 +125,7 @@ class SsdTier:
                 tasks.start_soon(read, number)
         for number, error in errors.items():
             raise self._failure("read", number, error, len(blocks))
-        for _, key in blocks:
+        for _, key in blocks if corrupt else ():
             if key in corrupt:
                 self.counts.corrupt += 1
                 raise BlockCorrupt(self.name, key, corrupt[key])
@@ -132,12 +133,8 @@ class SsdTier:
 
     def forget(self, blocks: Sequence[Block]) -> None:
         """Drop the contents of blocks: at once for this process, and soon on the devices."""
-        parts: dict[int, list[tuple[int, bytes]]] = {}
-        for block_id, key in blocks:
-            number, slot = self._place(block_id)
-            parts.setdefault(number, []).append((slot, key))
-        for number, part in parts.items():
-            self._committers[number].free(part)
+        for number, runs in self._runs(blocks, [_NOTHING] * len(blocks)).items():
+            self._committers[number].free(runs)
 
     async def aclose(self) -> None:
         """Record what was forgotten, and close the files."""
@@ -151,14 +148,25 @@ class SsdTier:
         for directory in self._directories:
             directory.close()
 
-    def _place(self, block_id: int, content: memoryview | None = None) -> tuple[int, int]:
-        """Return the number of the directory and the slot of a block. Raises IndexError and ValueError."""
-        if content is not None and len(content) > self.block_bytes:
-            raise ValueError(f"a block has at most {self.block_bytes} bytes, got {len(content)}")
-        if not 0 <= block_id < self.capacity:
-            raise IndexError(f"tier {self.name} has the blocks 0 to {self.capacity - 1}, not {block_id}")
-        slot, number = divmod(block_id, len(self._directories))
-        return number, slot
+    def _runs(self, blocks: Sequence[Block], buffers: Sequence[memoryview]) -> dict[int, list[SlotRun]]:
+        """Return blocks by the numbers of their directories. Raises IndexError and ValueError."""
+        longest = max(map(len, buffers), default=0)
+        if longest > self.block_bytes:
+            raise ValueError(f"a block has at most {self.block_bytes} bytes, got {longest}")
+        for block_id, _ in blocks:
+            if not 0 <= block_id < self.capacity:
+                raise IndexError(f"tier {self.name} has the blocks 0 to {self.capacity - 1}, not {block_id}")
+        count, slot_bytes = len(self._directories), self._directories[0].layout.slot_bytes
+        parts: dict[int, list[SlotRun]] = {}
+        for number in range(count):
+            part = (
+                (block_id // count, key, buffer)
+                for (block_id, key), buffer in zip(blocks, buffers, strict=True)
+                if block_id % count == number
+            )
+            if runs := list(adjacent(part, slot_bytes)):
+                parts[number] = runs
+        return parts
 
     def _failure(self, operation: str, number: int, error: BaseException, required: int) -> BaseException:
         """Count an error of a call, and return it as an error of the tier. Any error but an OSError stays as it is."""

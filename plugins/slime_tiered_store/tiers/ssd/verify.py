@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from slime_tiered_store.tiers.ssd.directory import SlotBytes, lock_directory, read_blocks, read_layout
+from slime_tiered_store.tiers.ssd.directory import lock_directory, read_layout, read_run
 from slime_tiered_store.tiers.ssd.file_ops import FileOps
 from slime_tiered_store.tiers.ssd.index_log import read_index
+from slime_tiered_store.tiers.ssd.runs import SlotRun
 
 __all__ = ["DirectoryReport", "verify_directory"]
 
@@ -59,7 +60,8 @@ def verify_directory(path: Path, ops: FileOps | None = None) -> DirectoryReport:
         try:
             for slot, key in table.held():
                 try:
-                    ((_, _, reason),) = read_blocks(ops, fd, layout, [SlotBytes(slot, key, nothing)])
+                    _, wrong = read_run(ops, fd, layout, SlotRun(slot, [key], [nothing]))
+                    reason = wrong.get(key)
                 except OSError as error:
                     reason = str(error.strerror)
                 if reason is not None:
