@@ -85,7 +85,8 @@ class SequenceMeta:
 
     def keys(self, start: int, stop: int) -> list[BlockKey]:
         """Return the keys of the blocks from ``start`` to ``stop``."""
-        return [self.key(block) for block in range(start, stop)]
+        packed = self.block_keys[start * KEY_BYTES : stop * KEY_BYTES]
+        return [key for (key,) in struct.iter_unpack(f"{KEY_BYTES}s", packed)]
 
     def tokens(self, start: int, stop: int) -> bytes:
         """Return the tokens of the blocks from ``start`` to ``stop``: int32, little endian."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from struct import iter_unpack
+
 from slime_tiered_store.keys import KEY_BYTES
 from slime_tiered_store.tier import Block, BlockKey
 
@@ -67,9 +69,10 @@ class RadixNode:
     def blocks(self, start: int = 0, stop: int | None = None) -> list[Block]:
         """Return the ids and keys of the blocks from ``start`` to ``stop``."""
         stop = self.size() if stop is None else stop
+        keys = iter_unpack(f"{KEY_BYTES}s", self.keys[start * KEY_BYTES : stop * KEY_BYTES])
         return [
-            Block(self.physical_blocks[at], self.keys[at * KEY_BYTES : (at + 1) * KEY_BYTES])
-            for at in range(start, stop)
+            Block(block_id, key)
+            for block_id, (key,) in zip(self.physical_blocks[start:stop], keys, strict=True)
         ]
 
 

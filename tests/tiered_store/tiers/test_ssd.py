@@ -125,6 +125,27 @@ async def test_forgotten_blocks_are_gone_at_once_and_after_a_start(tmp_path: Pat
     await again.aclose()
 
 
+async def test_forgotten_block_among_adjacent_ones_is_named_when_they_are_read(tmp_path: Path) -> None:
+    tier = await opened(tmp_path, ops=UNSYNCED)
+    blocks = [Block(number, key_of(number)) for number in range(8)]
+    await put(tier, {number: number for number in range(8)})
+    tier.forget([blocks[5], blocks[3]])
+    with pytest.raises(BlockMissing) as missing:
+        await tier.read(blocks, [memoryview(bytearray(BLOCK_BYTES)) for _ in blocks])
+    assert missing.value.key == key_of(3)
+    for left in (blocks[:3], blocks[6:]):
+        into = [memoryview(bytearray(BLOCK_BYTES)) for _ in left]
+        await tier.read(left, into)
+        assert into == [content_of(block.id) for block in left]
+    tier.forget(blocks[1:])
+    assert tier.recovered() == {key_of(0): 0}
+    await put(tier, {9: 3})
+    await tier.aclose()
+    again = await opened(tmp_path)
+    assert again.recovered() == {key_of(0): 0, key_of(9): 3}
+    await again.aclose()
+
+
 async def test_adjacent_blocks_of_any_length_keep_apart(tmp_path: Path) -> None:
     size = 5000  # a slot has two pages, a short block one
     tier = await SsdTier.open([tmp_path], Layout(size, 600).total_bytes, size, UNSYNCED)

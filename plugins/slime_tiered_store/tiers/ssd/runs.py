@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 __all__ = ["SlotRun", "adjacent"]
@@ -14,21 +14,17 @@ class SlotRun(NamedTuple):
     """Blocks in the slots from ``slot`` on: their keys, and the bytes to write, or buffers for their beginnings."""
 
     slot: int
-    keys: list[bytes]
-    buffers: list[memoryview]
+    keys: Sequence[bytes]
+    buffers: Sequence[memoryview]
 
 
-def adjacent(blocks: Iterable[tuple[int, bytes, memoryview]], slot_bytes: int) -> Iterator[SlotRun]:
-    """Cut blocks, given as slot, key and buffer, into runs of at most 1 MiB, or of one block."""
+def adjacent(
+    slots: Sequence[int], keys: Sequence[bytes], buffers: Sequence[memoryview], slot_bytes: int
+) -> Iterator[SlotRun]:
+    """Cut blocks, given by slot, key and buffer, into runs of at most 1 MiB, or of one block."""
     at_once = max(1, _RUN_BYTES // slot_bytes)
-    run, end = SlotRun(0, [], []), -1
-    for slot, key, buffer in blocks:
-        if slot != end or slot - run.slot == at_once:
-            if run.keys:
-                yield run
-            run = SlotRun(slot, [], [])
-        run.keys.append(key)
-        run.buffers.append(buffer)
-        end = slot + 1
-    if run.keys:
-        yield run
+    begin = 0
+    for end, slot in enumerate(slots, 1):
+        if end == len(slots) or slots[end] != slot + 1 or end - begin == at_once:
+            yield SlotRun(slots[begin], keys[begin:end], buffers[begin:end])
+            begin = end

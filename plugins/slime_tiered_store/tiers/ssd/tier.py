@@ -153,19 +153,18 @@ class SsdTier:
         longest = max(map(len, buffers), default=0)
         if longest > self.block_bytes:
             raise ValueError(f"a block has at most {self.block_bytes} bytes, got {longest}")
-        for block_id, _ in blocks:
-            if not 0 <= block_id < self.capacity:
-                raise IndexError(f"tier {self.name} has the blocks 0 to {self.capacity - 1}, not {block_id}")
+        ids = [block_id for block_id, _ in blocks]
+        if ids and not 0 <= min(ids) <= max(ids) < self.capacity:
+            wrong = min(ids) if min(ids) < 0 else max(ids)
+            raise IndexError(f"tier {self.name} has the blocks 0 to {self.capacity - 1}, not {wrong}")
         count, slot_bytes = len(self._directories), self._directories[0].layout.slot_bytes
         parts: dict[int, list[SlotRun]] = {}
         for number in range(count):
-            part = (
-                (block_id // count, key, buffer)
-                for (block_id, key), buffer in zip(blocks, buffers, strict=True)
-                if block_id % count == number
-            )
-            if runs := list(adjacent(part, slot_bytes)):
-                parts[number] = runs
+            slots = [block_id // count for block_id in ids if block_id % count == number]
+            keys = [key for block_id, key in blocks if block_id % count == number]
+            own = [each for block_id, each in zip(ids, buffers, strict=True) if block_id % count == number]
+            if slots:
+                parts[number] = list(adjacent(slots, keys, own, slot_bytes))
         return parts
 
     def _failure(self, operation: str, number: int, error: BaseException, required: int) -> BaseException:
