@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 _ALIGNMENT = 4096
 _FORMAT = "slime-store-ssd-1"
 _ZEROS = memoryview(bytes(_ALIGNMENT))
+_LONG_BYTES = 512 << 10
 _MAX_SLOTS = 1 << 32  # a record of the index has four bytes for a slot
 
 
@@ -138,6 +139,8 @@ class SsdDirectory:
                 pieces, first = [], slot + 1
         if pieces:
             self._ops.write(self._fd, pieces, first * slot_bytes)
+        if (size := len(run.keys) * slot_bytes) >= _LONG_BYTES:  # meanwhile the next run is prepared
+            self._ops.begin_sync(self._fd, run.slot * slot_bytes, size)
 
     def read(self, run: SlotRun) -> tuple[list[memoryview], dict[bytes, str]]:
         """Read blocks, see :func:`read_run`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from errno import EIO
 from pathlib import Path
@@ -42,6 +43,13 @@ class FileOps:
     def read(self, fd: int, into: Sequence[Buffer], offset: int) -> int:
         """Fill ``into`` in order. Return the number of bytes, which is smaller only at the end of the file."""
         return self._transfer(self.preadv, fd, into, offset)
+
+    def begin_sync(self, fd: int, offset: int, size: int) -> None:
+        """Let the device begin to write these bytes, without waiting. A later :meth:`sync` tells of errors."""
+        with suppress(
+            OSError
+        ):  # a hint; Linux begins to write dirty pages that are said to be of no more use
+            os.posix_fadvise(fd, offset, size, os.POSIX_FADV_DONTNEED)
 
     def sync(self, fd: int) -> None:
         """Return when the content of the file is on the device."""
