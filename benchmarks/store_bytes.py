@@ -2,10 +2,11 @@
 
     python -m benchmarks.store_bytes [--only "1,024 KiB"] [--rounds N] [--directory DIR]
 
-``memory copy``: blocks into a memory tier, beside slices of a bytearray. ``SSD write``: 64 MiB a call, each on the
-disk when it returns, beside ``pwrite`` and one ``fdatasync`` for 64 MiB. ``cold read``: the same blocks, which the
-page cache does not have, beside ``pread``. Tier and loop alternate, in preallocated files that were written before;
-``of_plain`` is the median of the rounds' ratios. The directory must be on a disk.
+``memory copy``: blocks into a memory tier, beside slices of a bytearray. ``SSD write``: 64 MiB or 1 MiB a call, each on
+the disk when it returns, beside ``pwrite`` and one ``fdatasync`` a call. The blocks are forgotten first, as the store
+does it. ``cold read``: the same blocks, which the page cache does not have, beside ``pread``. A block fills its slot,
+as those of records do (4 KiB); the plain loop moves whole slots. Tier and loop alternate, in preallocated files that
+were written before; ``of plain`` is the median of the rounds' ratios. The directory must be on a disk.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 
 from benchmarks.options import flags, read
 from benchmarks.report import Column, Report
+from slime_tiered_store.cold_records import LAYOUT as RECORD_LAYOUT
 from slime_tiered_store.tier import Block
+from slime_tiered_store.tiers.block_header import HEADER_BYTES
 from slime_tiered_store.tiers.memory import MemoryArena
 from slime_tiered_store.tiers.ssd.directory import Layout
 from slime_tiered_store.tiers.ssd.tier import SsdTier
@@ -28,33 +31,35 @@ from slime_tiered_store.tiers.ssd.tier import SsdTier
 __all__ = ["main"]
 
 _CALL_BYTES = 64 << 20
+_RECORD_CALL_BYTES = 1 << 20  # of a record of routed experts
+_SLOTS = (HEADER_BYTES + RECORD_LAYOUT.block_bytes, 64 << 10, 1 << 20)
 _PLAIN, _OURS = "plain loop", "tier"
-_COLUMNS = (Column("gb_per_s", "GB/s", 2), Column("of_plain", "of plain", 2))
+_COLUMNS = (
+    Column("gb_per_s", "GB/s", 2),
+    Column("of_plain", "of plain", 2),
+    Column("cpu_s_per_gb", "s CPU a GB", 2),
+)
 
 
 class _PlainFile:
-    """A preallocated file of blocks, written and read by one call after the other."""
+    """A preallocated file of slots, written and read by one call after the other."""
 
-    def __init__(self, path: Path, block_bytes: int, capacity: int) -> None:
-        self._block_bytes = block_bytes
+    def __init__(self, path: Path, slot_bytes: int, capacity: int) -> None:
+        self._slot_bytes = slot_bytes
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT)
-        os.posix_fallocate(self._fd, 0, block_bytes * capacity)
+        os.posix_fallocate(self._fd, 0, slot_bytes * capacity)
 
     def write(self, first: int, sources: Sequence[memoryview]) -> None:
         for number, source in enumerate(sources, first):
-            os.pwrite(self._fd, source, number * self._block_bytes)
+            os.pwrite(self._fd, source, number * self._slot_bytes)
         os.fdatasync(self._fd)
 
     def read(self, first: int, into: Sequence[memoryview]) -> None:
         for number, target in enumerate(into, first):
-            os.preadv(self._fd, [target], number * self._block_bytes)
+            os.preadv(self._fd, [target], number * self._slot_bytes)
 
     def close(self) -> None:
         os.close(self._fd)
-
-
-def _key(number: int) -> bytes:
-    return number.to_bytes(16, "little")
 
 
 def _forget_pages(path: Path) -> None:
@@ -64,15 +69,16 @@ def _forget_pages(path: Path) -> None:
     os.close(fd)
 
 
-async def _gb_per_s(size: int, call: Callable[[], Awaitable[None]]) -> float:
-    begun = perf_counter()
+async def _speed(size: int, call: Callable[[], Awaitable[None]]) -> dict[str, float]:
+    cpu_s, begun = process_time(), perf_counter()
     await call()
-    return size / (perf_counter() - begun) / 1e9
+    seconds, cpu_s = perf_counter() - begun, process_time() - cpu_s
+    return {"gb_per_s": size / seconds / 1e9, "cpu_s_per_gb": cpu_s / size * 1e9}
 
 
-def _compare(report: Report, scenario: str, plain: float, ours: float) -> None:
-    report.add(scenario, _PLAIN, gb_per_s=plain)
-    report.add(scenario, _OURS, gb_per_s=ours, of_plain=ours / plain)
+def _compare(report: Report, scenario: str, plain: dict[str, float], ours: dict[str, float]) -> None:
+    report.add(scenario, _PLAIN, **plain)
+    report.add(scenario, _OURS, of_plain=ours["gb_per_s"] / plain["gb_per_s"], **ours)
 
 
 async def _measure_memory(report: Report, size: str, block_bytes: int, capacity: int, rounds: int) -> None:
@@ -91,51 +97,52 @@ async def _measure_memory(report: Report, size: str, block_bytes: int, capacity:
     await ours()
     for _ in range(rounds):
         copied = block_bytes * capacity
-        _compare(
-            report, f"memory copy, {size}", await _gb_per_s(copied, plain), await _gb_per_s(copied, ours)
-        )
+        _compare(report, f"memory copy, {size}", await _speed(copied, plain), await _speed(copied, ours))
     await arena.aclose()
     report.show(f"memory copy, {size}", _COLUMNS)
 
 
 async def _measure_ssd(
-    report: Report, directory: Path, size: str, block_bytes: int, capacity: int, rounds: int
+    report: Report, directory: Path, size: str, slot_bytes: int, call_bytes: int, total: int, rounds: int
 ) -> None:
-    layout = Layout(block_bytes, capacity)
-    tier = await SsdTier.open([directory / "tier"], layout.total_bytes, block_bytes)
-    plain_file = _PlainFile(directory / "plain", block_bytes, capacity)
-    at_once = min(capacity, max(1, _CALL_BYTES // block_bytes))
-    calls = [range(first, min(first + at_once, capacity)) for first in range(0, capacity, at_once)]
-    content = memoryview(bytearray(os.urandom(block_bytes * at_once)))
-    buffers = [content[begin : begin + block_bytes] for begin in range(0, len(content), block_bytes)]
-    space = bytearray(block_bytes * at_once)
-    targets = [memoryview(space)[begin : begin + block_bytes] for begin in range(0, len(space), block_bytes)]
+    block_bytes, capacity = slot_bytes - HEADER_BYTES, total // slot_bytes
+    tier = await SsdTier.open([directory / "tier"], Layout(block_bytes, capacity).total_bytes, block_bytes)
+    plain_file = _PlainFile(directory / "plain", slot_bytes, capacity)
+    at_once = min(capacity, call_bytes // slot_bytes)
+    places = [Block(number, number.to_bytes(16, "little")) for number in range(capacity)]
+    calls = [places[first : first + at_once] for first in range(0, capacity, at_once)]
+    content = memoryview(bytearray(os.urandom(slot_bytes * at_once)))
+    slots = [content[begin : begin + slot_bytes] for begin in range(0, len(content), slot_bytes)]
+    blocks = [slot[:block_bytes] for slot in slots]
+    space = memoryview(bytearray(len(content)))
+    read_slots = [space[begin : begin + slot_bytes] for begin in range(0, len(content), slot_bytes)]
+    read_blocks = [slot[:block_bytes] for slot in read_slots]
 
     async def write() -> None:
         for call in calls:
-            await tier.write([Block(number, _key(number)) for number in call], buffers[: len(call)])
+            tier.forget(call)
+            await tier.write(call, blocks[: len(call)])
 
     async def plain_write() -> None:
         for call in calls:
-            plain_file.write(call[0], buffers[: len(call)])
+            plain_file.write(call[0].id, slots[: len(call)])
 
     async def read_all() -> None:
         for call in calls:
-            await tier.read([Block(number, _key(number)) for number in call], targets[: len(call)])
+            await tier.read(call, read_blocks[: len(call)])
 
     async def plain_read() -> None:
         for call in calls:
-            plain_file.read(call[0], targets[: len(call)])
+            plain_file.read(call[0].id, read_slots[: len(call)])
 
-    total = block_bytes * capacity
     for number in range(rounds + 1):
-        plain, ours = await _gb_per_s(total, plain_write), await _gb_per_s(total, write)
+        plain, ours = await _speed(total, plain_write), await _speed(total, write)
         if number:  # the first one writes to new extents
             _compare(report, f"SSD write, {size}", plain, ours)
         _forget_pages(directory / "plain")
         _forget_pages(directory / "tier" / "blocks")
-        plain, ours = await _gb_per_s(total, plain_read), await _gb_per_s(total, read_all)
-        if space[:block_bytes] != content[:block_bytes]:
+        plain, ours = await _speed(total, plain_read), await _speed(total, read_all)
+        if read_blocks != blocks:
             report.problem(f"{size}: other bytes were read than written")
         if number:
             _compare(report, f"cold read, {size}", plain, ours)
@@ -146,14 +153,14 @@ async def _measure_ssd(
 
 
 async def _measure(
-    report: Report, parent: Path | None, total: int, rounds: int, sizes: Sequence[int]
+    report: Report, parent: Path | None, total: int, rounds: int, sizes: Sequence[tuple[int, str]]
 ) -> None:
-    for block_bytes in sizes:
-        size = f"{block_bytes >> 10:,} KiB"
-        capacity = total // block_bytes
-        await _measure_memory(report, size, block_bytes, capacity, rounds)
-        with tempfile.TemporaryDirectory(dir=parent) as directory:
-            await _measure_ssd(report, Path(directory), size, block_bytes, capacity, rounds)
+    for slot_bytes, size in sizes:
+        await _measure_memory(report, size, slot_bytes - HEADER_BYTES, total // slot_bytes, rounds)
+        for call_bytes in (_CALL_BYTES, _RECORD_CALL_BYTES) if slot_bytes == _SLOTS[0] else (_CALL_BYTES,):
+            name = f"{size}, {call_bytes >> 20} MiB a call"
+            with tempfile.TemporaryDirectory(dir=parent) as directory:
+                await _measure_ssd(report, Path(directory), name, slot_bytes, call_bytes, total, rounds)
 
 
 def main() -> int:
@@ -163,7 +170,8 @@ def main() -> int:
     )
     given = parser.parse_args()
     options = read(given)
-    sizes = [size for size in (4 << 10, 64 << 10, 1 << 20) if options.wants(f"{size >> 10:,} KiB")]
+    named = [(size, f"{size >> 10:,} KiB") for size in _SLOTS]
+    sizes = [(size, name) for size, name in named if options.wants(name)]
     report = Report()
     total = options.pick(512 << 20, tiny=4 << 20)
     asyncio.run(_measure(report, given.directory, total, options.rounds, sizes))
