@@ -22,7 +22,7 @@ from benchmarks.streams import quantile_us
 from slime_demo.conversations import Conversation
 from slime_demo.verdict import Verdict, judge
 
-__all__ = ["measure_crowd", "show_crowd"]
+__all__ = ["Crowd", "compare", "measure_crowd", "show_crowd"]
 
 _CONVERSATIONS = 1000
 _TURNS = 4
@@ -73,10 +73,10 @@ async def _measure(
     options: Options, report: Report, proxy: Running, worker: str, tokenizer: Tokenizer
 ) -> dict[str, float]:
     conversations = options.pick(_CONVERSATIONS, tiny=8)
-    crowd = _Crowd(proxy.url, Samples(tokenizer), conversations)
+    crowd = Crowd(proxy.url, Samples(tokenizer), conversations)
     async with feel(proxy) as felt:
         await crowd.converse()
-    verdict, stats = await _verdict(proxy.url, worker, crowd.conversations, tokenizer)
+    verdict, stats = await compare(crowd, worker, tokenizer)
     for session, reason in verdict.wrong.items():
         report.problem(f"{session}: {reason}")
     return {
@@ -97,18 +97,30 @@ async def _measure(
     }
 
 
-class _Crowd:
-    """A client for each conversation, with a connection of its own; every fourth reads streams."""
+class Crowd:
+    """A client for each conversation, with a connection of its own; every fourth reads streams.
 
-    def __init__(self, url: str, samples: Samples, conversations: int) -> None:
+    ``question_tokens``: tokens of each first question. ``latencies_ns``: the time of each turn. ``retrievals_ns``: the
+    time of each retrieval by :func:`compare`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        samples: Samples,
+        conversations: int,
+        *,
+        question_tokens: int = _QUESTION_TOKENS,
+    ) -> None:
         self.finished = self.errors = 0
         self.latencies_ns: list[int] = []
-        self._url = url
+        self.retrievals_ns: list[int] = []
+        self.url = url
         system = f"<|im_start|>system\n{samples.words(_SYSTEM_TOKENS)}<|im_end|>\n"
         self.conversations = [
             Conversation(
                 session=f"conversation{number}",
-                text=system + samples.question(samples.words(_QUESTION_TOKENS)),
+                text=system + samples.question(samples.words(question_tokens)),
                 streamed=number % _STREAMED == 0,
             )
             for number in range(conversations)
@@ -125,7 +137,7 @@ class _Crowd:
         # One transport each: with verify=False none of them reads the system's certificates.
         transport = httpx.AsyncHTTPTransport(verify=False)
         async with httpx.AsyncClient(
-            base_url=self._url, transport=transport, trust_env=False, timeout=120
+            base_url=self.url, transport=transport, trust_env=False, timeout=120
         ) as client:
             try:
                 for turn in range(_TURNS):
@@ -159,10 +171,14 @@ async def _ask(client: httpx.AsyncClient, conversation: Conversation, max_new_to
     return str(orjson.loads(content)["text"])
 
 
-async def _verdict(
-    url: str, worker: str, conversations: list[Conversation], tokenizer: Tokenizer
+async def compare(
+    crowd: Crowd, worker: str, tokenizer: Tokenizer, readers: int = _READERS
 ) -> tuple[Verdict, dict[str, Any]]:
-    """Compare the retrieval of each conversation with the tokens that the engine consumed and sampled."""
+    """Compare the retrieval of each conversation with the tokens that the engine consumed and sampled.
+
+    Returns also the ``/cache_stats`` of the router. ``readers``: retrievals at the same time.
+    """
+    conversations, url = crowd.conversations, crowd.url
     retrieved: dict[str, dict[str, Any]] = {}
     waiting = iter(conversations)
 
@@ -171,11 +187,13 @@ async def _verdict(
         async def read() -> None:
             for one in waiting:  # shared: each conversation is taken once
                 asked = {"text": one.text, "session_id": one.session}
+                began = monotonic_ns()
                 reply = await client.post(f"{url}/retrieve_from_text", json=asked)
+                crowd.retrievals_ns.append(monotonic_ns() - began)
                 retrieved[one.session] = orjson.loads(reply.raise_for_status().content)
 
         async with anyio.create_task_group() as tasks:
-            for _ in range(_READERS):
+            for _ in range(readers):
                 tasks.start_soon(read)
         journal = orjson.loads((await client.get(f"{worker}/journal")).raise_for_status().content)
         stats = (await client.get(f"{url}/cache_stats")).raise_for_status().json()

@@ -1,0 +1,199 @@
+"""Conversations through routers whose memory has no room for them, beside one that has room for all.
+
+    python -m benchmarks.demotion [--only SSD] [--rounds N] [--directory DIR]
+
+All conversations are held at once, four turns each; their last texts have about 2,000 tokens. Then each is retrieved,
+one after the other, and compared with the engine's journal. ``memory`` is ``--radix-tree-max-bytes``: with 1 byte,
+everything is demoted as soon as it is answered. Without a lower tier, what does not fit is evicted. So fewer turns find
+their history (``hit rate``), and fewer samples are ``whole``: the tokens of all turns as they were sampled. All others
+must be inexact, or in a session that is not ``complete``. With SSD or a remote store (``file://``) all must be whole.
+The store's own memory has 4 MiB.
+
+The router has one core. The other has the load, and the embedded engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import anyio
+import httpx
+import uvloop
+from tokenizers import Tokenizer
+
+from benchmarks.crowd import Crowd, compare
+from benchmarks.engine import save_engine_tokenizer, serving_engine
+from benchmarks.options import Options, flags, read
+from benchmarks.peers import Running, router, started
+from benchmarks.processes import LOAD_CORE, leave_cleanly, require
+from benchmarks.report import Column, Report
+from benchmarks.samples import Samples, request_body
+from benchmarks.streams import quantile_us
+
+__all__ = ["main"]
+
+_SCENARIO = "conversations of 2,000 tokens"
+_CONVERSATIONS = 128
+_QUESTION_TOKENS = 1_600
+_SETTLE_S = 60.0
+_ALL, _HALF, _LITTLE, _NOTHING = 0, 2 << 20, 1 << 20, 1
+_STORE = ("--plugin", "tiered_store", "--store-memory-bytes", str(4 << 20))
+_COLUMNS = (
+    Column("turns_per_s", "turns/s"),
+    Column("cpu_ms", "ms CPU a turn", 2),
+    Column("p50_ms", "p50 ms"),
+    Column("p99_ms", "p99 ms"),
+    Column("memory_mb", "memory MB", 2),
+    Column("demoted_per_s", "segments demoted/s"),
+    Column("hit_rate", "hit rate %", 1),
+    Column("reused", "tokens reused %", 1),
+    Column("retrieval_p50_ms", "retrieval p50 ms", 1),
+    Column("retrieval_p99_ms", "p99 ms", 1),
+    Column("whole", "whole %", 1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiers:
+    """A router's memory for trajectories (0: no limit), and the tier below it."""
+
+    memory_bytes: int
+    lower: str = ""
+
+    @property
+    def name(self) -> str:
+        sizes = {_ALL: "memory for all", _NOTHING: "no memory"}
+        memory = sizes.get(self.memory_bytes, f"memory of {self.memory_bytes >> 20} MiB")
+        return f"{memory}, {self.lower}" if self.lower else memory
+
+    @property
+    def keeps_all(self) -> bool:
+        """True if nothing is evicted."""
+        return bool(self.lower) or not self.memory_bytes
+
+    def flags(self, directory: Path) -> tuple[str, ...]:
+        """Return the flags of a router whose lower tier is in ``directory``."""
+        memory = ("--radix-tree-max-bytes", str(self.memory_bytes))
+        if self.lower == "SSD":
+            return (*memory, *_STORE, "--store-ssd", str(directory), "--store-ssd-bytes", str(256 << 20))
+        return (*memory, *_STORE, "--store-remote", f"file://{directory}") if self.lower else memory
+
+
+_ROWS = (
+    _Tiers(_ALL),
+    *(_Tiers(size, lower) for size in (_HALF, _LITTLE) for lower in ("", "SSD", "remote")),
+    *(_Tiers(_NOTHING, lower) for lower in ("SSD", "remote")),
+)
+_TINY_ROWS = (_Tiers(_NOTHING, "SSD"),)
+
+
+async def _get(url: str) -> dict[str, Any]:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+        answer: dict[str, Any] = (await client.get(url)).raise_for_status().json()
+        return answer
+
+
+async def _settled(url: str, limit_bytes: int) -> dict[str, Any]:
+    """Wait until the trajectories in memory keep the limit. Return the counters of then. Raises TimeoutError."""
+    with anyio.fail_after(_SETTLE_S):
+        while (stats := await _get(f"{url}/cache_stats"))["bytes"] > limit_bytes > 0:  # noqa: ASYNC110  # nothing tells it
+            await anyio.sleep(0.01)
+    return stats
+
+
+async def _is_flagged(url: str, session: str, reason: str) -> bool:
+    """Return True if a client can tell that the router has evicted tokens of a session."""
+    if reason.startswith("not exact: "):
+        return True
+    if reason.startswith("tokens "):  # others than the engine consumed
+        return False
+    return not (await _get(f"{url}/trajectories/{session}"))["complete"]
+
+
+async def _measure(
+    report: Report, tiers: _Tiers, crowd: Crowd, proxy: Running, worker: str, tokenizer: Tokenizer
+) -> None:
+    """Hold the conversations, wait until memory keeps its limit, and retrieve them."""
+    cpu_s, began = proxy.cpu_s(), perf_counter()
+    await crowd.converse()
+    seconds, turns = perf_counter() - began, len(crowd.latencies_ns)
+    stats = await _settled(proxy.url, tiers.memory_bytes)
+    cpu_s, until_settled = proxy.cpu_s() - cpu_s, perf_counter() - began
+    verdict, _ = await compare(crowd, worker, tokenizer, readers=1)
+    for session, reason in verdict.wrong.items():
+        if tiers.keeps_all or not await _is_flagged(proxy.url, session, reason):
+            report.problem(f"{tiers.name}: {session}: {reason}")
+    demotions = sum(stats["demoted"]["demotions"].values()) if "demoted" in stats else 0
+    prompt_tokens = stats["tokens_reused"] + stats["tokens_encoded"]
+    report.add(
+        _SCENARIO,
+        tiers.name,
+        errors=crowd.errors,
+        turns_per_s=turns / seconds,
+        cpu_ms=cpu_s / turns * 1e3,
+        p50_ms=quantile_us(crowd.latencies_ns, 0.5) / 1e3,
+        p99_ms=quantile_us(crowd.latencies_ns, 0.99) / 1e3,
+        memory_mb=stats["bytes"] / 1e6,
+        demoted_per_s=demotions / until_settled,
+        hit_rate=stats["hit_rate"] * 100,
+        reused=stats["tokens_reused"] / prompt_tokens * 100,
+        retrieval_p50_ms=quantile_us(crowd.retrievals_ns, 0.5) / 1e3,
+        retrieval_p99_ms=quantile_us(crowd.retrievals_ns, 0.99) / 1e3,
+        whole=verdict.exact / verdict.trajectories * 100,
+    )
+
+
+async def _measure_row(options: Options, report: Report, tiers: _Tiers, parent: Path | None) -> None:
+    """Run an engine and a router with ``tiers``, both new, and measure them."""
+    conversations = options.pick(_CONVERSATIONS, tiny=4)
+    async with AsyncExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=parent)))
+        tokenizer = save_engine_tokenizer(directory / "engine-tokenizer")
+        (directory / "store").mkdir()
+        worker = await stack.enter_async_context(
+            serving_engine(directory, "--max-running-requests", str(conversations))
+        )
+        peer = router(
+            "router", "--no-default-plugins", "--plugin", "radix_cache",
+            *options.tokenizer(directory / "engine-tokenizer"), *tiers.flags(directory / "store"),
+        )  # fmt: skip
+        request = request_body("Are you there?", 1)
+        [proxy] = await started(stack, [peer], worker, directory, request, lambda reply: reply.is_success)
+        crowd = Crowd(proxy.url, Samples(tokenizer), conversations, question_tokens=_QUESTION_TOKENS)
+        await _measure(report, tiers, crowd, proxy, worker, tokenizer)
+
+
+async def _measure_all(options: Options, parent: Path | None) -> Report:
+    report = Report()
+    rows = [tiers for tiers in options.pick(_ROWS, tiny=_TINY_ROWS) if options.wants(tiers.name)]
+    for round_ in range(options.rounds):
+        for tiers in rows[:: -1 if round_ % 2 else 1]:
+            await _measure_row(options, report, tiers, parent)
+    report.show(_SCENARIO, _COLUMNS)
+    return report
+
+
+def main() -> int:
+    require("setpriv", "taskset")
+    leave_cleanly()
+    parser = flags("Conversations through routers whose memory has no room for them.", rounds=3)
+    parser.add_argument(
+        "--directory", type=Path, metavar="DIR", help="place on the disk (default: a temporary one)"
+    )
+    given = parser.parse_args()
+    options = read(given)
+    os.sched_setaffinity(0, {LOAD_CORE})
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_measure_all(options, given.directory)).finish(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
