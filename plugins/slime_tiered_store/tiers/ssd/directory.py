@@ -142,9 +142,9 @@ class SsdDirectory:
         if (size := len(run.keys) * slot_bytes) >= _LONG_BYTES:  # meanwhile the next run is prepared
             self._ops.begin_sync(self._fd, run.slot * slot_bytes, size)
 
-    def read(self, run: SlotRun) -> tuple[list[memoryview], dict[bytes, str]]:
+    def read(self, run: SlotRun, data: bytearray) -> tuple[list[memoryview], dict[bytes, str]]:
         """Read blocks, see :func:`read_run`."""
-        return read_run(self._ops, self._fd, self.layout, run)
+        return read_run(self._ops, self._fd, self.layout, run, data)
 
     def sync(self) -> None:
         """Return when all written blocks are on the device."""
@@ -215,18 +215,18 @@ def read_layout(path: Path) -> Layout | None:
 
 
 def read_run(
-    ops: FileOps, fd: int, layout: Layout, run: SlotRun
+    ops: FileOps, fd: int, layout: Layout, run: SlotRun, data: bytearray
 ) -> tuple[list[memoryview], dict[bytes, str]]:
     """Return as many bytes of each block as its buffer has, and what is wrong with each damaged one, by key.
 
-    The checksums are those of whole blocks. The buffers are not used. Raises OSError.
+    The slots are read into ``data``, and the bytes that are returned are parts of it. The checksums are those of whole
+    blocks. The buffers are not used. Raises OSError.
     """
-    slot_bytes = layout.slot_bytes
+    slot_bytes, view = layout.slot_bytes, memoryview(data)
     size = len(run.keys) * slot_bytes
-    data = bytearray(size)
-    if ops.read(fd, [data], run.slot * slot_bytes) < size:
+    if ops.read(fd, [view[:size]], run.slot * slot_bytes) < size:
         raise OSError(EIO, f"the file ends within the slots {run.slot} to {run.slot + len(run.keys) - 1}")
-    view, contents, damaged = memoryview(data), list[memoryview](), dict[bytes, str]()
+    contents, damaged = list[memoryview](), dict[bytes, str]()
     for start, key, into in zip(range(0, size, slot_bytes), run.keys, run.buffers, strict=True):
         begin = start + HEADER_BYTES
         content = view[begin : begin + len(into)]

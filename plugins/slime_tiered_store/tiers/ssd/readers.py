@@ -10,7 +10,7 @@ from errno import ETIMEDOUT
 from time import monotonic
 
 from slime_tiered_store.tiers.ssd.directory import SsdDirectory
-from slime_tiered_store.tiers.ssd.runs import SlotRun
+from slime_tiered_store.tiers.ssd.runs import SlotRun, longest_run
 
 __all__ = ["Readers"]
 
@@ -31,6 +31,8 @@ class Readers:
         self._threads = ThreadPoolExecutor(_THREADS, name)
         self._latest_end = 0.0
         self._running: set[_Read] = set()
+        #: Of threads that do not read: new memory would cost more than the copy out of it.
+        self._idle_buffers: list[bytearray] = []
 
     async def read(self, runs: Sequence[SlotRun]) -> dict[bytes, str]:
         """Fill the buffers with the beginnings of blocks. Return what is wrong with each damaged one, by key.
@@ -55,8 +57,14 @@ class Readers:
         read.began = monotonic()
         self._running.add(read)
         try:
-            return read.run()
+            data = self._idle_buffers.pop()
+        except IndexError:
+            slot_bytes = self._directory.layout.slot_bytes
+            data = bytearray(longest_run(slot_bytes) * slot_bytes)
+        try:
+            return read.run(data)
         finally:
+            self._idle_buffers.append(data)
             self._running.remove(read)
             self._latest_end = monotonic()
 
@@ -88,10 +96,10 @@ class _Read:
         self._lock = threading.Lock()
         self._is_abandoned = False
 
-    def run(self) -> dict[bytes, str]:
+    def run(self, data: bytearray) -> dict[bytes, str]:
         damaged: dict[bytes, str] = {}
         for run in self._runs:
-            contents, wrong = self._directory.read(run)
+            contents, wrong = self._directory.read(run, data)
             damaged |= wrong
             with self._lock:
                 if self._is_abandoned:

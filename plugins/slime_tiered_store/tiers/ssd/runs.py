@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-__all__ = ["SlotRun", "adjacent"]
+__all__ = ["SlotRun", "adjacent", "longest_run"]
 
 _RUN_BYTES = 1 << 20  # a buffer that stays in the processor's cache
 
@@ -22,9 +22,14 @@ def adjacent(
     slots: Sequence[int], keys: Sequence[bytes], buffers: Sequence[memoryview], slot_bytes: int
 ) -> Iterator[SlotRun]:
     """Cut blocks, given by slot, key and buffer, into runs of at most 1 MiB, or of one block."""
-    at_once = max(1, _RUN_BYTES // slot_bytes)
+    at_once = longest_run(slot_bytes)
     begin = 0
     for end, slot in enumerate(slots, 1):
         if end == len(slots) or slots[end] != slot + 1 or end - begin == at_once:
             yield SlotRun(slots[begin], keys[begin:end], buffers[begin:end])
             begin = end
+
+
+def longest_run(slot_bytes: int) -> int:
+    """Return the number of blocks in a run at most."""
+    return max(1, _RUN_BYTES // slot_bytes)

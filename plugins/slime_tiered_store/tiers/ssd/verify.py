@@ -55,12 +55,12 @@ def verify_directory(path: Path, ops: FileOps | None = None) -> DirectoryReport:
     try:
         table, skipped = read_index(path, layout.slots, ops)
         damaged = []
-        nothing = memoryview(bytearray())
+        nothing, data = memoryview(bytearray()), bytearray(layout.slot_bytes)
         fd = ops.open(path / "blocks", writable=False)
         try:
             for slot, key in table.held():
                 try:
-                    _, wrong = read_run(ops, fd, layout, SlotRun(slot, [key], [nothing]))
+                    _, wrong = read_run(ops, fd, layout, SlotRun(slot, [key], [nothing]), data)
                     reason = wrong.get(key)
                 except OSError as error:
                     reason = str(error.strerror)
