@@ -34,7 +34,7 @@ class Committer:
         self._free: list[SlotRun] = []
 
     def write(self, runs: Write) -> Future[None]:
-        """Start to write blocks. The result is there when they are on the device; it raises OSError."""
+        """Start to write blocks. The future ends when they are on the device. Its result raises OSError."""
         done: Future[None] = Future()
         with self._lock:
             self._writes.append((runs, done))
@@ -72,7 +72,7 @@ class Committer:
         log = self._directory.log
         runs = [run for each, _ in writes for run in each]
         held = [block for run in runs for block in log.table.held(run.slot, run.slot + len(run.keys))]
-        free = freed + [SlotRun(slot, [key], []) for slot, key in held]  # they are written again
+        free = freed + [SlotRun(slot, [key], []) for slot, key in held]  # written again
         try:
             if log.needs_rewrite:
                 log.rewrite()

@@ -129,7 +129,7 @@ class SsdDirectory:
         slot_bytes, pieces = self.layout.slot_bytes, list[Buffer]()
         first = run.slot
         for slot, (key, source) in enumerate(zip(run.keys, run.buffers, strict=True), run.slot):
-            # Whole pages: the kernel would have to read the rest of one that is written in part.
+            # Whole pages: the kernel would have to read the rest of a page that is written in part.
             padding = -(HEADER_BYTES + len(source)) % _ALIGNMENT
             pieces += (block_header(key, source), source)
             if padding:
@@ -217,10 +217,10 @@ def read_layout(path: Path) -> Layout | None:
 def read_run(
     ops: FileOps, fd: int, layout: Layout, run: SlotRun, data: bytearray
 ) -> tuple[list[memoryview], dict[bytes, str]]:
-    """Return as many bytes of each block as its buffer has, and what is wrong with each damaged one, by key.
+    """Return as many bytes of each block as its buffer has, and what is wrong with each damaged block, by key.
 
-    The slots are read into ``data``, and the bytes that are returned are parts of it. The checksums are those of whole
-    blocks. The buffers are not used. Raises OSError.
+    The slots are read into ``data``, and the bytes that are returned are parts of it. Checksums are of whole
+    blocks. The buffers stay as they are. Raises OSError.
     """
     slot_bytes, view = layout.slot_bytes, memoryview(data)
     size = len(run.keys) * slot_bytes

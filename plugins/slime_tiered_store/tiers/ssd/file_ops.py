@@ -46,9 +46,8 @@ class FileOps:
 
     def begin_sync(self, fd: int, offset: int, size: int) -> None:
         """Let the device begin to write these bytes, without waiting. A later :meth:`sync` tells of errors."""
-        with suppress(
-            OSError
-        ):  # a hint; Linux begins to write dirty pages that are said to be of no more use
+        # Linux begins to write dirty pages that are said to be of no more use. This is a hint, so errors do not count.
+        with suppress(OSError):
             os.posix_fadvise(fd, offset, size, os.POSIX_FADV_DONTNEED)
 
     def sync(self, fd: int) -> None:

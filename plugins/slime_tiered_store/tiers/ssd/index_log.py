@@ -133,7 +133,7 @@ class IndexLog:
         return self._next is None
 
     def append(self, kind: int, runs: Sequence[SlotRun]) -> None:
-        """Record that slots are free or held, each at most twice, and wait for the device. The table then says it."""
+        """Record that slots are free or held, each at most twice, and wait for the device. The table then has it."""
         slots = np.concatenate([np.arange(run.slot, run.slot + len(run.keys)) for run in runs])
         keys = [b"".join(run.keys) for run in runs]
         if self._next is None or self._next + len(slots) > self._records:

@@ -35,7 +35,7 @@ class Readers:
         self._idle_buffers: list[bytearray] = []
 
     async def read(self, runs: Sequence[SlotRun]) -> dict[bytes, str]:
-        """Fill the buffers with the beginnings of blocks. Return what is wrong with each damaged one, by key.
+        """Fill the buffers with the beginnings of blocks. Return what is wrong with each damaged block, by key.
 
         Raises OSError. No thread uses the buffers when the call has ended.
         """

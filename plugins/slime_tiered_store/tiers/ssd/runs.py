@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 __all__ = ["SlotRun", "adjacent", "longest_run"]
 
-_RUN_BYTES = 1 << 20  # a buffer that stays in the processor's cache
+_RUN_BYTES = 1 << 20  # so that the buffer of a read stays in the processor's cache
 
 
 class SlotRun(NamedTuple):
