@@ -63,7 +63,8 @@ class OtherRouters:
         #: Numbers of the latest reading that has begun, and of the latest that has ended; the error of the latter.
         self._begun_reading = self._ended_reading = 0
         self._error: Exception | None = None
-        #: Open sessions: each with the runs in which it is open, and the keys of its segments in ``_waiting``.
+        #: Open sessions, each with the runs in which it is open, and with the keys of its segments in ``_waiting``.
+        #: It stays open until neither is left.
         self.open: dict[str, set[bytes]] = {}
 
     async def run(self) -> None:
@@ -117,7 +118,7 @@ class OtherRouters:
         match note:
             case RunBegun():
                 if note == self._begun:
-                    losses.texts.add(b"")  # that router may lose samples without a session, now or later
+                    losses.texts.add(b"")  # the run of this note may lose samples without a session
                 else:
                     self._ignored.add(run)
             case Demoted():

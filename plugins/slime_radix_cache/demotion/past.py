@@ -122,7 +122,7 @@ class Past:
                 self.asked_again.add(note.place)
 
     def _are_needed(self, note: Rows) -> bool:
-        """Return True if the response of ``note`` is known, or another router may note it later."""
+        """Return True if the response of ``note`` is known or may be noted later, or if it is about all rows."""
         may_come = self._is_shared and note.key not in self.dropped
         return not note.key or note.key in self.segments or may_come
 

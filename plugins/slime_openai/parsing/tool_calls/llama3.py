@@ -1,8 +1,9 @@
-"""``{"name": ..., "parameters": {...}}`` as the whole answer: Llama 3.1, 3.2 and 3.3.
+"""``{"name": ..., "parameters": {...}}`` at the beginning of the answer: Llama 3.1, 3.2 and 3.3.
 
 ``<|python_tag|>`` may come before a call. Several calls are separated by ``;`` (SGLang's ``Llama32Detector``) or white
-space. Anywhere else a brace is content. Other text behind the tag is content, too, such as
-``brave_search.call(query="...")`` or Python code. Source: the chat template of meta-llama/Llama-3.1-8B-Instruct.
+space. A brace is content unless it is at the beginning of the answer, behind the tag, or behind another call. Other
+text behind the tag is content, too, such as ``brave_search.call(query="...")`` or Python code. Source: the chat
+template of meta-llama/Llama-3.1-8B-Instruct.
 """
 
 from __future__ import annotations
