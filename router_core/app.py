@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import orjson
@@ -73,13 +73,16 @@ class _App:
         self._own.router.redirect_slashes = False
         self._own.router.default = self._proxied
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http":
             path: str = scope["path"]
             if path not in self._exact and not path.startswith(self._prefixes):
-                await self._proxied(scope, receive, send)
-                return
-            if "\n" in path:  # Starlette's patterns match no line break: a worker would get the request
+                return self._proxied(scope, receive, send)
+        return self._answered(scope, receive, send)
+
+    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            if "\n" in scope["path"]:  # no pattern of Starlette matches it: a worker would get it
                 await send_error(BadRequest("the path has a line break in it"), send)
                 return
             receive = self._bounded(receive)

@@ -29,7 +29,7 @@ from router_core.logs import start_logging
 from router_core.request_ids import RequestIds
 from router_core.router import Router
 from router_core.settings import Settings, add_core_options
-from router_core.types import ASGIApp
+from router_core.types import ASGIApp, Receive, Scope, Send
 from slime_http.serving import bind, run
 from slime_start.banner import banner
 from slime_start.certificates import cause
@@ -123,7 +123,12 @@ class _Parsed:
 
 def build(arguments: Sequence[str]) -> tuple[Router, ASGIApp]:
     """Make a router and its application from the command line ``arguments``. Raises StartupError."""
-    return _Parsed.parse(arguments).build()
+    router, app = _Parsed.parse(arguments).build()
+
+    async def recognised(scope: Scope, receive: Receive, send: Send) -> None:
+        await app(scope, receive, send)  # servers recognise ASGI 3 by "async def"
+
+    return router, recognised
 
 
 def is_compiled() -> bool:

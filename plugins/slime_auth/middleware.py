@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from router_core.client import send_error
@@ -26,13 +27,12 @@ class KeptFromPages:
         self._pages = pages
         self._refusals = refusals
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         refusal = self._pages.refusal(scope) if scope["type"] == "http" else None
         if refusal is None:
-            await self._app(scope, receive, send)
-        else:
-            self._refusals.add(scope, refusal)
-            await send_error(refusal, send, unread=receive)
+            return self._app(scope, receive, send)
+        self._refusals.add(scope, refusal)
+        return send_error(refusal, send, unread=receive)
 
 
 class Guarded:

@@ -90,15 +90,15 @@ class Measured:
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Call the application, and note the time."""
-        if scope["type"] == "http":
-            try:
-                answer = send.__self__  # type: ignore[attr-defined]  # a method of the server's request, mostly
-            except AttributeError:
-                answer = None
-            if type(answer) is not ServerRequest or answer.scope is not scope:
-                return self._watched({**scope, "state": dict(scope.get("state") or {})}, receive, send)
+        try:
+            answer = send.__self__  # type: ignore[attr-defined]  # a method of the server's request, mostly
+        except AttributeError:
+            answer = None
+        if type(answer) is ServerRequest and answer.scope is scope:
             answer.on_end = self._on_end
             answer.began = self.time()
+        elif scope["type"] == "http":
+            return self._watched({**scope, "state": dict(scope.get("state") or {})}, receive, send)
         return self._app(scope, receive, send)
 
     async def _watched(self, scope: Scope, receive: Receive, send: Send) -> None:

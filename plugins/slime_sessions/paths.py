@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from urllib.parse import unquote
 
 from router_core.client import send_error
@@ -34,14 +35,13 @@ class SessionPaths:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http" and scope["path"].startswith(PREFIX):
             try:
                 scope = _rewritten(scope)
             except HTTPError as error:
-                await send_error(error, send, unread=receive)
-                return
-        await self._app(scope, receive, send)
+                return send_error(error, send, unread=receive)
+        return self._app(scope, receive, send)
 
 
 def _rewritten(scope: Scope) -> Scope:
