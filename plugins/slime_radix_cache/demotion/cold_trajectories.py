@@ -266,9 +266,8 @@ class ColdTrajectories:
         with self._loads.begin() as found:
             while True:
                 if asking is not None and asking not in self._open and store.keeps_notes:
-                    await self._open.begin(
-                        asking
-                    )  # before a failed reading: the request goes on without what it has
+                    # Before anything is read: if that fails, the request goes on without it.
+                    await self._open.begin(asking)
                 entries = demotion.directory.with_ancestors(wanted())
                 if not entries:
                     break

@@ -271,7 +271,10 @@ class SideRecords:
 
     async def ask_again(self, place: bytes) -> None:
         """See the contract."""
-        is_in_log = lambda: any(self._notes[key].size for key in self._under(place))  # noqa: E731
+
+        def is_in_log() -> bool:
+            return any(self._notes[key].size for key in self._under(place))
+
         await self._asked_again.note(place, self._saver.writer, is_in_log)
 
     # Other routers.
