@@ -408,10 +408,10 @@ async def test_read_of_a_disk_that_does_not_answer_fails_and_leaves_the_buffers(
 async def test_reads_wait_longer_in_a_line_that_goes_on(tmp_path: Path) -> None:
     def slow(fd: int, pieces: Sequence[Buffer], offset: int) -> int:
         if len(pieces[0]) > 40:  # not the index
-            time.sleep(0.1)
+            time.sleep(0.3)
         return os.preadv(fd, pieces, offset)
 
-    tier = await SsdTier.open([tmp_path], SIZE, BLOCK_BYTES, FileOps(preadv=slow), wait_s=0.25)
+    tier = await SsdTier.open([tmp_path], SIZE, BLOCK_BYTES, FileOps(preadv=slow), wait_s=1.0)
     await put(tier, {number: number for number in range(SLOTS)})
 
     async def read(number: int) -> None:
@@ -419,7 +419,7 @@ async def test_reads_wait_longer_in_a_line_that_goes_on(tmp_path: Path) -> None:
 
     async with anyio.create_task_group() as tasks:
         for number in range(SLOTS):
-            tasks.start_soon(read, number)  # the last ones wait for 0.4 s
+            tasks.start_soon(read, number)  # the last ones wait for 1.2 s
     await tier.aclose()
 
 
