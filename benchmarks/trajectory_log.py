@@ -25,7 +25,8 @@ from benchmarks.report import Column, Report
 from slime_engine.model import load_model
 from slime_journal.record_files import LogDirectory
 from slime_journal.record_log import RecordLog
-from slime_openai.prompts import history as chats
+from slime_openai.prompts.chat_turn import Turn as ChatTurn
+from slime_openai.prompts.history import History
 from slime_openai.prompts.identity import next_key
 from slime_openai.prompts.log_records import CHATS
 from slime_openai.prompts.logged_history import LoggedHistory
@@ -61,19 +62,19 @@ def _logged_trajectories(directory: LogDirectory) -> tuple[Trajectories, RecordL
     return LoggedTrajectories(_LIMITS, _cut, log), log
 
 
-def _logged_history(directory: LogDirectory) -> tuple[chats.History, RecordLog]:
+def _logged_history(directory: LogDirectory) -> tuple[History, RecordLog]:
     log = RecordLog(directory, CHATS, "benchmark")
     return LoggedHistory(0, set(), log), log
 
 
-def _chat(history: chats.History, turns: Sequence[Turn], session: str) -> None:
+def _chat(history: History, turns: Sequence[Turn], session: str) -> None:
     """Add the turns of one conversation, as the plugin does."""
-    parent: chats.Turn | None = None
+    parent: ChatTurn | None = None
     for number, turn in enumerate(turns):
         reply = Message("assistant", turn.answer)
         place = parent.key if parent is not None else b"?"
         key = next_key(place, reply, STRICT)
-        parent = chats.Turn(
+        parent = ChatTurn(
             parent,
             key,
             2 * number + 2,
@@ -153,7 +154,7 @@ def main() -> int:
     conversations = options.pick(given.conversations, tiny=20)
     report = Report()
     tokens = _Side(lambda: Trajectories(_LIMITS, _cut), _logged_trajectories, record)
-    turns = _Side(lambda: chats.History(0, set()), _logged_history, _chat)
+    turns = _Side(lambda: History(0, set()), _logged_history, _chat)
     with tempfile.TemporaryDirectory(dir=given.directory) as name:
         directory = Path(name)
         load_model().tokenizer.save(directory)

@@ -26,7 +26,8 @@ from slime_journal.record_files import Header, LogDirectory
 from slime_journal.record_frames import Frames
 from slime_journal.record_log import RecordLog
 from slime_openai.prompts import identity
-from slime_openai.prompts.history import History, Turn
+from slime_openai.prompts.chat_turn import Turn
+from slime_openai.prompts.history import History
 from slime_openai.prompts.log_records import CHATS, Gone, Said, reader
 from slime_openai.prompts.logged_history import LoggedHistory
 from slime_openai.prompts.template_traits import STRICT, TemplateTraits, Trim

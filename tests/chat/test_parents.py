@@ -13,7 +13,8 @@ from chat.remembered import ASK, is_continued, said, user
 from chat_models.families import LLAMA, MISTRAL, QWEN2_5
 from drift.rollouts import TOOLS
 from slime_http.serving import serving
-from slime_openai.prompts.history import History, Turn
+from slime_openai.prompts.chat_turn import Turn
+from slime_openai.prompts.history import History
 from slime_openai.requests.messages import Message
 from slime_testing import FakeEngine
 

@@ -11,7 +11,7 @@ import pytest
 from deadlines import until
 from radix_cache.cold_runs import Run, run_on
 from radix_cache.shelf import Shelf
-from slime_openai.prompts.history import Turn
+from slime_openai.prompts.chat_turn import Turn
 from slime_openai.prompts.identity import keys
 from slime_openai.prompts.question import Question
 from slime_openai.prompts.stored_history import StoredHistory

@@ -9,117 +9,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
+from slime_openai.prompts.chat_turn import Answers, Turn
 from slime_openai.prompts.identity import Key
 from slime_openai.prompts.question import Question
 from slime_openai.prompts.speakers import Speakers
-from slime_openai.requests.messages import Message
 from slime_openai.responses.evidence import LostSessions
 
-__all__ = ["Alike", "Answers", "Asking", "History", "Turn"]
-
-#: ``(first, last)``: returns a digest of the assistants' messages from index ``first`` up to, not including, ``last``.
-Answers: TypeAlias = Callable[[int, int], bytes]
-# Bytes of memory in CPython 3.11. A wide string is not ASCII. Each of its characters takes up to 4 bytes in the string,
-# and up to 4 in a UTF-8 copy. CPython makes and keeps this copy when the string is written as JSON.
-_TURN_BYTES = 1_280  # a turn without its tokens and text
-_STRING_BYTES = 49  # an empty ASCII string
-_WIDE_STRING_BYTES = 77  # a wide string without its characters, at most
-_WIDE = 8  # a character of a wide string, at most
-
-
-class Turn:
-    """One request and its answer. ``asked``: the ids that the request added to the ids of ``parent``.
-
-    ``asked`` and ``sampled`` are packed int32 ids; ``text`` is their text, with special tokens. ``key``: the key of the
-    conversation that ends with ``reply``, message number ``count``. ``place``: the key of the conversation before
-    ``reply``. ``answers``: a digest of the assistants' messages between ``parent`` and ``reply``. ``ending``: the stop
-    token or stop string, which a reply usually does not show. ``hidden``: the number of sampled ids that spell the
-    ending. ``closed``: the ending is a special token, but not one of the request's ``stop_token_ids``. ``size_bytes``:
-    memory of the turn, roughly. ``record``: the key of its record in a store, or empty.
-    """
-
-    __slots__ = (
-        "answers",
-        "asked",
-        "closed",
-        "count",
-        "ending",
-        "hidden",
-        "key",
-        "parent",
-        "place",
-        "record",
-        "reply",
-        "sampled",
-        "session",
-        "size_bytes",
-        "text",
-    )
-
-    def __init__(
-        self,
-        parent: Turn | None,
-        key: Key,
-        count: int,
-        session: str | None,
-        asked: bytes,
-        sampled: bytes,
-        reply: Message,
-        text: str,
-        ending: str,
-        hidden: int,
-        closed: bool,
-        place: Key,
-        answers: bytes,
-    ) -> None:
-        self.parent = parent
-        self.key = key
-        self.count = count
-        self.session = session
-        self.asked = asked
-        self.sampled = sampled
-        self.reply = reply
-        self.text = text
-        self.ending = ending
-        self.hidden = hidden
-        self.closed = closed
-        self.place = place
-        self.answers = answers
-        self.record = b""
-        words = [text, reply.content, reply.reasoning, *(call.arguments for call in reply.tool_calls)]
-        self.size_bytes = _TURN_BYTES + len(asked) + len(sampled) + sum(map(_size_of, words))
-
-    def chain(self) -> Iterator[Turn]:
-        """Yield this turn and the turns before it, the latest first."""
-        turn: Turn | None = self
-        while turn is not None:
-            yield turn
-            turn = turn.parent
-
-    def has_answers(self, answers: Answers) -> bool:
-        """Return True when ``answers`` gives the digest of this turn, and of each turn before it."""
-        return all(
-            answers(turn.parent.count if turn.parent is not None else 0, turn.count - 1) == turn.answers
-            for turn in self.chain()
-        )
-
-    def likeness(self, messages: Sequence[Message]) -> int:
-        """Score how exactly ``messages`` repeat call ids, thoughts and content, which keys do not compare exactly."""
-        return sum(_likeness(turn.reply, messages[turn.count - 1]) for turn in self.chain())
-
-    def ids(self) -> bytes:
-        """Return all ids up to the end of this turn. O(tokens)."""
-        parts = [part for turn in self.chain() for part in (turn.sampled, turn.asked)]
-        parts.reverse()
-        return b"".join(parts)
-
-    def whole_text(self) -> str:
-        """Return the text of :meth:`ids`, with special tokens."""
-        parts = [turn.text for turn in self.chain()]
-        parts.reverse()
-        return "".join(parts)
+__all__ = ["Alike", "Asking", "History"]
 
 
 class Alike(NamedTuple):
@@ -130,23 +28,6 @@ class Alike(NamedTuple):
 
     turns: list[Turn]
     needs_check: bool
-
-
-def _size_of(text: str | None) -> int:
-    """Return the most bytes that ``text`` may take. ``sys.getsizeof`` returns less until it is written as JSON."""
-    if text is None:
-        return 0
-    return _STRING_BYTES + len(text) if text.isascii() else _WIDE_STRING_BYTES + _WIDE * len(text)
-
-
-def _likeness(reply: Message, message: Message) -> int:
-    ids = [call.id for call in reply.tool_calls]
-    content = message.content or ""
-    thoughts = reply.reasoning is not None and (
-        message.reasoning == reply.reasoning or reply.reasoning in content
-    )
-    same_ids = bool(ids) and ids == [call.id for call in message.tool_calls]
-    return 4 * same_ids + 2 * thoughts + (content == (reply.content or ""))
 
 
 class History:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from slime_journal.record_log import RecordLog
-from slime_openai.prompts.history import History, Turn
+from slime_openai.prompts.chat_turn import Turn
+from slime_openai.prompts.history import History
 from slime_openai.prompts.log_records import Gone, Record, Said, size_of
 from slime_openai.prompts.turn_records import said_of, turn_of
 from slime_openai.responses.evidence import LostSessions

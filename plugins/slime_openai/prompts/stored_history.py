@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from router_core.errors import HTTPError
 from slime_journal.record_frames import Frames, Torn
-from slime_openai.prompts.history import Alike, Answers, Asking, History, Turn
+from slime_openai.prompts.chat_turn import Answers, Turn
+from slime_openai.prompts.history import Alike, Asking, History
 from slime_openai.prompts.identity import Key
 from slime_openai.prompts.log_records import CHATS, Said
 from slime_openai.prompts.question import Question

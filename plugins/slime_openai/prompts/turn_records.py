@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime_openai.prompts.history import Turn
+from slime_openai.prompts.chat_turn import Turn
 from slime_openai.prompts.log_records import Said
 from slime_openai.requests.messages import Message, ToolCall
 

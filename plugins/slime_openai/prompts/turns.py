@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from router_core.types import Tokenizer
-from slime_openai.prompts.history import Asking, History, Turn
+from slime_openai.prompts.chat_turn import Turn
+from slime_openai.prompts.history import Asking, History
 from slime_openai.prompts.identity import unreachable_key
 from slime_openai.prompts.question import Question
 from slime_openai.prompts.turn_tokens import Prompt
