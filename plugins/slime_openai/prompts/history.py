@@ -90,9 +90,14 @@ class History:
     ) -> Iterator[Alike]:
         for place in reversed(places):
             turns = reversed(self._turns.get(place, ()))
-            alike = [turn for turn in turns if is_open(turn) and turn.has_answers(answers)]
+            found = (turn for turn in turns if is_open(turn) and self._is_latest(turn))
+            alike = [turn for turn in found if turn.has_answers(answers)]
             if alike:
                 yield Alike(alike, needs_check)
+
+    def _is_latest(self, turn: Turn) -> bool:
+        """Return False if its question may have a later answer that is not in memory."""
+        return True
 
     def asking(self, session: str | None, place: Key) -> Asking:
         """Begin a request of ``session`` at ``place``. From then on, the session counts as having asked there."""

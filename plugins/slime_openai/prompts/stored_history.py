@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from router_core.errors import HTTPError
 from slime_journal.record_frames import Frames, Torn
-from slime_openai.prompts.chat_turn import Answers, Turn
-from slime_openai.prompts.history import Alike, Asking, History
+from slime_openai.prompts.chat_turn import Turn
+from slime_openai.prompts.history import Asking, History
 from slime_openai.prompts.identity import Key
 from slime_openai.prompts.log_records import CHATS, Said
 from slime_openai.prompts.question import Question
@@ -152,21 +152,9 @@ class StoredHistory(History):
             or records.is_own(turn.record)
         )
 
-    def _longest(
-        self,
-        places: Sequence[Key],
-        answers: Answers,
-        is_open: Callable[[Turn], bool],
-        *,
-        needs_check: bool = False,
-    ) -> Iterator[Alike]:
-        """See History. A turn is left out if another router may have a later answer to its question."""
-        records = self._records
-
-        def is_latest(turn: Turn) -> bool:
-            return is_open(turn) and (records is None or not records.has_later_elsewhere(turn.record))
-
-        return super()._longest(places, answers, is_latest, needs_check=needs_check)
+    def _is_latest(self, turn: Turn) -> bool:
+        """See History. Another router may have the later answer."""
+        return self._records is None or not self._records.has_later_elsewhere(turn.record)
 
     def _note_eviction(self, turn: Turn) -> None:
         """See History. With a store, the turn is stored, so it is not lost."""
