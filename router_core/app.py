@@ -74,25 +74,22 @@ class _App:
         self._own.router.default = self._proxied
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if scope["type"] == "http":
-            path: str = scope["path"]
-            if path not in self._exact and not path.startswith(self._prefixes):
-                return self._proxied(scope, receive, send)
+        if scope["type"] != "http":
+            return self._own(scope, receive, send)
+        path: str = scope["path"]
+        if path not in self._exact and not path.startswith(self._prefixes):
+            return self._proxied(scope, receive, send)
         return self._answered(scope, receive, send)
 
     async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            if "\n" in scope["path"]:  # no pattern of Starlette matches it: a worker would get it
-                await send_error(BadRequest("the path has a line break in it"), send)
-                return
-            receive = self._bounded(receive)
+        if "\n" in scope["path"]:  # it would go to a worker: Starlette's patterns match no line break
+            await send_error(BadRequest("the path has a line break in it"), send)
+            return
         try:
-            await self._own(scope, receive, send)
+            await self._own(scope, self._bounded(receive), send)
         except ClientDisconnect:
             return  # the client has hung up
         except Exception:
-            if scope["type"] != "http":
-                raise
             # Starlette has sent the response. Raising again would make the server close the connection.
             logger.exception("%s%s failed", log_prefix(scope), scope["path"])
 
