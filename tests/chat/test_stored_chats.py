@@ -215,8 +215,7 @@ async def test_repeated_question_is_not_answered_before_it_is_noted(
     start: Start, tmp_path: Path, session: str | None, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a kill would leave the first of two answers with the same words, and the client may mean the other."""
-    for module in ("asked_again", "open_sessions"):
-        monkeypatch.setattr(f"slime_radix_cache.demotion.{module}._WAIT_S", 0.05)
+    monkeypatch.setattr("slime_radix_cache.demotion.note_writer._WAIT_S", 0.05)
     lives, body = Lives(start, "ssd", tmp_path / "store"), {} if session is None else {"session_id": session}
     async with lives.life(WORDS, family=QWEN2_5) as chat:
         for _ in range(times):

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from slime_radix_cache.demotion.errors import NotNoted
-from slime_radix_cache.demotion.note_writer import NoteWriter
+from slime_radix_cache.demotion.note_writer import NoteWriter, NotNoted
 from slime_radix_cache.demotion.notes import AskedAgain
 
 __all__ = ["PlacesAskedAgain"]
-
-#: Longest time that a request waits for a note, in seconds.
-_WAIT_S = 5.0
 
 
 class PlacesAskedAgain:
@@ -46,8 +42,5 @@ class PlacesAskedAgain:
             self._unwritten[place] = writer.added
         while self._unwritten and next(iter(self._unwritten.values())) <= writer.written:
             del self._unwritten[next(iter(self._unwritten))]
-        if place in self._unwritten and is_in_log() and not await writer.flushed(_WAIT_S):
-            raise NotNoted(
-                "the store has an answer to this question, and must note that it is asked again; "
-                f"that was not possible within {_WAIT_S:g} s: try again"
-            )
+        if place in self._unwritten and is_in_log() and not await writer.flushed():
+            raise NotNoted("an answer to this question", "it is asked again")

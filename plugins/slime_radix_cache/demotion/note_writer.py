@@ -7,13 +7,32 @@ from typing import Any
 
 import anyio
 
+from router_core.errors import HTTPError
 from slime_radix_cache.cold_store import ColdStore
 from slime_radix_cache.demotion.notes import Dropped, packed
 
-__all__ = ["NoteWriter"]
+__all__ = ["NotNoted", "NoteWriter"]
 
 #: The first wait before a failed write is repeated; it doubles up to the last.
 _PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0
+#: Longest time that a request waits for a note, in seconds.
+_WAIT_S = 5.0
+
+
+class NotNoted(HTTPError):
+    """A request whose answer could be mistaken for an earlier one after a kill: the log cannot be written now.
+
+    ``known``: what the store has. ``news``: what must be noted about it.
+    """
+
+    status, type, code = 503, "service_unavailable", "STORE_FAILED"
+    headers = ((b"retry-after", b"1"),)  # the request has waited already
+
+    def __init__(self, known: str, news: str) -> None:
+        super().__init__(
+            f"the store has {known}, and must note that {news}; "
+            f"that was not possible within {_WAIT_S:g} s: try again"
+        )
 
 
 class NoteWriter:
@@ -47,9 +66,9 @@ class NoteWriter:
         while self.written < wanted:
             await self._progress.wait()
 
-    async def flushed(self, within_s: float) -> bool:
-        """Return True when all notes that were added are written, False if that takes too long."""
-        with anyio.move_on_after(within_s):
+    async def flushed(self) -> bool:
+        """Return True when all notes that were added are written, False if a request has waited too long for that."""
+        with anyio.move_on_after(_WAIT_S):
             await self.flush()
             return True
         return False

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from slime_radix_cache.demotion.demotion import Demotion
-from slime_radix_cache.demotion.errors import NotNoted
-from slime_radix_cache.demotion.note_writer import NoteWriter
+from slime_radix_cache.demotion.note_writer import NoteWriter, NotNoted
 from slime_radix_cache.demotion.notes import Begun, Ended, Settled, Unanswered
 from slime_radix_cache.index.trajectories import Trajectories
 
 __all__ = ["OpenSessions"]
-
-#: Longest time that a request waits for the note about its session, in seconds.
-_WAIT_S = 5.0
 
 
 class OpenSessions:
@@ -39,13 +35,10 @@ class OpenSessions:
         if session not in self._open:
             self._open.add(session)
             self._writer.add(Begun(session))
-        if not await self._writer.flushed(_WAIT_S):
+        if not await self._writer.flushed():
             losses = self._trajectories.losses
             if session in self._demotion.sessions or session in losses:
-                raise NotNoted(
-                    "the store has answers of this session, and must note that it goes on; "
-                    f"that was not possible within {_WAIT_S:g} s: try again"
-                )
+                raise NotNoted("answers of this session", "it goes on")
             losses.sessions.add(session)
         if session in self._open:  # else it was settled meanwhile
             self._noted.add(session)

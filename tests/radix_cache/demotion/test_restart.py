@@ -16,7 +16,7 @@ from radix_cache.toy import EOS, pack, sampled, trajectories
 from router_core.errors import StartupError
 from slime_journal.record_frames import Frames
 from slime_radix_cache.demotion.cold_trajectories import ColdTrajectories
-from slime_radix_cache.demotion.errors import NotNoted
+from slime_radix_cache.demotion.note_writer import NotNoted
 from slime_radix_cache.demotion.notes import FORMAT, Begun, RunBegun, packed
 from slime_radix_cache.index.segments import Giver
 from slime_radix_cache.index.sessions import Running
@@ -165,7 +165,7 @@ async def test_kill_leaves_no_mark_of_a_session_that_was_demoted() -> None:
 
 
 async def test_request_does_not_wait_for_ever_for_its_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slime_radix_cache.demotion.open_sessions._WAIT_S", 0.05)
+    monkeypatch.setattr("slime_radix_cache.demotion.note_writer._WAIT_S", 0.05)
     async with run_on(shelf()) as run:
         run.shelf.refuses = True
         await run.turn("a", 2)
@@ -176,7 +176,7 @@ async def test_request_does_not_wait_for_ever_for_its_note(monkeypatch: pytest.M
 
 async def test_session_in_the_store_goes_on_only_when_that_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would be whole after a kill, without the answer. So also while the store cannot be read."""
-    monkeypatch.setattr("slime_radix_cache.demotion.open_sessions._WAIT_S", 0.05)
+    monkeypatch.setattr("slime_radix_cache.demotion.note_writer._WAIT_S", 0.05)
     async with run_on(shelf(), SMALL) as run:
         await run.turn("a", 2)
         await run.settled()

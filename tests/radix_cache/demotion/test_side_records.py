@@ -329,7 +329,7 @@ async def test_router_without_a_lasting_store_keeps_no_records() -> None:
 
 
 async def test_note_that_cannot_be_written_does_not_hold_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slime_radix_cache.demotion.asked_again._WAIT_S", 0.01)
+    monkeypatch.setattr("slime_radix_cache.demotion.note_writer._WAIT_S", 0.01)
     async with run_on(Shelf(keeps_notes=True, wait_s=0.05)) as run:
         run.shelf.refuses = True
         with anyio.fail_after(2):
