@@ -113,7 +113,7 @@ class Tally:
             cure = "; engines ignore it outside of sampling_params" if is_sampling_parameter(name) else ""
             logger.warning(
                 "a request has the unknown field %r: the answer is recorded as not exact "
-                "(further ones are only counted)%s",
+                "(further requests with it are only counted)%s",
                 name,
                 cure,
             )

@@ -25,7 +25,7 @@ class RecordLosses:
         self.count += 1
         if self.count == 1:
             logger.error(
-                "the record %s was kept, and is in no tier (further ones are only counted)", key.hex()
+                "the record %s was kept, and is in no tier (further losses are only counted)", key.hex()
             )
         self._is_any.set()
 
