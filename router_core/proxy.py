@@ -19,13 +19,13 @@ from slime_http.asgi import send_now_of
 from slime_http.limits import Limits
 from slime_http.upstream import Upstream
 
-__all__ = ["SENT_AT", "WORKER", "Proxy", "relay"]
+__all__ = ["PATH", "SENT_AT", "WORKER", "Proxy", "relay"]
 
 SelectWorker = Callable[[Exchange, Sequence[Worker]], Worker | None]
 
 _NO_BODY = (204, 304)
-#: Keys of the ASGI state of a client's request: the worker asked last, and when it got the request (loop time).
-WORKER, SENT_AT = "slime_router.worker", "slime_router.sent_at"
+#: Keys of a client request's ASGI state: the worker asked last, when it got the request (loop time), a changed path.
+WORKER, SENT_AT, PATH = "slime_router.worker", "slime_router.sent_at", "slime_router.path"
 
 
 class Proxy:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 
+import uvicorn
 from uvicorn.lifespan.on import LifespanOn, LifespanSendMessage
 
 from slime_http.errors import StartupError
+from slime_http.server_request import Observer
 
-__all__ = ["Lifespan"]
+__all__ = ["OBSERVERS", "Lifespan"]
+
+#: Extension of the lifespan's scope: the list of the server's observers, to which the application may append.
+OBSERVERS = "slime_http.observers"
 
 logger = logging.getLogger(__name__)
 
@@ -18,6 +23,10 @@ class Lifespan(LifespanOn):
     """Runs the lifespan, and raises a StartupError of the application as it is. Other errors are logged."""
 
     _error: StartupError | None = None
+
+    def __init__(self, config: uvicorn.Config, observers: list[Observer]) -> None:
+        super().__init__(config)
+        self._extensions = {OBSERVERS: observers}
 
     async def startup(self) -> None:
         """Start the application. Raises StartupError."""
@@ -32,7 +41,14 @@ class Lifespan(LifespanOn):
         version = {"version": self.config.asgi_version, "spec_version": "2.0"}
         try:
             await self.config.loaded_app(
-                {"type": "lifespan", "asgi": version, "state": self.state}, self.receive, self.send
+                {
+                    "type": "lifespan",
+                    "asgi": version,
+                    "state": self.state,
+                    "extensions": self._extensions,
+                },
+                self.receive,
+                self.send,
             )
         except BaseException as error:
             self.error_occurred = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from contextvars import copy_context
 
 import httptools
@@ -17,7 +18,7 @@ from uvicorn.server import ServerState
 from slime_http.asgi import ASGIApp
 from slime_http.request_head import connection_scope, request_scope
 from slime_http.response_head import error_answer
-from slime_http.server_request import ClientConnection, ServerRequest
+from slime_http.server_request import ClientConnection, Observer, ServerRequest
 from slime_http.write_flow import WriteFlow
 
 __all__ = ["Protocol"]
@@ -44,6 +45,7 @@ class Protocol(ClientConnection):
         *,
         client_timeout_s: float,
         keep_alive_s: float,
+        observers: Sequence[Observer] = (),
     ) -> None:
         self._app: ASGIApp = config.loaded_app
         self._state = app_state
@@ -51,6 +53,7 @@ class Protocol(ClientConnection):
         self._loop = _loop or asyncio.get_running_loop()
         self._client_timeout_s = client_timeout_s
         self._keep_alive_s = keep_alive_s
+        self.observers = observers
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         # A request that follows a request with "Connection: close" is no error; it is not answered.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -126,11 +129,6 @@ class Protocol(ClientConnection):
         else:
             self._newest.keep_alive = False
 
-    def cut_off(self) -> None:
-        """Call :meth:`ServerRequest.cut_off` for the request that is being answered."""
-        if self.served is not None:
-            self.served.cut_off()
-
     # Called by the parser.
 
     def on_message_begin(self) -> None:
@@ -170,6 +168,8 @@ class Protocol(ClientConnection):
             keep_alive=is_1_1 and parser.should_keep_alive(),
             expects_continue=is_1_1 and self._expects_continue,
         )
+        if self.observers:
+            request.began = self._loop.time()
         is_first = self._is_idle
         self._newest = request
         if is_first:

@@ -8,15 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
 
 from slime_http.asgi import ASGIApp, Message, Scope
 from slime_http.error_codes import MAX_ERROR_BYTES
 from slime_http.response_head import error_answer, response_lines
 from slime_http.write_flow import WriteFlow
 
-__all__ = ["ClientConnection", "ServerRequest"]
+__all__ = ["ClientConnection", "Observer", "ServerRequest"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,12 +28,16 @@ _NO_BODY = (204, 304)
 _SHUTTING_DOWN = "the server is shutting down"
 _LAST_CHUNK = b"0\r\n\r\n"
 
+#: Called with a request when the application has returned.
+Observer: TypeAlias = "Callable[[ServerRequest], object]"
+
 
 class ClientConnection(ABC):
     """The connection on which a request came."""
 
     transport: asyncio.Transport
     flow: WriteFlow
+    observers: Sequence[Observer]
 
     @abstractmethod
     def read_on(self) -> None:
@@ -59,13 +63,13 @@ class ServerRequest:
     has given the head. ``written``, ``complete``: a part of the answer, or all of it, was written. ``disconnected``:
     the client has gone. ``expects_continue``: it may wait for "100 Continue" before it sends the body. ``status``: the
     answer's status, or 0. ``error``: the beginning of an error's body. ``streamed_at``: when the first chunk was
-    written (loop time), or 0.0. ``on_end``, if set, is called with this request when the task ends.
+    written, or 0.0. ``began``: when the head was complete. Both are loop times; ``began`` is set for observers only.
     """
 
     __slots__ = (
         "_app", "_body", "_connection", "_event", "_has_news", "_head", "_is_chunked", "_is_head", "_left",
         "_more_body", "_size", "began", "begun", "complete", "disconnected", "error", "expects_continue",
-        "keep_alive", "on_end", "scope", "started", "status", "streamed_at", "task", "written",
+        "keep_alive", "scope", "started", "status", "streamed_at", "task", "transport", "written",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +82,7 @@ class ServerRequest:
         expects_continue: bool,
     ) -> None:
         self._connection = connection
+        self.transport = connection.transport
         self._app: Any = app  # Any: another author's application may return anything
         self.scope = scope
         self.keep_alive = keep_alive
@@ -87,7 +92,6 @@ class ServerRequest:
         self.status = 0
         self.streamed_at = self.began = 0.0
         self.error = b""
-        self.on_end: Callable[[ServerRequest], object] | None = None
         #: Parts of the body that ``receive`` has not returned yet. ``_has_news``: ``receive`` can return at once.
         self._body: list[bytes] = []
         self._size = 0
@@ -106,11 +110,6 @@ class ServerRequest:
     def _target(self) -> str:
         """The raw path for the log, since the decoded path may have line breaks."""
         return bytes(self.scope.get("raw_path", b"")).decode("latin-1")
-
-    @property
-    def transport(self) -> asyncio.Transport:
-        """The transport of the connection."""
-        return self._connection.transport
 
     # Called by the connection. None of these waits.
 
@@ -147,10 +146,10 @@ class ServerRequest:
 
     async def run(self) -> None:
         """Call the application. Answer with an error if it gives no answer or does not finish it."""
-        self.begun = True
         try:
             if self.disconnected:
                 return  # refused after its head was read: it must have no effect
+            self.begun = True
             result = await self._app(self.scope, self.receive, self.send)
             if result is not None:
                 raise TypeError(f"an ASGI application returned {result!r}, wanted None")
@@ -164,8 +163,8 @@ class ServerRequest:
             logger.exception("%s: the application failed", self._target)
             self._give_up(500, "internal error; the log has the traceback")
         finally:
-            if self.on_end is not None:
-                self.on_end(self)
+            for observe in self._connection.observers if self.begun else ():
+                observe(self)
             self._connection.ended(self)
 
     def _give_up(self, status: int, message: str) -> None:

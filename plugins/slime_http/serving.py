@@ -7,8 +7,6 @@ each twice, which breaks aiohttp clients.
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
 import logging
 import signal
 import socket
@@ -24,7 +22,9 @@ import uvloop
 
 from slime_http.asgi import ASGIApp, Scope
 from slime_http.lifespan import Lifespan
+from slime_http.memory import return_large_blocks, tune_gc
 from slime_http.server_protocol import Protocol
+from slime_http.server_request import Observer
 
 __all__ = ["CLIENT_TIMEOUT_S", "bind", "run", "serving", "url_of"]
 
@@ -37,9 +37,6 @@ _BACKLOG = 4096
 _KEEP_ALIVE_S = 75.0
 #: Longer than any close of TLS: the client's timeout ends it (see WriteFlow).
 _TLS_CLOSE_S = 86_400.0
-#: Parameters of mallopt, from <malloc.h>, and a size in bytes.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_LARGE_BLOCK = 1 << 20
 #: Most kinds of requests in flight that a log line lists, and most bytes of a path in it.
 _MAX_TOLD, _MAX_PATH = 5, 256
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -77,11 +74,14 @@ class _Server(uvicorn.Server):
             )
         )
         self.config.load()
-        self.config.lifespan_class = Lifespan
+        observers: list[Observer] = []
+        self.config.lifespan_class = partial(Lifespan, observers=observers)
         self.ready = anyio.Event()
         self._stopped = anyio.Event()
         self.crashed = False
-        self._timeouts: Any = {"client_timeout_s": client_timeout_s, "keep_alive_s": _KEEP_ALIVE_S}
+        self._protocol: Any = partial(
+            Protocol, client_timeout_s=client_timeout_s, keep_alive_s=_KEEP_ALIVE_S, observers=observers
+        )
         self._on_stop = on_stop
         self._on_start = on_start
 
@@ -105,7 +105,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()  # raises StartupError
         config = self.config
-        make: Any = partial(Protocol, config, self.server_state, self.lifespan.state, **self._timeouts)
+        make = partial(self._protocol, config, self.server_state, self.lifespan.state)
         # By default a client with TLS has only 30 s to take all bytes that are buffered when the connection closes.
         tls: Any = {"ssl": config.ssl, "ssl_shutdown_timeout": _TLS_CLOSE_S} if config.is_ssl else {}
         loop = asyncio.get_running_loop()
@@ -144,7 +144,9 @@ class _Server(uvicorn.Server):
         if grace.cancelled_caught:
             logger.warning("the grace period is over, cutting off %s", self._in_flight())
             for connection in list(state.connections):
-                connection.cut_off()  # type: ignore[union-attr]  # they are our own
+                served = connection.served  # type: ignore[union-attr]  # our own
+                if served is not None:
+                    served.cut_off()
             for task in state.tasks:
                 task.cancel()
         if not self.force_exit:
@@ -228,27 +230,6 @@ async def _serve_to_the_end(server: _Server, sock: socket.socket) -> None:
         await server.serve([sock])
 
 
-def _tune_gc() -> None:
-    # A request leaves hardly any cycles, yet at the default threshold of 700 objects the collector took a
-    # fifth of the time of a proxied request. Imported objects live as long as the process: do not walk them.
-    gc.collect()
-    gc.freeze()
-    # The youngest generation is collected often, so that a pause stays within milliseconds; the oldest hardly ever.
-    gc.set_threshold(5_000, 5, 10_000)
-
-
-def _return_large_blocks() -> None:
-    """Let large blocks of memory grow without a copy, and go back to the system when they are freed.
-
-    By default glibc does so only for the first blocks: later blocks of up to 32 MiB come from its heap (mallopt(3)).
-    Other C libraries have no ``mallopt``.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
-        mallopt(_M_TRIM_THRESHOLD, 2 * _LARGE_BLOCK)
-
-
 async def _serve_until_signalled(app: ASGIApp, sock: socket.socket, **options: Any) -> None:
     loop = asyncio.get_running_loop()
     server = _Server(app, **options)
@@ -283,8 +264,8 @@ def run(
     ``options`` are as for :func:`serving`.
     Raises StartupError when the application's lifespan fails.
     """
-    _tune_gc()
-    _return_large_blocks()
+    tune_gc()
+    return_large_blocks()
     with sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(
             _serve_until_signalled(

@@ -75,7 +75,7 @@ class MetricsPlugin:
     def routes(self) -> Sequence[BaseRoute]:
         return [self._exposition.route()]
 
-    @hookimpl  # outside of `auth`, inside of `sessions`: it sees refused requests, and paths without sessions
+    @hookimpl  # outside of `auth`: refused requests count, too
     def asgi_middleware(self, app: ASGIApp, router: Router) -> ASGIApp:
         self._counts.know(Labels(pattern for pattern, _ in router.own_paths))
         self._measured = Measured(app, self._counts)
@@ -90,6 +90,7 @@ class MetricsPlugin:
             if self.settings.port is not None:
                 await stack.enter_async_context(self._exposition.on(self.settings.host, self.settings.port))
             yield
+        self._measured.is_observing = False  # another server may serve the application next
 
     @hookimpl
     def attempt_failed(self, worker: Worker, error: HTTPError | None) -> None:

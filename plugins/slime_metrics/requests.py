@@ -1,18 +1,18 @@
-"""Measures each request by ASGI middleware around the application.
+"""Measures each request, also those that are refused or that the router answers itself.
 
 This code runs for each request, so it avoids calls and coroutines; ``benchmarks/metrics.py`` measures it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any
 
-from router_core.proxy import SENT_AT, WORKER
+from router_core.proxy import PATH, SENT_AT, WORKER
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
-from slime_http.asgi import SendNow, send_now_of
 from slime_http.error_codes import MAX_ERROR_BYTES
+from slime_http.lifespan import OBSERVERS
 from slime_http.server_request import ServerRequest
 from slime_metrics.counts import QUICK_S, Counts, Series
 from slime_metrics.histogram import BATCH
@@ -21,20 +21,7 @@ __all__ = ["Answer", "Measured"]
 
 
 class Answer:
-    """Wraps ``send``, and has the attributes of a ServerRequest: for other servers, and for a replaced scope."""
-
-    __slots__ = (
-        "_inner",
-        "_inner_now",
-        "_streams",
-        "_time",
-        "began",
-        "complete",
-        "error",
-        "scope",
-        "status",
-        "streamed_at",
-    )
+    """Wraps ``send`` of another server than our own, and has the attributes of a ServerRequest."""
 
     def __init__(self, inner: Send, scope: Scope, time: Callable[[], float]) -> None:
         self._inner = inner
@@ -60,45 +47,30 @@ class Answer:
                 self.streamed_at = self._time()
         return self._inner(message)
 
-    @property
-    def send_now(self) -> SendNow | None:
-        """The ``send_now`` of the server, see :data:`slime_http.asgi.SendNow`; None if it has none."""
-        inner = send_now_of(self._inner)
-        if inner is None:
-            return None
-        self._inner_now = inner
-        return self._send_now
-
-    def _send_now(self, piece: Any, before: Iterable[Callable[[bytes], object]]) -> bool:
-        if not self.streamed_at:
-            self.streamed_at = self._time()
-        return self._inner_now(piece, before)
-
 
 class Measured:
-    """ASGI middleware that measures all requests, also those that are refused or that the router answers itself.
+    """ASGI middleware that measures requests. Our own server is asked to measure, which costs less.
 
-    The application to serve is the method ``serve``, since calling an object costs more.
+    ``is_observing``: the server reports its requests. The application to serve is the method ``serve``, since calling
+    an object costs more.
     """
 
     def __init__(self, app: ASGIApp, counts: Counts) -> None:
         self._app = app
         self._counts = counts
         self._series: dict[Any, Series] = counts.series
-        self._on_end = self._end
+        self.is_observing = False
         self.time: Callable[[], float] = monotonic  # until the event loop is there
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Call the application, and note the time."""
-        try:
-            answer = send.__self__  # type: ignore[attr-defined]  # a method of the server's request, mostly
-        except AttributeError:
-            answer = None
-        if type(answer) is ServerRequest and answer.scope is scope:
-            answer.on_end = self._on_end
-            answer.began = self.time()
-        elif scope["type"] == "http":
-            return self._watched({**scope, "state": dict(scope.get("state") or {})}, receive, send)
+        """Call the application."""
+        if not self.is_observing:
+            if scope["type"] == "http":
+                return self._watched({**scope, "state": dict(scope.get("state") or {})}, receive, send)
+            observers = scope.get("extensions", {}).get(OBSERVERS)
+            if observers is not None:
+                observers.append(self._end)
+                self.is_observing = True
         return self._app(scope, receive, send)
 
     async def _watched(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -114,9 +86,10 @@ class Measured:
         try:
             series = self._series[scope["method"], scope["path"], status, state[WORKER].url]
             waited_s = state[SENT_AT] - began
-        except KeyError:  # no worker has answered, or it is the first such request
+        except KeyError:  # no worker has answered, the path was changed, or it is the first such request
+            path = state.get(PATH, scope["path"])
             worker = state[WORKER].url if WORKER in state else ""
-            series = self._counts.of(scope["method"], scope["path"], status, worker)
+            series = self._counts.of(scope["method"], path, status, worker)
             waited_s = state.get(SENT_AT, began) - began
         whole_s = self.time() - began
         new = series.new

@@ -7,6 +7,7 @@ from urllib.parse import unquote
 
 from router_core.client import send_error
 from router_core.errors import HTTPError
+from router_core.proxy import PATH
 from router_core.types import ASGIApp, Receive, Scope, Send
 from slime_sessions.names import PREFIX, read_path
 
@@ -54,9 +55,11 @@ def _rewritten(scope: Scope) -> Scope:
             return scope
         raise NothingThere("below /sessions/{id} there are /v1/..., /generate and /samples")
     name = found.name.encode()
+    path = unquote(found.rest.decode("latin-1"))
+    scope.setdefault("state", {})[PATH] = path
     return {
         **scope,
-        "path": unquote(found.rest.decode("latin-1")),
+        "path": path,
         "raw_path": found.rest,
         "headers": [(_HEADER, name), *(pair for pair in scope["headers"] if pair[0] != _HEADER)],
     }

@@ -283,7 +283,8 @@ async def test_a_request_that_is_cut_off_before_it_began_is_a_503(monkeypatch: p
 
     def make_task(loop: Any, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
         for connection in seen.connections:
-            loop.call_soon(connection.cut_off)  # before the first step of the task
+            assert connection.served is not None
+            loop.call_soon(connection.served.cut_off)  # before the first step of the task
         return asyncio.Task(coroutine, loop=loop, **options)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import random
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,12 +14,14 @@ import anyio
 import httpx
 import pytest
 
+from core.real import on_uvicorn
 from deadlines import until
 from metrics.scrapes import EVERYTHING, names_of, scraped
 from ports import free_port
 from router_core.cli import build
 from router_core.errors import PluginError, SettingsError, StartupError
 from routers import BARE, Start, answering
+from slime_http.asgi import ASGIApp
 from slime_http.serving import serving
 from slime_metrics import Metrics
 from slime_metrics.counts import Counts
@@ -53,21 +55,38 @@ async def test_requests_count_by_path_status_and_worker(start: Start) -> None:
     assert found["slime_worker_duration_seconds_count", f"worker={worker}"] == 3
 
 
-@pytest.mark.parametrize("inside", [False, True], ids=["server", "middleware"])
-async def test_streams_have_a_time_to_first_byte(start: Start, inside: bool) -> None:
-    """Also within other middleware: a path with a session is rewritten."""
+@asynccontextmanager
+async def under_uvicorn(app: ASGIApp) -> AsyncIterator[str]:
+    context = on_uvicorn("httptools", app)
+    yield await anyio.to_thread.run_sync(context.__enter__)
+    await anyio.to_thread.run_sync(context.__exit__, None, None, None)
+
+
+@pytest.mark.parametrize("path", ["/generate", "/sessions/s/generate"])
+@pytest.mark.parametrize("server", [serving, under_uvicorn])
+async def test_streams_have_a_time_to_first_byte(
+    server: Callable[[ASGIApp], AbstractAsyncContextManager[str]], path: str
+) -> None:
     engine = FakeEngine()
     engine.rest = lambda _: [{"text": "a", "meta_info": {}}, {"text": "ab", "meta_info": {}}]
-    path = "/sessions/s/generate" if inside else "/generate"
-    sessions = ("--plugin", "sessions") if inside else ()
-    line = (*BARE, *sessions, "--plugin", "metrics")
-    async with serving(engine.app) as worker, start(*line, "--worker-urls", worker) as running:
-        streamed = await running.client.post(path, json={"text": "x", "stream": True})
-        assert streamed.text.endswith("[DONE]\n\n")
-        found = await scraped(running.client)
+    async with serving(engine.app) as worker:
+        _, app = build((*BARE, "--plugin", "sessions", "--plugin", "metrics", "--worker-urls", worker))
+        async with server(app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
+            streamed = await client.post(path, json={"text": "x", "stream": True})
+            assert streamed.text.endswith("[DONE]\n\n")
+            found = await scraped(client)
     assert found["smg_router_ttft_seconds_count", "endpoint=generate"] == 1
     assert found["slime_requests_total", f"path=/generate status=200 worker={worker}"] == 1
     assert ("slime_incomplete_answers_total", f"path=/generate worker={worker}") not in found
+
+
+async def test_servers_one_after_the_other_are_measured() -> None:
+    _, app = build(METERED)
+    for number in (1, 2):
+        async with serving(app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
+            await client.get("/workers/no-such")
+            found = await scraped(client)
+            assert found["slime_requests_total", "path=/workers/{worker_id} status=404 worker="] == number
 
 
 async def test_broken_stream_counts_as_incomplete(start: Start) -> None:
