@@ -1,6 +1,6 @@
 """Records a frame of ``slime-router top``: ``python -m docs.record_top`` writes docs/images/top.svg.
 
-A router with three embedded engines has conversations for ten seconds; a fourth worker is not up.
+A router with three embedded engines has conversations for twelve seconds; a fourth worker is not up.
 """
 
 from __future__ import annotations
