@@ -6,8 +6,8 @@
 1,000 conversations at once, retrieved and compared with the engine's journal. *stalls*: the lateness of the router's
 event loop while prompts of 32k tokens are tokenised, recorded and retrieved beside many small streams.
 
-The router has one core. The other has the load, and the embedded engine (in *stalls* a stand-in, with a larger
-vocabulary).
+The routers run on one core; the load and the embedded engine run on another. In *stalls*, a stand-in with a larger
+vocabulary takes the place of the engine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The four runs: a router with an embedded engine, rollouts, a trainer, and weight updates through the router."""
+"""The four runs. Each has a router with an embedded engine, rollouts, and a trainer.
+
+The trainer updates the engine's weights through the router.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,10 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The mean reward, the differences of log-probabilities, and the share of samples with other tokens."""
+    """The mean reward, and the differences of log-probabilities.
+
+    ``other_tokens``: the share of samples whose trained tokens differ from the sampled ones.
+    """
 
     reward: float
     mean_difference: float

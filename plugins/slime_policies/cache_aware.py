@@ -158,7 +158,7 @@ class CacheAware:
         use = Use(self._choices)
         self._prefixes.add(prompt, state.bit, use, self._horizons)
         if isinstance(earlier := exchange.notes.get(self._note), _Belief):
-            self._pending.remove(earlier.use.number)  # another worker failed the request
+            self._pending.remove(earlier.use.number)  # the earlier attempt failed
         if state.bit in exact:
             self._pending.add(use.number, state.bit, tuple(digest for digest, _ in prompt.parts), now)
         # A prompt without an answer may not be computed yet, so missing tokens would not prove an eviction.

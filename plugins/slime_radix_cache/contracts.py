@@ -148,8 +148,9 @@ class TurnContext(Protocol):
     """All tokens up to the end of one turn. ``start`` and ``end`` below are positions in these tokens.
 
     ``spans``: ``(number, start, end, is_whole)`` of each turn of the session in this context. ``is_whole``: the
-    client kept the whole response. ``sampled``: ``(key, start, end)`` of each response in the context. A response has
-    the same key in all contexts.
+    client kept the whole response. ``sampled``: ``(key, start, end)`` of each response in the context, also of other
+    sessions. Equal keys mean the same response. Of other sessions, a record of the beginning of a response has a key of
+    its own.
     """
 
     @property

@@ -5,8 +5,9 @@ beside cumulative counters. Aborts have shapes of their own (SGLang's ``Tokenize
 
 - Abort in the waiting queue: no ``prompt_tokens``, all text, all logprobs, ``completion_tokens`` of all tokens. In a
   stream, cumulative or incremental, ``output_ids`` is only the *last* id.
-- Such an abort joined to unread deltas, in one event (``_coalesce_streaming_chunks``): ids, text and logprobs of the
-  deltas, then the last id again, all text and all logprobs.
+- Such an abort joined to unread deltas, in one event (``_coalesce_streaming_chunks``): each field has first its deltas,
+  then its value in the abort. ``output_ids`` ends with the last id again, the text with all text, and each list of
+  logprobs with all logprobs.
 - Any abort in older versions: only ``id`` and ``finish_reason``.
 """
 

@@ -1,4 +1,4 @@
-"""Types of flags whose value is an address, and messages for addresses that are none."""
+"""Types of flags whose value is a host or an origin, and the message about a text that is not a worker's URL."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def origin(text: str) -> str:
 
 
 def wrong_worker_url(text: str) -> str:
-    """Return a message about ``text``, which is no worker's URL, with the URL that was meant if it is clear."""
+    """Return a message about ``text``, which is not a worker's URL. If the meant URL is clear, the message has it."""
     shown = text[:_MAX_SHOWN]
     told = f"wanted a worker URL such as http://10.0.0.7:30001, without a path; got {shown!r}"
     if re.search(r"[\s,\[]+.*://", text.strip()):

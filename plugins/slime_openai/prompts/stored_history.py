@@ -88,7 +88,7 @@ class StoredHistory(History):
         behind = list(zip(question.keys[1:], question.messages, strict=True))
         answers = [key for key, message in behind if message.role == "assistant"]
         names = [_masked(key, self._names) for key in answers]
-        # The session's turns at these places show that it has asked there before, see History.find.
+        # Also load what the session asked at these places: by that, History.find decides which turns it may continue.
         places = [_masked(key, asked_by) for key, _ in behind] if question.session is not None else []
         is_known = not answers or self._knows(answers[-1], question.session)
         is_known = is_known or await _succeeds(records.look())

@@ -28,7 +28,11 @@ class Trim:
     right: str | None = ""
 
     def of(self, content: str) -> str:
-        """Return ``content`` without these characters, unless it has no others: templates test if there is content."""
+        """Return ``content`` without these characters.
+
+        If nothing would be left, return it unchanged: a template that tests ``if content`` treats it unlike an empty
+        content.
+        """
         trimmed = content
         if self.left != "":
             trimmed = trimmed.lstrip(self.left)

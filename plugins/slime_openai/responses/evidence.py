@@ -30,9 +30,9 @@ class Ownership(Protocol):
     """The component ``"ownership"``: knows all requests of sessions, not only chats."""
 
     async def may_take(self, ids: bytes, session: str, /) -> bool:
-        """Return True unless ``session`` sent a beginning of ``ids`` as a prompt, but has no context with all of them.
+        """Return False if ``session`` sent a beginning of ``ids`` as a prompt, but may not use all of ``ids``.
 
-        ``ids``: packed int32. Return False if this is not known, because a store of contexts does not answer.
+        Else return True. ``ids``: packed int32. Also return False if a store of contexts does not answer.
         """
         ...
 
@@ -41,7 +41,9 @@ class Verdicts(Protocol):
     """The component ``"verdicts"``."""
 
     def of(self, exchange: Exchange) -> Sequence[str | None]:
-        """Return, for each sequence of a ``/generate`` answer so far, the reason why it is not exact; None if it is."""
+        """Return one value for each sequence of a ``/generate`` answer: the reason why it is not exact so far.
+        None: it is exact so far.
+        """
         ...
 
 

@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 _QUIET_MS = 10_000
 #: A replay has failed when nothing comes for so long. SGLang looks for requests of replays ten times a second.
 _REPLAY_MS = 5_000
-#: The number of replays in a row for one gap: a publisher drops batches when a replay is too large.
+#: The most replays in a row. One may not be enough: a publisher drops some batches of a replay that is too large.
 _REPLAYS = 100
 _CONNECT_MS = 5_000
 _HEARTBEAT_MS = 10_000
 _MAX_BYTES = 64 << 20
-#: Batches that wait in the router's socket. The publisher drops further batches.
+#: Batches that wait in the router's socket. If they are more, the publisher's own queue fills; then it drops batches.
 _MAX_WAITING = 100_000
 #: Events that are applied before other tasks get a turn.
 _EVENTS_AT_ONCE = 100
@@ -79,7 +79,7 @@ class Subscription:
         quiet_ms = None if self._publisher.replay is None else _QUIET_MS
         while True:
             if not await sub.poll(quiet_ms):
-                await self._replay()  # no later batch shows that the last batch was lost
+                await self._replay()  # if the last batch was lost, no later batch has shown the gap
                 continue
             frames = await sub.recv_multipart()
             if len(frames) != 3 or len(frames[1]) != _NUMBER:
@@ -109,7 +109,10 @@ class Subscription:
                     return
 
     async def _apply_replay(self, dealer: zmq.asyncio.Socket, first: int) -> bool:
-        """Apply the replay from batch ``first`` on, up to a gap. Return False when the replay does not end."""
+        """Apply the replay from batch ``first`` on, up to a gap. Return True when the mark of its end came.
+
+        Return False when a message is malformed, or when nothing more comes.
+        """
         while await dealer.poll(_REPLAY_MS):
             frames = await dealer.recv_multipart()
             if len(frames) < 2 or len(frames[-2]) != _NUMBER:

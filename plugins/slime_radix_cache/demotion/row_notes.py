@@ -58,7 +58,8 @@ class RowNotes:
         demotion, runs = self._demotion, self._demotion.runs
         runs.add(note.key)
         serial = runs.serial(note.key)
-        # A segment of another run may be noted after its rows. A segment of this run is always known.
+        # The note about a segment of another run may come after the note about its rows. So such a segment is gone only
+        # if it is in ``dropped``. A segment of this run is gone if it is not known.
         if serial not in demotion.dropped and (demotion.has(serial) or not runs.is_own(serial)):
             self._owner.restore(serial, note.name, note.content, note.records)
 

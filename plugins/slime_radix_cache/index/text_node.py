@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_FORK", "Node"]
 
-#: Depths as objects that all nodes share: an int takes 32 bytes. For greater depths the text takes much more memory.
+#: Depths as objects that all nodes share: an int takes 32 bytes. A deeper node has an int of its own; that is little
+#: beside the 16 KiB or more of text before the node.
 _DEPTHS = tuple(range(1 << 14))
 
 #: The first bytes of several edges, followed by their nodes in the same order: one tuple is smaller than two.
@@ -35,8 +36,9 @@ class Node:
     """A place in a text, ``depth`` bytes after its beginning. ``edge``: the bytes from ``parent`` to here.
 
     ``kid``: the only child, or None. ``fork``: several children. ``ended``: segments whose text ends here.
-    ``passing``: responses whose text covers a part of the edge; only they can be cut inside it. ``begun``: responses
-    whose prompt ends here: None, one response, a tuple of several, or many by session.
+    ``passing``: responses whose text covers the edge or a part of it. If a text ends inside the edge, only these
+    responses can have been cut there. ``begun``: responses whose prompt ends here: None, one response, a tuple of
+    several, or many by session.
     """
 
     __slots__ = ("begun", "depth", "edge", "ended", "fork", "kid", "parent", "passing")
@@ -70,7 +72,7 @@ class Node:
 
     @property
     def through(self) -> Items[Response]:
-        """Responses whose text covers a part of the edge, newest last."""
+        """Responses whose text covers the edge or a part of it, newest last."""
         return items_of(self.passing)
 
     @property

@@ -49,7 +49,8 @@ class LoggedTrajectories(Trajectories):
         self._unanswered = unanswered
         self._serials: dict[Segment, int] = {}
         self._logged_versions: set[str] = set()
-        #: By the serial of a response: the serial of the segment of its session that was evicted last behind it.
+        #: Key: the serial of a response. Value: of the responses that came next after it in the same session, the
+        #: serial of the one that was evicted last.
         self._last_gone: dict[int, int] = {}
         self._unwritten: list[Record] = []
         self._replay: _Replay | None = _Replay()
@@ -63,7 +64,7 @@ class LoggedTrajectories(Trajectories):
         await self.log.tidy(self._must_stay)
 
     def _must_stay(self, record: Record) -> bool:
-        """Return True if a compaction must keep ``record``: a version, or the last loss behind a response."""
+        """Return True if a compaction must keep ``record``: a version, or the last loss after a response."""
         if not isinstance(record, Gone):
             return isinstance(record, Seen)
         return record.serial == self._last_gone.get(record.before)

@@ -63,7 +63,8 @@ class UnfinishedStreams:
     """Sessions with running streams. A stream is recorded when it ends, or when a request or a retrieval needs it.
 
     Streams of a former process are lost: ``sessions`` gets a mark for each session. The lost text is not known, so
-    a mark in ``texts`` makes every count of candidates a lower bound.
+    ``texts`` gets a mark, too. With any mark there, the number of contexts that a text may stand for is only a lower
+    bound.
     """
 
     def __init__(self, file: SessionFile, sessions: Marks, texts: Marks) -> None:
@@ -91,10 +92,10 @@ class UnfinishedStreams:
 
 
 class UnansweredSessions:
-    """Sessions with a request that has no recorded answer, running or ended. This alone is no loss.
+    """Sessions with a request, running or ended, that has no recorded answer. Such a request alone is no loss.
 
     ``in`` is true only for sessions of former processes, whose requests are not known any more. If the file is full,
-    a former session is marked in ``lost`` and gives up its slot. Without former sessions, the new session is marked.
+    a former session is marked in ``lost`` and gives up its slot. If there is no former session, the new one is marked.
     """
 
     def __init__(self, file: SessionFile, lost: Marks) -> None:

@@ -28,8 +28,8 @@ class Turn:
     """One response of a session. ``before``: the number of the turn that this turn continues; None for a first turn.
 
     Numbers are in the order in which responses came. ``prompt``: equal for responses to the same prompt.
-    ``finish_reason``: from the engine; None if the end was not seen, or if the engine sent no object. ``parts``:
-    records of beginnings of ``response``.
+    ``finish_reason``: from the engine; None if the end was not seen, or if the engine's value is not a JSON object.
+    ``parts``: records of beginnings of ``response``.
     """
 
     number: int
@@ -47,7 +47,8 @@ class TurnContext:
 
     ``spans``: ``(number, start, end, is_whole)`` of each turn of the session in the context, in tokens. A turn is not
     whole if the client kept only a part of the response. ``sampled``: ``(key, start, end)`` of each response, also of
-    other sessions; a response has the same key in all contexts. ``inexact_reason``: None if the record is exact.
+    other sessions. The key is that of the recorded response. But a record of the beginning of a turn of this session
+    has the key of the whole turn. ``inexact_reason``: None if the record is exact.
     """
 
     record: Record
