@@ -1,4 +1,4 @@
-"""Conversion of a context to the turns that plugins with rows of tokens get."""
+"""The turns of a context, for plugins that keep rows of its tokens."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Finder:
     def decoded(self, ids: bytes) -> tuple[Response | None, int]:
         """Return a response that ends a prefix of ``ids`` (packed), and the length of the prefix in tokens.
 
-        Only a response with ``is_decoded``. None and 0 if there is none.
+        The response has ``is_decoded``. Return ``(None, 0)`` if there is no such response.
         """
         for response, place in self._starts.along(ids):
             if response.is_decoded and ids.startswith(response.ids, 4 * place):

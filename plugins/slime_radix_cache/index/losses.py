@@ -1,8 +1,8 @@
 """Marks of losses, in bounded memory. No mark is ever dropped.
 
 The latest marks are counted exactly. All marks are also in a Bloom filter (B. H. Bloom, CACM 13, 1970), which has
-false positives but no false negatives. A filter in a mapped file outlives the process, since the kernel writes its
-pages.
+false positives but no false negatives. A filter in a mapped file outlives the process, since the kernel writes the
+pages to the file.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Losses:
         self.open: Container[str] = ()
 
     def __contains__(self, session: str) -> bool:
-        """Return True if responses or unanswered requests of ``session`` are not known any more."""
+        """Return True if some responses or unanswered requests of ``session`` are not known here."""
         return session in self.sessions or session in self.asked or session in self.open
 
     def add(self, session: str) -> None:

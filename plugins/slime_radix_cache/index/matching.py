@@ -46,7 +46,10 @@ def find_to_continue(
 
 
 def find_to_read(path: Path, text: bytes, cut: Cut, around: Around, session: str | None) -> Match:
-    """Return the context of ``text``: the session's own; else only prompts with exactly this text; else the longest."""
+    """Return the context of ``text``: the session's own; else only prompts with exactly this text; else the longest.
+
+    The session's own context may be shorter than ``text``.
+    """
     search = Search(path, text, cut, around, reading=True)
     check = SpellingCheck(session)
     own = search.own(session, check) if session is not None else search.longest(any_context())

@@ -1,8 +1,8 @@
 """Contexts that a session may use: its own contexts, contexts that it continued, or any context.
 
-A response belongs to the session of its request. Another session may continue the context of the response in its first
-request of a branch. Then the response's tokens have mask 1 for that session, too. Text that a client sends later is
-prompt, even if another session sampled the same text.
+A response belongs to the session of its request. In the first request of a branch, another session may continue the
+context that ends with this response. Then the response's tokens have mask 1 for that session, too. Text that a client
+sends later is prompt, even if another session sampled the same text.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ ContextFilter: TypeAlias = Callable[[Segment, int], int]
 
 
 class SpellingCheck:
-    """A check of prompts that clients gave as ids, for a request of ``session``.
+    """A check, for a request of ``session``, of recorded prompts that clients gave as ids.
 
-    Another client's text gets such ids only if the tokenizer makes the same ids. ``unknown`` collects the prompts that
-    were not yet compared with the tokenizer.
+    The text of the request gets the ids that another client gave only if the tokenizer makes the same ids of the text.
+    ``unknown`` collects the prompts that were not yet compared with the tokenizer.
     """
 
     def __init__(self, session: str | None) -> None:
@@ -75,7 +75,7 @@ def any_context(check: SpellingCheck | None = None) -> ContextFilter:
 def inherited(kept: Mapping[Response, int], check: SpellingCheck | None = None) -> ContextFilter:
     """Return a filter for contexts whose last response is in ``kept``, which has the number of its usable tokens.
 
-    The filter also allows contexts of only prompts, which no session sampled. Prompts before a response in ``kept``
+    The filter also allows contexts of only prompts, in which no token is sampled. Prompts before a response in ``kept``
     need no ``check``: they were sent for this session before.
     """
 
@@ -98,7 +98,7 @@ def inherited(kept: Mapping[Response, int], check: SpellingCheck | None = None) 
 
 
 def continued_by(contexts: Iterable[Context]) -> dict[Response, int]:
-    """Return the responses in ``contexts``, each with the largest number of its tokens in one of them."""
+    """Return the responses in ``contexts``, each with the largest number of its tokens in any one context."""
     kept: dict[Response, int] = {}
     for context in contexts:
         for segment, length in links(context):

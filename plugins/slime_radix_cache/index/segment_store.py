@@ -26,8 +26,9 @@ class Sampled(NamedTuple):
     """An engine's answer, ready to be recorded.
 
     ``ids`` and ``logprobs`` are packed (see Response). ``text``: what the client got. ``visible``: the number of first
-    tokens that spell it; -1 if it ends inside a token. ``tail``: the text of the other tokens. ``doubt``: why the
-    record is not exact, or None. ``adapter``: the LoRA adapter that sampled it. ``is_decoded``: see Response.
+    tokens that spell ``text``; -1 if ``text`` ends inside a token. ``tail``: the text of the other tokens. ``doubt``:
+    why the record is not exact, or None. ``adapter``: the LoRA adapter of the answer, or None. ``is_decoded``: see
+    Response.
     """
 
     ids: bytes

@@ -87,7 +87,7 @@ class Segment:
 
 
 class Giver(NamedTuple):
-    """The sessions that gave the tokens of a prompt as ids. Requests without a session add none.
+    """The sessions that gave the tokens of a prompt as ids. A request without a session adds no session.
 
     ``is_odd``: True if the tokenizer makes other tokens of the text; None until this is checked.
     """

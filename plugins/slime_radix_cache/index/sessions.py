@@ -35,7 +35,7 @@ class Sessions:
         #: A single response is kept without a list, which would take 90 bytes.
         self._responses: dict[str, Response | list[Response]] = {}
         self._running: dict[str, dict[Running, None]] = {}
-        #: Records of the beginning of a response, each with a longer record of it.
+        #: By session. Key: a record of the beginning of a response. Value: a longer record of the same response.
         self._longer: dict[str, dict[Response, Response]] = {}
         self.unanswered = Unanswered()
 
@@ -56,7 +56,7 @@ class Sessions:
         return list(known) if isinstance(known, list) else [known] if known is not None else []
 
     def name(self, session: str) -> str:
-        """Return the copy of the name that the kept responses of ``session`` share; else ``session`` itself."""
+        """Return the copy of the name that the kept responses of ``session`` share. Without any, return ``session``."""
         known = self._responses.get(session)
         first = known[0] if isinstance(known, list) else known
         return first.session or session if first is not None else session
@@ -129,7 +129,7 @@ class Sessions:
     def asked(self, session: str, text: bytes, ids: bytes | None) -> Iterator[Context]:
         """Yield the contexts of running and unanswered requests of ``session``.
 
-        Only requests whose prompt is the beginning of ``text`` or of ``ids`` (packed).
+        It yields only those of requests whose prompt is a beginning of ``text``, or of ``ids`` (packed).
         """
         for one in self._running.get(session, ()):
             if text.startswith(one.prompt) or (ids is not None and one.ids and ids.startswith(one.ids)):
@@ -145,10 +145,10 @@ def responses_at(nodes: Iterable[Node], session: str) -> Iterator[Response]:
 
 
 def drop_part(longer: dict[str, dict[T, T]], session: str, gone: T) -> None:
-    """Remove ``gone`` from ``longer[session]``, which has a longer record for each record of a beginning.
+    """Remove ``gone`` from ``longer[session]``, which leads from a record of a beginning to a longer record.
 
-    If ``gone`` was the longer record of a beginning, the longer record of ``gone`` takes its place. Without one, the
-    pair is removed.
+    Where ``gone`` is the longer record, the longer record of ``gone`` takes its place. If ``gone`` has no longer
+    record, the pair is removed.
     """
     parts = longer.get(session)
     if parts is None:

@@ -50,8 +50,8 @@ class Starts:
     def along(self, ids: bytes) -> Sequence[tuple[Response, int]]:
         """Return ``(response, length of its context)`` for each context that is a prefix of ``ids`` (packed).
 
-        Longest context first, then newest response. O(tokens), plus a comparison for each of these contexts that no
-        other of them continues. The result is kept for the next call with the same ``ids``.
+        Longest context first, then newest response. O(tokens), plus a comparison of all tokens of each context that is
+        not the beginning of another one. The result is kept for the next call with the same ``ids``.
         """
         known, found = self._last
         if known is not ids or not ids:
@@ -75,7 +75,10 @@ class Starts:
 
 
 def _lengths(response: Response, place: int) -> dict[tuple[Segment | None, int], int]:
-    """Return the lengths of the context before ``response``, which begins at ``place``, and of its beginnings."""
+    """Return the lengths in tokens of the context before ``response``, and of each beginning of this context.
+
+    ``place``: the token at which ``response`` begins.
+    """
     lengths: dict[tuple[Segment | None, int], int] = {(response.parent, response.kept): place}
     for segment, length in links((response.parent, response.kept) if response.parent is not None else None):
         place -= length

@@ -84,7 +84,7 @@ class Node:
         return () if begun is None else begun if isinstance(begun, tuple) else (begun,)
 
     def begun_by(self, session: str) -> Items[Response]:
-        """Return the responses of ``session`` in ``begins``. O(their number), and at most MANY others."""
+        """Return the responses of ``session`` in ``begins``. O(their number + MANY)."""
         if isinstance(self.begun, dict):
             return items_of(self.begun.get(session))
         return tuple([response for response in self.begins if response.session == session])

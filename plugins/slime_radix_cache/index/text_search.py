@@ -16,9 +16,9 @@ from slime_radix_cache.index.text_node import Node
 __all__ = ["Around", "Cut", "Found", "Match", "Search", "with_last_response"]
 
 #: Returns how many first tokens of a response spell a prefix of a text, and how many bytes they spell. The prefix ends
-#: with a whole token and a whole character. ``(0, 0)``: none do. Arguments: packed ids, text in UTF-8.
+#: with a whole token and a whole character. ``(0, 0)``: no token does so. Arguments: packed ids, text in UTF-8.
 Cut: TypeAlias = Callable[[bytes, bytes], tuple[int, int]]
-#: Returns the start of the special token around a place in a text; None if the place is inside none.
+#: Returns the start of the special token around a place in a text; None if the place is not inside a special token.
 Around: TypeAlias = "Callable[[bytes, int], int | None]"
 
 #: A context, and where it ends.
@@ -28,7 +28,8 @@ Found: TypeAlias = "tuple[tuple[Segment, int], int]"
 #: responses that are visited. A session's own responses are searched without limits.
 _CUTS_TRIED = 32
 _LOOKED_AT = 1024
-#: Bytes of the ids after a cut that affect it: the token around the cut, and tokens that may complete a character.
+#: Bytes of the ids after a cut that decide where the cut is: the token around the cut, and tokens that may complete a
+#: character.
 _AROUND_CUT = 4 * 4
 #: The finish reason of a response that is still being sampled.
 _RUNNING = "null"
@@ -131,10 +132,11 @@ class Search:
         return Match(context, position, candidates, at_least, inside)
 
     def _begun(self, ends: Collection[Segment]) -> int:
-        """Count the contexts of responses that begin at the end of the text, except contexts that end or are cut there.
+        """Count the contexts before responses that begin at the end of the text.
 
-        A counted context leaves out the hidden tail of a response, perhaps a stop token. Or it was recorded for another
-        text with the same tokens: one of the two texts spells out a special token, and the other does not.
+        Contexts that end or are cut there are not counted. So a counted context leaves out the hidden tail of a
+        response, perhaps a stop token. Or it was recorded for another text with the same tokens: one of the two texts
+        spells out a special token, and the other does not.
         """
         node = self._path.node
         begun = node.begins if self._is_at_node else ()
@@ -154,7 +156,10 @@ class Search:
         )
 
     def _cuts(self, ends: Collection[Segment]) -> tuple[int, bool]:
-        """Count the responses that go on after the text and have a token that ends there; True if there may be more."""
+        """Count the responses that go on after the text and have a token that ends there.
+
+        Returns the number, and True if there may be more.
+        """
         count = 0
         passing = [one for one in self._path.node.through if one.start < len(self._text) and one not in ends]
         for response in passing[:_CUTS_TRIED]:
@@ -181,7 +186,7 @@ class Search:
         return None
 
     def _longer_cut(self, floor: int, fitting: ContextFilter, *, exhaustive: bool) -> Found | None:
-        """Return the response whose cut after a whole token covers most of the text, if more than ``floor`` bytes.
+        """Return the response whose cut after a whole token covers most of the text. None: at most ``floor`` bytes.
 
         The search goes from the end of the text towards the root. It does not stop at the first cut: a response that
         differs from the text earlier may still share a later end of a token.
@@ -223,11 +228,13 @@ class Search:
 def with_last_response(
     longest: Callable[[float], Found | None], begins: Callable[[Response], float]
 ) -> Found | None:
-    """Return the longest context of a session. If the context ends with a prompt, it has the session's last response.
+    """Return the longest context of a session.
 
-    Otherwise another client's prompt could be found, in which text of that response is prompt. ``longest(since)``
-    returns the longest context. A context that ends with a prompt counts only if its last response ``begins`` at
-    ``since`` or later (infinity: no such context counts).
+    A context that ends with a prompt must have the session's last response along the text. Without this rule, the
+    result could be another client's prompt, in which the text of that response is prompt.
+
+    ``longest(since)`` returns the longest context. It takes a context that ends with a prompt only if the last response
+    of the context ``begins`` at ``since`` or later. Infinity: it takes no such context.
     """
     found = longest(0)
     if found is None or isinstance(found[0][0], Response):
@@ -235,5 +242,5 @@ def with_last_response(
     last = longest(math.inf)
     if last is None:
         return found
-    assert isinstance(last[0][0], Response)  # narrowing: the others were left out
+    assert isinstance(last[0][0], Response)  # narrowing: contexts that end with a prompt were left out
     return longest(begins(last[0][0]))

@@ -98,11 +98,11 @@ class Trajectories(SegmentStore):
     # Running requests.
 
     def begin(self, running: Running) -> None:
-        """Add a running request, until :meth:`end`. It counts as a request of its session from now on."""
+        """Add a running request, until :meth:`end`. The request counts as one of its session from now on."""
         self._sessions.begin(running)
 
     def end(self, running: Running, *, is_recorded: bool) -> None:
-        """Remove a running request. It still counts as a request of its session if no answer is recorded."""
+        """Remove a running request. If its answer is not recorded, it goes on to count as a request of its session."""
         forgotten = self._sessions.end(running, is_recorded=is_recorded)
         if forgotten is not None:
             self._forget(forgotten)
@@ -131,10 +131,10 @@ class Trajectories(SegmentStore):
     ) -> Response:
         """Record the tokens that an engine consumed and sampled.
 
-        It consumed ``context``, which is pinned, and then ``prompt_ids``; the text of both is ``prompt``. ``giver``:
-        the client that gave these ids. ``again``: the earlier record of the same sequence, which stays if it is
-        equal. ``instead_of``: the recorded beginning of this response, which is withdrawn unless something continues
-        it. An attempt that the next attempt did not continue is no such beginning, even if its tokens are the same.
+        The engine consumed ``context``, which is pinned, and then ``prompt_ids``; the text of both is ``prompt``.
+        ``giver``: the client that gave these ids. ``again``: the earlier record of the same sequence, which stays if it
+        is equal. ``instead_of``: the recorded beginning of this response. It is withdrawn if nothing continues it. An
+        attempt that the next attempt did not continue is no such beginning, even if its tokens are the same.
 
         ``known``: the node on the way to the text of ``prompt`` at which ``context`` was found; None: not known.
         """
@@ -170,11 +170,11 @@ class Trajectories(SegmentStore):
         """Mark ``session`` and ``texts`` as lost. Without texts, the lost text is not known."""
         if session is not None:
             self.losses.sessions.add(session)
-        for text in texts or (b"",):  # one mark at least: all counts of candidates are lower bounds now
+        for text in texts or (b"",):  # at least one mark: it makes all counts of candidates lower bounds
             self.losses.texts.add(text)
 
     def withdraw(self, part: Response) -> None:
-        """Remove ``part``, which a longer record replaces, unless something continues it."""
+        """Remove ``part``, which a longer record replaces. If something continues ``part``, keep it."""
         if part in part.node.ends and not self.is_needed(part):
             self._remove(part)
 
@@ -233,12 +233,12 @@ class Trajectories(SegmentStore):
             self.evict(oldest, reason)
 
     def _overdue(self, segment: Segment, tokens: int = 0, size_bytes: int = 0) -> str | None:
-        """Return the reason to evict ``segment`` after ``tokens`` and ``size_bytes`` of other segments, or None."""
+        """Return the reason to evict ``segment`` once ``tokens`` and ``size_bytes`` of others are evicted, or None."""
         unused = self._generation - segment.generation
         return self._limits.exceeded(unused, self.tokens - tokens, self.size_bytes - size_bytes)
 
     def overdue(self, most_bytes: int) -> list[tuple[Segment, str]]:
-        """Return about ``most_bytes`` of segments to evict next, each with the reason; a segment after its children."""
+        """Return about ``most_bytes`` of segments to evict next, each with the reason. Children come before parents."""
         found: list[tuple[Segment, str]] = []
         tokens = size_bytes = 0
         segment = self._ages.oldest
@@ -259,7 +259,7 @@ class Trajectories(SegmentStore):
         return self._ages.oldest is not None and not fits
 
     def evict(self, segment: Segment, reason: str) -> None:
-        """Evict ``segment``, which nothing continues: its session and its text are lost."""
+        """Evict ``segment``, which nothing continues. Its session and its text are marked as lost."""
         self._evict(segment)
         self.evicted[reason] += 1
 
@@ -289,7 +289,7 @@ class Trajectories(SegmentStore):
 
 
 def _give(context: Context, giver: Giver) -> None:
-    """Add ``giver`` to all given prompts in ``context``: it gave these ids too."""
+    """Add ``giver``, which gave these ids too, to the prompts in ``context`` that clients gave as ids."""
     for segment, kept in links(context):
         if not isinstance(segment, Prompt) or segment.giver is None or kept < len(segment):
             continue

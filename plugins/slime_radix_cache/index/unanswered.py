@@ -11,7 +11,7 @@ from slime_radix_cache.index.segments import Context, Segment
 
 __all__ = ["Request", "Unanswered"]
 
-#: Most requests that are remembered; then the oldest is forgotten. They take 8 to 18 MB.
+#: The most requests that are remembered; they take 8 to 18 MB. When there is one more, the oldest is forgotten.
 _REMEMBERED = 16_384
 
 
@@ -39,7 +39,7 @@ class Request(NamedTuple):
 
 
 class Unanswered:
-    """The latest unanswered requests, each once. An evicted context is dropped from its request."""
+    """The latest unanswered requests; of equal requests only one. A request loses its context when that is evicted."""
 
     def __init__(self, *, remembered: int = _REMEMBERED) -> None:
         self._remembered = remembered

@@ -62,8 +62,8 @@ class Answered(NamedTuple):
 class Gone(NamedTuple):
     """A removed segment: evicted, or withdrawn because another segment has all of its tokens.
 
-    ``session``: the session that lost this response (its mark is also in a file). ``before``: the serial of the
-    response before it, of the same session (0: none is left).
+    ``session``: the session that lost this response; the file of lost sessions has a mark of it, too. ``before``: the
+    serial of the response before this one, of the same session (0: none is left).
     """
 
     serial: int

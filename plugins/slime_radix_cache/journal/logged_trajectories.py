@@ -1,4 +1,4 @@
-"""Trajectories that outlive the process: each change is written to the log before the method returns."""
+"""Trajectories that outlive the process: each change is in the log before the method that makes it returns."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ __all__ = ["sampled_from", "segment_record", "text_from"]
 def segment_record(
     segment: Segment, serials: Mapping[Segment, int], parts: tuple[int, ...] = ()
 ) -> Asked | Answered:
-    """Return the record of ``segment``. ``serials`` has it and its parent; ``parts``: see Answered."""
+    """Return the record of ``segment``. ``serials`` has ``segment`` and its parent. ``parts``: see Answered."""
     parent = segment.parent
     place = serials[parent] if parent is not None else 0
     fork = _fork(_end(parent), segment.node) if parent is not None else None
@@ -26,7 +26,7 @@ def segment_record(
     if isinstance(segment, Prompt):
         giver = segment.giver.sessions if segment.giver is not None else None
         return Asked(serials[segment], place, segment.kept, shared, text, segment.ids, giver, segment.doubt)
-    assert isinstance(segment, Response)  # there are no others
+    assert isinstance(segment, Response)  # narrowing: a segment is a prompt or a response
     return Answered(
         serials[segment],
         place,
@@ -48,7 +48,7 @@ def segment_record(
 
 
 def text_from(record: Asked | Answered, parent: Segment | None) -> bytes:
-    """Return the whole text of ``record``; ``parent``: the segment that it continues."""
+    """Return the whole text of ``record``. ``parent``: the segment that the record continues, or None."""
     return text_of(_end(parent))[: record.shared] + record.text if parent is not None else record.text
 
 

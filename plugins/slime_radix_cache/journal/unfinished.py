@@ -16,7 +16,7 @@ __all__ = ["SessionFile", "UnansweredSessions", "UnfinishedStreams"]
 _SLOTS = 1 << 16
 _SLOT = struct.Struct("<QQ")
 _FREE: Digest = (0, 0)
-#: The name that stands for requests without a session; no session has it.
+#: The name that stands for streams without a session; no session has this name.
 _NO_SESSION = ""
 
 
@@ -78,7 +78,7 @@ class UnfinishedStreams:
             file.free(slot)
 
     def begin(self, session: str | None) -> Callable[[], None]:
-        """Note that a stream of ``session`` (None: without one) runs; returns a function that notes its end.
+        """Note that a stream of ``session`` (None: it has no session) runs. Returns a function that notes its end.
 
         If the file has no room, the stream counts as lost at once.
         """
@@ -128,7 +128,7 @@ class UnansweredSessions:
             self._slots[session] = slot
 
     def end(self, session: str, *, is_remembered: bool) -> None:
-        """Note that a request of ``session`` ends. ``is_remembered``: ``index.unanswered`` has it."""
+        """Note that a request of ``session`` ends. ``is_remembered``: ``index.unanswered`` has one of its requests."""
         self._requests[session] -= 1
         if not self._requests[session]:
             del self._requests[session]
@@ -136,6 +136,6 @@ class UnansweredSessions:
                 self.forget(session)
 
     def forget(self, session: str) -> None:
-        """Free the slot of ``session``, which has no remembered request, unless a request of it runs."""
+        """Free the slot of ``session``, which has no remembered request. While a request of it runs, do nothing."""
         if session in self._slots and session not in self._requests:
             self._file.free(self._slots.pop(session))
