@@ -114,7 +114,7 @@ class Turn:
 
 
 def _size_of(text: str | None) -> int:
-    """Return the most bytes that ``text`` may take. ``sys.getsizeof`` returns less until it is written as JSON."""
+    """Return the most bytes that ``text`` may take. Before it is written as JSON, ``sys.getsizeof`` returns less."""
     if text is None:
         return 0
     return _STRING_BYTES + len(text) if text.isascii() else _WIDE_STRING_BYTES + _WIDE * len(text)

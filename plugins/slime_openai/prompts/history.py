@@ -23,7 +23,7 @@ __all__ = ["Alike", "Asking", "History"]
 class Alike(NamedTuple):
     """Turns that differ only in what clients may change in answers, newest first.
 
-    ``needs_check``: the turns belong to other sessions. The session may continue one only if Ownership allows it.
+    ``needs_check``: the turns belong to other sessions. A session may continue one of them only if Ownership allows it.
     """
 
     turns: list[Turn]
@@ -58,15 +58,15 @@ class History:
     def find(
         self, places: Sequence[Key], asked: Key, session: str | None, answers: Answers
     ) -> Iterator[Alike]:
-        """Yield the turns that a conversation may continue: the session's own turns, then others, each longest first.
+        """Yield the turns that a conversation may continue: first the session's own turns, then others.
 
-        ``places``: the conversation's key behind each message; ``asked``: its key before the answer. ``answers``: see
-        Answers.
+        In both groups, turns of longer conversations come first. ``places``: the conversation's key behind each
+        message. ``asked``: its key before the answer. ``answers``: see Answers.
 
         A session continues its own turns. If it has asked before at one of ``places``, it may also continue the turns
         that it continued there, and earlier turns. Otherwise the branch is new to it, and it may continue any
-        turn that Ownership allows. A session with lost turns continues only its own, since the client may mean a lost
-        turn.
+        turn that Ownership allows. A session with lost turns continues only its own turns: another session's turn may
+        look like the lost turn that the client means.
         """
         if session is None:
             return self._longest(places, answers, self._is_anyones)
@@ -96,7 +96,7 @@ class History:
                 yield Alike(alike, needs_check)
 
     def _is_latest(self, turn: Turn) -> bool:
-        """Return False if its question may have a later answer that is not in memory."""
+        """Return False if the question of ``turn`` may have a later answer that is not in memory."""
         return True
 
     def asking(self, session: str | None, place: Key) -> Asking:

@@ -1,8 +1,8 @@
 """Keys of conversations. A key ignores what clients change in answers that they send back.
 
 Clients serialise arguments again, drop thoughts and call ids, strip white space, or turn content into parts. Such
-changes leave the key as it is; another word changes it. So conversations with the same key may differ in their answers,
-see Parents. Messages that are no answers are compared as the template writes them.
+changes leave the key as it is; any other word in an answer changes it. So conversations with the same key may differ in
+their answers, see Parents. All other messages are compared as the template writes them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DIGEST_BYTES = 16
 #: Roles that are second names of other roles.
 _ROLES = {"developer": "system", "function": "tool"}
 _CALLS_FOLLOW = "Calling tools:\n"
-#: In characters. Longer lists of calls are not read: no agent writes them, and reading would take long.
+#: The longest list of calls that is read, in characters. No agent writes a longer one, and reading it would take long.
 _LONGEST_CALLS = 1 << 16
 _THOUGHTS = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 
@@ -132,7 +132,7 @@ def _written_calls(content: str) -> tuple[str, tuple[ToolCall, ...]]:
         functions = [each["function"] for each in ast.literal_eval(written)]
         calls = [ToolCall(_name(each["name"]), write(each["arguments"])) for each in functions]
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
-        return content, ()  # it is no list of calls
+        return content, ()  # it is not a list of calls
     return said, tuple(calls)
 
 

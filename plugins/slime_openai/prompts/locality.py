@@ -120,7 +120,7 @@ class _Reading:
         )
 
     def _is_near(self, node: nodes.Node, where: _Where) -> bool:
-        """Return True if ``node`` reads only messages that may be read in that part. O(nodes in ``node``)."""
+        """Return True if ``node`` reads only messages that may be read in the part ``where``. O(nodes in ``node``)."""
         if isinstance(node, nodes.Macro):
             return False  # a macro here would see the names around it
         if isinstance(node, nodes.For):
@@ -141,7 +141,7 @@ class _Reading:
 
 
 def _is_plain(node: nodes.Node) -> bool:
-    """Return True for the nodes that this module knows, unless they keep a state or depend on chance."""
+    """Return True for a node of a kind that this module knows, if it keeps no state and does not depend on chance."""
     if isinstance(node, nodes.Name | nodes.Filter):
         return node.name not in _IMPURE
     if isinstance(node, nodes.Call):
@@ -169,7 +169,7 @@ def _is_const(node: nodes.Node, value: int) -> bool:
 
 
 def _counter(node: nodes.Node) -> str | None:
-    """Return the member of ``loop`` that ``node`` reads, if it does."""
+    """Return the name of the member of ``loop`` that ``node`` reads; None if it reads no such member."""
     if isinstance(node, nodes.Getattr) and _is_name(node.node, _LOOP):
         return node.attr
     return None
@@ -189,7 +189,7 @@ def _asks_if_first(node: nodes.Node) -> bool:
 
 
 def _is_only_for_first(node: nodes.Node) -> bool:
-    """Return True for ``loop.first and ...``: false for all messages behind the first one, whatever else it reads."""
+    """Return True for ``loop.first and ...``: its result is false behind the first message, whatever else it reads."""
     return isinstance(node, nodes.And) and _counter(node.left) == "first"
 
 

@@ -15,9 +15,10 @@ __all__ = ["Question"]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A conversation that waits for its next message. ``keys``: its key before the first message, and behind each.
+    """A conversation that waits for its next message. ``keys``: its key before the first message, and behind each one.
 
-    ``samples``: the number of answers that the client wants.
+    ``continues``: the last message is the beginning of the answer. ``samples``: the number of answers that the client
+    wants.
     """
 
     messages: tuple[Message, ...]

@@ -27,7 +27,7 @@ _DIGEST_BYTES = 16
 
 
 class Behind(NamedTuple):
-    """The key of the parent's record, empty for none; stored in front of each turn, under this class's name."""
+    """The key of the parent's record, or empty. It is stored in front of each turn, under the name of this class."""
 
     parent: bytes
 
@@ -142,7 +142,7 @@ class StoredHistory(History):
     def _is_anyones(self, turn: Turn) -> bool:
         """See History. If turns without a session are lost, a client without a session may mean one of them.
 
-        It may then continue another session's turn only if this router recorded the turn.
+        Then this client may continue the turn of a session only if this router recorded the turn.
         """
         records = self._records
         return (

@@ -24,8 +24,8 @@ __all__ = ["HistoryMode", "Origin", "Prompt", "Prompts"]
 #: The source of tokens for old turns that the template writes differently: the model, or the template.
 HistoryMode = Literal["exact", "template"]
 #: The source of the first tokens. ``exact``: the last turn. ``restored``: the last turn, although the client changed
-#: an answer. ``template``: an earlier turn or none, so the template wrote later answers. ``fresh``: no turn can be
-#: continued. ``given``: the client gave all ids.
+#: an answer. ``template``: an earlier turn or none; the tokens of the answers after it come from the template's text.
+#: ``fresh``: no turn can be continued. ``given``: the client gave all ids.
 Origin = Literal["exact", "restored", "template", "fresh", "given"]
 
 #: The number of ids at the end of a given prompt that are decoded: enough to see if it ends within thoughts.
@@ -34,15 +34,16 @@ _END = 64
 _SPOKEN = {"role", "content", "reasoning_content"}
 #: The cached ids of ends of turns are dropped after so many turns.
 _CLEARED_EVERY = 101
-#: Characters of one message.
+#: A content of one message may always have this many characters.
 _LONGEST_CONTENT = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The ids of ``parent``, then ``asked``, packed ids. ``text``: the text of ``asked``; of given ids only the end.
+    """The ids of ``parent``, and then the packed ids ``asked``. ``text``: the text of ``asked``.
 
-    ``begun``: the recorded answer that the client wants to have continued, if there is one.
+    If the client gave the ids, ``text`` may be only the text of their end. ``begun``: the recorded answer that the
+    client wants to have continued, if there is one.
     """
 
     parent: Turn | None

@@ -44,8 +44,8 @@ class Turns:
         """Record ``output``, which the client got as the message ``reply``.
 
         An unusable answer makes no turn: its tokens are not known for certain. An answer to given ids makes a turn
-        that no request continues, since only the client claims that the ids spell its messages. The turn shows that the
-        session has asked ``question``, so the session continues no other session's answer.
+        that no request continues: only the client says that the ids spell its messages. The turn shows that the session
+        has asked ``question``, so the session will not continue another session's answer to it.
         """
         if not is_usable:
             if output.ids or output.text:
@@ -91,7 +91,7 @@ class Turns:
             self._history.add(turn)
 
     def _ending(self, output: Output, text: str) -> tuple[int, str]:
-        """Return the number of last tokens that spell the stop token or stop string, and its text."""
+        """Return the number of last tokens that spell the stop token or stop string, and the text of this ending."""
         matched = (output.reason or {}).get("matched")
         if isinstance(matched, int) and output.ids[-1] == matched:
             return 1, self._decode([matched])
