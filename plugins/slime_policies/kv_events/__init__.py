@@ -1,7 +1,7 @@
 """KV events: the blocks that engines say they have in their caches, for the policies ``auto`` and ``cache_aware``.
 
-``batches`` parses events, ``blocks`` keeps the blocks, ``stream`` follows the numbers of batches. None of these modules
-does I/O. ``subscription`` and ``subscriptions`` do I/O, and need zmq, which is an extra.
+``batches`` parses events, ``blocks`` keeps the blocks, ``stream`` follows the numbers of batches; these modules have no
+I/O. ``subscription`` and ``subscriptions`` do I/O, and need zmq, which is an extra.
 """
 
 from __future__ import annotations

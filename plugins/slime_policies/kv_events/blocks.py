@@ -65,7 +65,10 @@ class Blocks:
         return [held.get(worker.bit, 0) for worker in workers]
 
     def _walk(self, prompt: PromptIds, size: int, having: int, held: dict[int, int]) -> None:
-        """Write to ``held``, by bit, the tokens of the workers ``having``, given as bits, with blocks of ``size``."""
+        """Write to ``held``, by bit, the tokens that each worker in ``having`` has. Their blocks have ``size`` tokens.
+
+        ``having``: the bits of the workers.
+        """
         start, digest, ids = 0, size, prompt.ids
         holders_of = self._holders.at
         while having:

@@ -16,7 +16,7 @@ _IDS = re.compile(rb"\[\s*\d")
 _APART = (b'"lora_path"', b'"extra_key"', b'"cache_salt"')
 #: All characters of a list of ids.
 _CHARACTERS = b"0123456789, \t\r\n"
-#: Bytes that are parsed in one step, and bytes that are parsed at most.
+#: Bytes that are parsed in one step, and the most bytes of a prompt that are parsed.
 _STEP, _MAX_BYTES = 2048, 1 << 20
 
 
@@ -36,7 +36,7 @@ class PromptIds:
     def of(cls, body: bytes) -> PromptIds | None:
         """Return the ids of the prompt in ``body``.
 
-        None: the body has no ids, or several prompts, or a field that separates its blocks from others.
+        None: the body has no ids, or several prompts, or a field that separates the prompt's blocks from others.
         """
         place, _ = find_prompt(body)
         if place is None or not _IDS.match(body, place):
@@ -51,7 +51,7 @@ class PromptIds:
         return (self._next - self.start) / len(self.ids) if self.ids else 0.0
 
     def read(self, count: int) -> bool:
-        """Parse the first ``count`` ids. Return False if there are fewer. Anything that is no id ends the prompt."""
+        """Parse the first ``count`` ids. Return False if there are fewer. Anything but an id ends the prompt."""
         ids = self.ids
         while len(ids) < count and self._next < self.end:
             cut = self._body.find(b",", self._next + _STEP, self.end)

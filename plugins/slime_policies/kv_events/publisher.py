@@ -30,10 +30,10 @@ class Publisher:
 
 
 def publisher_of(server_info: bytes, url: str, rank: int) -> Publisher | None:
-    """Return the publisher of ``rank`` of the worker at ``url``; None if it has none that can be reached.
+    """Return the publisher of ``rank`` of the worker at ``url``; None if ``server_info`` names no usable address.
 
-    A wildcard address is reached at the worker's own host. SGLang names the address for replays only in its own
-    setting, ``kv_events_config``.
+    A wildcard address is reached at the worker's own host. SGLang names the address for replays only in the setting
+    ``kv_events_config``, which is a part of ``server_info``.
     """
     document = document_in(server_info) or {}
     told = document.get("kv_events")
