@@ -16,9 +16,8 @@ class Spelling(Protocol):
     def tail(self, ids: Sequence[int], text: str, reason: Any = None) -> tuple[int, str] | None:
         """Return the number of ``ids`` that ``text`` shows, and the text of the other ids.
 
-        Returns None if ``ids`` do not spell ``text``.
-
-        A text may lack what its finish ``reason`` explains, such as a trimmed stop string.
+        Returns None if ``ids`` do not spell ``text``. ``reason``: the finish reason. It may explain why a part of the
+        text is missing, such as a trimmed stop string.
         """
         ...
 
@@ -64,5 +63,5 @@ class StreamRecorder(Protocol):
         ...
 
     def failed(self, error: Exception) -> None:
-        """Mark the recorded stream as no evidence, since ``error`` kept a part of it from being read."""
+        """Mark the recorded stream as no evidence: because of ``error``, a part of the stream was not read."""
         ...

@@ -123,7 +123,7 @@ class Generation:
         merged: MergedResponse | None,
         attempt: Callable[[Reply], Awaitable[bool]],
     ) -> bool:
-        """Make attempts until one brings the response further than ``aborted``. Return False when none does.
+        """Make attempts until one brings the response further than ``aborted``. Return False if no attempt does.
 
         The attempts continue ``merged``, if given. ``attempt`` reads a reply, and returns True when the reply brought
         the response further. Raises HTTPError when a reply adds to ``merged`` and then breaks off.
@@ -141,7 +141,7 @@ class Generation:
     async def _make_attempts(
         self, merged: MergedResponse | None, attempt: Callable[[Reply], Awaitable[bool]], *, at_once: bool
     ) -> bool:
-        """Make the attempts of :meth:`resume`. ``at_once``: the first waits only for the end of a pause."""
+        """Make the attempts of :meth:`resume`. ``at_once``: the first attempt waits only for the end of a pause."""
         interruptions, count = self._aborts.interruptions, self._aborts.count
         for number in range(count):
             await interruptions.wait(self._watch, 0 if at_once and not number else self._aborts.wait_s)

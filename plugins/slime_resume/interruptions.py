@@ -31,7 +31,7 @@ class Watch:
 class Interruptions:
     """Remembers the aborts and pauses that clients and trainers request. Changes have no ``await``: they need no lock.
 
-    An abort is remembered while a generation that began before it runs.
+    An abort is remembered as long as a generation runs that began before the abort.
     """
 
     def __init__(self, longest_pause_s: float = 1800.0) -> None:

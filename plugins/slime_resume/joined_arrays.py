@@ -32,7 +32,7 @@ class JoinedArrays:
 
     @property
     def next_start(self) -> int:
-        """The first token whose experts are not known. The next attempt is asked for the rows from there on."""
+        """The first token whose experts are not known. The next attempt is asked for the rows from this token on."""
         return self._end(_EXPERTS)
 
     def ask(self) -> None:
@@ -45,7 +45,7 @@ class JoinedArrays:
         """Take the arrays in ``meta``, of an attempt that ends after ``sampled`` tokens of the response.
 
         ``kept``: the number of tokens of earlier attempts, sampled under ``versions``. Rows that other weights computed
-        do not belong to these tokens. Unknown versions may differ.
+        do not belong to these tokens. Unknown versions count as other weights.
         """
         version = meta.get("weight_version")
         spans = meta.get("weight_versions")

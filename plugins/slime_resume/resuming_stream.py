@@ -32,8 +32,8 @@ class ResumingStream:
     """Passes whole events unchanged until one is an abort. It holds back the abort, and makes another attempt.
 
     If the next attempts continue from tokens, their events are merged, in the mode of the events that the client got:
-    cumulative or incremental. While the mode is unknown, nothing is sent, since tokens might repeat. Without a
-    continuation, another attempt is made only if the client has no token; its events pass unchanged, too.
+    cumulative or incremental. While the mode is unknown, nothing is sent, since tokens might repeat. If attempts do not
+    continue from tokens, another attempt is made only while the client has no token; its events pass unchanged, too.
     """
 
     def __init__(self, generation: Generation, source: BodySource, recorder: StreamRecorder) -> None:

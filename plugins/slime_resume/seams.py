@@ -98,7 +98,10 @@ class StopAcross:
         self._before = len(self._decode().rstrip(_BROKEN)) if self._ids else 0
 
     def find(self, ids: Sequence[int]) -> tuple[int, str] | None:
-        """Return ``(count, stop)``: the first ``count`` of ``ids``, the next tokens, complete ``stop``; or None."""
+        """Return ``(count, stop)`` if the next tokens ``ids`` complete a stop string, or None.
+
+        ``count``: the number of ``ids`` up to the end of ``stop``.
+        """
         if not self._ids:
             return None
         for count, token in enumerate(ids, 1):

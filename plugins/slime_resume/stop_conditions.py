@@ -37,7 +37,7 @@ class StopConditions:
     def reason(
         self, ids: Sequence[int], parameters: dict[str, Any], limit: int | None
     ) -> dict[str, Any] | None:
-        """Return the finish reason of a response that ends with the last of ``ids``; None if it does not end there."""
+        """Return the finish reason of a response that ends with the last of ``ids``; None if it goes on."""
         if not ids:
             return None
         if limit is not None and len(ids) >= limit:

@@ -15,7 +15,7 @@ _MOST_NAMES = 1 << 16
 
 
 def check_rid(rid: object) -> None:
-    """Check the ``rid`` of a body, a name or a list with a name for each prompt, before any name is kept.
+    """Check the ``rid`` of a body before any name is kept: it is a name, or a list with a name for each prompt.
 
     A long name would take much memory, since engines and plugins repeat a single name for each prompt of a batch.
     Raises BadRequest for a name that is too long, and for too many names.
@@ -33,7 +33,7 @@ def check_rid(rid: object) -> None:
 
 
 def abort_prefix(request: Request) -> str | None:
-    """Return the prefix of the rids that ``request`` aborts: ``""`` for all, None if it names none or is invalid.
+    """Return the prefix of the rids that ``request`` aborts: ``""`` for all; None if it is invalid or has no rid.
 
     SGLang's ``AbortReq``: ``abort_all``, or the beginning of a ``rid``. Workers answer an invalid request with an error
     of their own. Raises BadRequest for a ``rid`` that is too long.

@@ -30,7 +30,7 @@ PER_TOKEN = (
 )
 #: Arrays in ``meta_info`` with a row for each token, see ``slime_sglang.token_arrays``.
 TOKEN_ARRAYS = ("routed_experts", "indexer_topk")
-#: Figures about all tokens so far. The figures of an earlier event are wrong when more tokens have come.
+#: Figures about all tokens so far. When more tokens have come, those of an earlier event are wrong.
 _OF_ALL_TOKENS = frozenset(
     (
         *PER_TOKEN,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ArrayCutter", "parsed_with_arrays"]
 
-#: None of these bytes can be inside a JSON string, where the quotes would be escaped.
+#: These bytes are never inside a JSON string, where the quotes would be escaped.
 _NAMES = tuple(f'"{name}":'.encode() for name in TOKEN_ARRAYS)
 _LONGEST = max(map(len, _NAMES))
 _SPACE = b" \t\r\n"
@@ -55,7 +55,7 @@ class ArrayCutter:
                 return
             name, value = found
             start = data.find(b'"', value)
-            if data[value : start if start >= 0 else None].strip(_SPACE):  # no string
+            if data[value : start if start >= 0 else None].strip(_SPACE):  # it is not a string
                 self._keep(data, position, value)
                 position = value
             elif start < 0:
@@ -123,7 +123,7 @@ def _new_array(size: int) -> TokenArray:
 
 
 def _first_name(data: bytes, position: int) -> tuple[int, int] | None:
-    """Return where the first name of an array in ``data`` begins and ends; None if there is none."""
+    """Return where the first name of an array in ``data[position:]`` begins and ends; None if there is no name."""
     best: tuple[int, int] | None = None
     for name in _NAMES:
         place = data.find(name, position, best[0] if best is not None else len(data))

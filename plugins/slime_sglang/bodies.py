@@ -13,7 +13,7 @@ __all__ = ["EVENTS", "JSON", "media_type", "parsed"]
 
 JSON, EVENTS = b"application/json", b"text/event-stream"
 
-#: Smaller bodies are parsed whole, since a body with routed experts is large.
+#: Only larger bodies are searched for token arrays; a body with such an array is large.
 _LARGE = 1 << 16
 
 

@@ -1,6 +1,6 @@
 """Search for a figure in an engine's answer that contradicts another figure or the request.
 
-A missing figure contradicts nothing: SGLang's aborts have hardly any (``TokenizerManager._handle_abort_req``).
+A missing figure contradicts nothing, since SGLang's aborts lack most figures (``TokenizerManager._handle_abort_req``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["CONTRADICTION", "Columns", "columns_of", "contradiction"]
 #: The ``inexact_reason`` in records of answers with a contradiction.
 CONTRADICTION = "engine_contradicts_itself"
 
-#: Engines add up probabilities in float32: the sum may be a little more than 1.
+#: A logprob may be this much above 0: engines add up probabilities in float32, and the sum may be a little above 1.
 _ROUNDING = 1e-3
 _ZERO, _ONE = array("I", (0,)).tobytes(), array("I", (1,)).tobytes()
 
@@ -33,7 +33,7 @@ def contradiction(
     rid: str | None,
     columns: Columns | None = None,
 ) -> str | None:
-    """Return the name of the first figure of ``answer`` that contradicts another one or the request, or None.
+    """Return the name of the first figure of ``answer`` that contradicts another figure or the request, or None.
 
     ``answer`` is one object of an unstreamed ``/generate`` answer, or is assembled from a stream. ``prompt_tokens``:
     tokens that were sent, None if unknown. ``rid``: the request's name, None if unknown. ``columns``: the columns of
@@ -90,7 +90,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _agrees(told: Any, known: int | None) -> bool:
-    """Return True when ``told`` is missing, or is a count and equals ``known`` (any count if that is None)."""
+    """Return True when ``told`` is missing, or is a count and equals ``known``. None as ``known`` equals any count."""
     return told is None or (_is_count(told) and known in (None, told))
 
 
@@ -124,7 +124,7 @@ def _are_logprobs(values: Sequence[Any]) -> bool:
         highest = max((value for value in values if value is not None), default=-1)
     if not isinstance(highest, int | float) or highest > _ROUNDING:
         return False
-    return highest < 0 or bool not in set(map(type, values))  # false is 0 to a comparison
+    return highest < 0 or bool not in set(map(type, values))  # a comparison takes false for 0
 
 
 def _of_versions(meta: Mapping[str, Any], count: int | None) -> str | None:

@@ -40,7 +40,7 @@ def at_generation(request: Request) -> bool:
 
 
 def with_fields(body: bytes, fields: bytes) -> bytes:
-    """Return ``body``, a JSON object, with ``fields`` (``b'"a":1,"b":2'``) in place of its own fields of these names.
+    """Return ``body``, a JSON object, with ``fields`` (``b'"a":1,"b":2'``) in place of its fields of the same names.
 
     If none of the names occurs in ``body``, its bytes are kept and not parsed. ``fields`` come last: if a name occurs
     twice, even with escapes, JSON parsers take the last value. Raises BadRequest.
@@ -55,7 +55,7 @@ def with_fields(body: bytes, fields: bytes) -> bytes:
 
 
 def without_fields(body: bytes, names: Collection[str]) -> bytes:
-    """Return ``body`` without the top-level fields ``names``; the same bytes when it has none. Raises BadRequest.
+    """Return ``body`` without the top-level fields ``names``; unchanged if it has no such field. Raises BadRequest.
 
     ``body`` is parsed only when one of the names occurs in it.
     """

@@ -55,11 +55,11 @@ class Introduction:
             return Refusal(wrong)
         model_path = self._learn(worker, body) if status == 200 else None
         if served is not None or worker.facts.get(TOLD_MODEL) is None:
-            worker.facts[TOLD_MODEL] = served or model_path  # the first path: updates from disk change it
+            worker.facts[TOLD_MODEL] = served or model_path  # the first path; an update from disk changes it
         return None
 
     async def count_again(self, worker: Worker) -> None:
-        """Count the ranks of ``worker`` again. It is back, perhaps as another process with other ranks."""
+        """Count the ranks of ``worker`` again: the worker is back, perhaps as another process with other ranks."""
         trouble: object = f"no answer within {FIRST_LOOK_S:g} s"
         with anyio.move_on_after(FIRST_LOOK_S):
             try:

@@ -21,7 +21,7 @@ def loads_in(document: Any) -> list[dict[str, Any]]:
 
 
 def tokens_of(loads: list[dict[str, Any]]) -> int:
-    """Return the number of tokens in the KV caches of all ranks, the load of the SGLang gateway. Raises WorkerBroke."""
+    """Return the tokens in the KV caches of all ranks, as the SGLang gateway counts the load. Raises WorkerBroke."""
     total = 0
     for load in loads:
         count = next((load[name] for name in _TOKENS if name in load), None)

@@ -32,7 +32,7 @@ class MisspeltPaths:
         self._known = (*sorted(path.decode() for path in GENERATION_PATHS), *literal)
 
     async def check(self, path: str, reply: Reply) -> None:
-        """Raise UnknownPath if ``reply``, an engine's 404 for ``path``, is a bare one and ``path`` looks misspelt."""
+        """Raise UnknownPath if ``path`` looks misspelt, and ``reply``, an engine's 404, says only "Not Found"."""
         length = reply.header(b"content-length") or b""
         if not length.isdigit() or int(length) > _LONGEST_BODY or len(path) > _LONGEST_PATH:
             return

@@ -32,7 +32,7 @@ def ranks_told(server_info: bytes) -> int:
 
 
 class Ranks:
-    """A Sender that writes the rank into each generation for a rank, and leaves all else to ``inner``.
+    """A Sender that writes the rank into each generation that goes to a rank. ``inner`` does all else.
 
     A rank that a client names, in the body or in the header, is removed from generations: the router chooses the rank,
     and a server with a single rank may refuse the field. Bodies for passthrough workers stay as they are.

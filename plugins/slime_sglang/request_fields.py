@@ -1,4 +1,4 @@
-"""Fields of a ``/generate`` request that do not make the tokens in its answer inexact.
+"""Fields of a ``/generate`` request with which the tokens in the answer stay exact.
 
 Taken from SGLang 0.5.23 (``GenerateReqInput`` in srt/managers/io_struct.py, ``SamplingParams`` in
 srt/sampling/sampling_params.py). Fields that change the context or the output without a trace in the ids are left out

@@ -88,7 +88,8 @@ class AnswerSoFar:
     def meta(self) -> dict[str, Any]:
         """``meta_info`` of the answer. Read only, and valid until the next event; empty before the first one.
 
-        It has no ``weight_version`` if events named several, and no ``weight_versions`` say which tokens each sampled.
+        If events named several versions, and ``weight_versions`` does not say which tokens each version sampled,
+        ``weight_version`` is left out.
         """
         self._catch_up()
         if self._event is None:
@@ -122,9 +123,9 @@ class AnswerSoFar:
         return twin
 
     def hold(self, event: bytes, text: str | None = None) -> None:
-        """Keep an unparsed ``event`` that repeats all before it. ``text``: its new text, if that was read.
+        """Keep an unparsed ``event`` that repeats all earlier events. ``text``: its new text, if that was read.
 
-        The event is parsed only when the next event does not repeat it: to parse each event would be quadratic.
+        The event is parsed only if the next event does not repeat it: parsing each event would take quadratic time.
         """
         self._held = event
         self._text_is_told = text is not None
@@ -178,7 +179,7 @@ class AnswerSoFar:
     def _take_delta(
         self, event: dict[str, Any], meta: dict[str, Any], ids: list[int], text: str | None
     ) -> str:
-        """Take the usual event of an incremental stream. This is half of the work of ``take``."""
+        """Take the usual event of an incremental stream: the fast path of ``take``, with half of its work."""
         self._append(meta, News(ids, has_all=False, is_full=False))
         self._event = event
         self._see_version(meta)
@@ -205,7 +206,7 @@ class AnswerSoFar:
                     self.rewritten = True
 
     def _see_mode(self, ids: list[int], news: News, aborted: bool) -> None:
-        """Note whether the event repeats others. An abort may do so in any stream, so it counts only with all ids."""
+        """Note if the event repeats earlier ones. Any stream's abort may do so; it counts only if it has all ids."""
         if news.has_all:
             self.cumulative |= not aborted or (news.ids is ids and len(ids) > 1)
         else:
@@ -224,7 +225,7 @@ class AnswerSoFar:
 
     def _read(self, ids: list[int] | None, meta: dict[str, Any], text: str | None) -> News:
         known, count = self._ids, meta.get("completion_tokens")
-        if ids is None:  # only older engines, which were cumulative
+        if ids is None:  # only from older engines, which were cumulative
             repeats = text is not None and not self.incremental and text.startswith(self.text)
             return News([], has_all=False, is_full=repeats)
         begins = ids[: len(known)] == known

@@ -1,7 +1,7 @@
 """Arrays with a row for each token in an engine's answer, such as ``routed_experts``.
 
-Format: standard base64 of little-endian int32 in C order. An answer may have 64 MiB of it. So ``array_cutter`` cuts it
-out of the JSON before parsing. It is decoded in pieces to the narrowest type that holds its values.
+Format: standard base64 of little-endian int32 in C order. An answer may have 64 MiB of base64. So ``array_cutter`` cuts
+arrays out of the JSON before parsing. An array is decoded in pieces to the narrowest type that holds its values.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class TokenArray:
     def feed(self, characters: bytes | memoryview) -> None:
         """Decode the next ``characters``. Raises ValueError if they are not base64. O(characters)."""
         new = memoryview(characters)
-        if self._rest:  # only the unit that it begins is copied
+        if self._rest:  # only the unit that this rest begins is copied
             missing = -len(self._rest) % _UNIT or _UNIT
             begun = self._rest + bytes(new[:missing])
             new = new[missing:]
@@ -133,7 +133,7 @@ def _narrowest(values: npt.NDArray[np.int32]) -> np.dtype[np.integer[Any]]:
 def array_in(value: Any) -> TokenArray | None:
     """Return the array that ``value`` of a parsed answer stands for; None if ``value`` cannot be an array.
 
-    Raises ValueError for a text that is not base64. Its end is checked only by ``values``.
+    Raises ValueError for a text that is not base64. The end of the text is checked only by ``values``.
     """
     if isinstance(value, TokenArray):
         return value
@@ -147,8 +147,8 @@ def array_in(value: Any) -> TokenArray | None:
 def may_be_recomputed(meta: Mapping[str, Any], versions: Collection[object]) -> bool:
     """Return True if the rows in ``meta`` may come from other weights than ``versions``, which sampled the tokens.
 
-    An engine that retracts a sequence computes all its tokens again later. SGLang then has only the later rows
-    (``RoutedExpertsCapturer``: by the place in the KV cache), and counts ``num_retractions``.
+    An engine that retracts a sequence computes all tokens of the sequence again later. SGLang then has only the later
+    rows, since it keeps rows by their place in the KV cache (``RoutedExpertsCapturer``). It counts ``num_retractions``.
     """
     retractions = meta.get("num_retractions")
     if type(retractions) is int and not retractions:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 __all__ = ["UsageTap"]
 
 _END = b'_tokens"'
-#: A field of a JSON object, by the names of SGLang, OpenAI or Anthropic. Within a string its quotes have backslashes.
+#: A field of a JSON object, by the names of SGLang, OpenAI or Anthropic. Quotes inside a JSON string have backslashes.
 _FIELD = re.compile(rb'[{,\s]"(prompt|input|completion|output|cached)_tokens"\s*:\s*(\d{1,15})(?=[,}\s])')
 _NAMES = {
     b"prompt": "prompt_tokens", b"input": "prompt_tokens", b"completion": "completion_tokens",
