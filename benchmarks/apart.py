@@ -31,7 +31,7 @@ class Apart:
 
 @contextmanager
 def apart(options: Options) -> Iterator[Apart]:
-    """Yield an :class:`Apart`; in a tiny run one process runs all functions. The processes end with this one."""
+    """Yield an :class:`Apart`; in a tiny run one process runs all functions. The processes end with the block."""
     calls = options.pick(1, tiny=None)
     core = os.sched_setaffinity, (0, {PROXY_CORE})
     with get_context("spawn").Pool(1, *core, maxtasksperchild=calls) as processes:

@@ -164,7 +164,7 @@ async def _held(options: Options, url: str, samples: Samples) -> list[Talk]:
 async def _round(
     report: Report, options: Options, targets: Sequence[Running], engine: StandIn, asked: Asked
 ) -> None:
-    """Measure each target in each scenario; the worker itself, which comes first, only where it sets the pace."""
+    """Measure each target in each scenario. The first target, the worker itself, is measured only with a ``pace``."""
     for scenario in _SCENARIOS:
         direct: dict[str, float] = {}
         for target in targets if scenario.pace else targets[1:]:

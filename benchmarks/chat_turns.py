@@ -35,7 +35,7 @@ def _as_they_are(messages: list[_Message], turn: int) -> list[_Message]:
 
 
 def _other_system(messages: list[_Message], turn: int) -> list[_Message]:
-    """Change the system prompt in each turn: the router knows no turn of the conversation, but all of its messages."""
+    """Change the system prompt in each turn. Then the router knows no turn, but knows the texts of old messages."""
     return [_marked(messages[0], turn), *messages[1:]]
 
 
@@ -71,7 +71,7 @@ class _Talk:
     known: list[int] = field(default_factory=list)
 
     def hear(self, reply: dict[str, Any]) -> bool:
-        """Add an answer. Returns True when its prompt began with the ids of all turns before it."""
+        """Add an answer. Returns True when the prompt of this answer began with the ids of all earlier turns."""
         prompt, [choice] = reply["prompt_token_ids"], reply["choices"]
         goes_on = reply["history"] == "exact" if self.known else True
         goes_on = goes_on and prompt[: len(self.known)] == self.known

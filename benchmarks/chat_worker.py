@@ -23,7 +23,7 @@ def stand_ins(
 ) -> tuple[StandIn, StandIn]:
     """Return stand-ins for ``/generate`` and for chats, with the same texts, numbers of chunks, and set of streams.
 
-    ``answers``: by length. Chats get the shortest ones.
+    ``answers``: by length. Chats get the shortest answers.
     """
     ids = streamed.ids
     texts = ["", *(samples.decode(ids[:n]) for n in range(1, len(ids))), streamed.text]

@@ -1,8 +1,8 @@
 """The processor time that the dashboard takes: a data request of an open page, and a sample for its plots.
 
 The router has the default plugins and ``radix_cache``. Its data route is called without a socket and without
-middleware. Each worker has answered ``/generate`` with two statuses. The history is full: a page that is opened gets
-all of it, later only what is new.
+middleware. Each worker has answered ``/generate`` with two statuses. The history is full: when a page is opened, it
+gets all of the history, and later only what is new.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NEXT, _FIRST = "a data request", "the first of a page"
 
 
 async def _get(app: ASGIApp, query: bytes) -> int:
-    """Send a data request to ``app``. Returns the size of its answer. Raises RuntimeError if it is no 200."""
+    """Send a data request to ``app``. Returns the size of the answer. Raises RuntimeError unless the status is 200."""
     scope: dict[str, Any] = {
         "type": "http", "http_version": "1.1", "method": "GET", "scheme": "http", "path": "/ui/data/overview",
         "raw_path": b"/ui/data/overview", "query_string": query, "headers": [(b"host", b"127.0.0.1")],

@@ -5,11 +5,11 @@
 All conversations are held at once, four turns each; their last texts have about 2,000 tokens. Then each is retrieved,
 one after the other, and compared with the engine's journal. ``memory`` is ``--radix-tree-max-bytes``: with 1 byte,
 everything is demoted as soon as it is answered. Without a lower tier, what does not fit is evicted. So fewer turns find
-their history (``hit rate``), and fewer samples are ``whole``: the tokens of all turns as they were sampled. All others
-must be inexact, or in a session that is not ``complete``. With SSD or a remote store (``file://``) all must be whole.
-The store's own memory has 4 MiB.
+their history (``hit rate``), and fewer samples are ``whole``: the tokens of all turns as they were sampled. Each other
+sample must be inexact, or in a session that is not ``complete``. With SSD or a remote store (``file://``) all samples
+must be whole. The store's own memory has 4 MiB.
 
-The router has one core. The other has the load, and the embedded engine.
+The router runs on one core; the load and the embedded engine run on another.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ async def _get(url: str) -> dict[str, Any]:
 
 
 async def _settled(url: str, limit_bytes: int) -> dict[str, Any]:
-    """Wait until the trajectories in memory keep the limit. Return the counters of then. Raises TimeoutError."""
+    """Wait until the trajectories in memory keep the limit, and return the counters then. Raises TimeoutError."""
     with anyio.fail_after(_SETTLE_S):
         while (stats := await _get(f"{url}/cache_stats"))["bytes"] > limit_bytes > 0:  # noqa: ASYNC110  # nothing tells it
             await anyio.sleep(0.01)
@@ -113,7 +113,7 @@ async def _is_flagged(url: str, session: str, reason: str) -> bool:
     """Return True if a client can tell that the router has evicted tokens of a session."""
     if reason.startswith("not exact: "):
         return True
-    if reason.startswith("tokens "):  # others than the engine consumed
+    if reason.startswith("tokens "):  # not those that the engine consumed
         return False
     return not (await _get(f"{url}/trajectories/{session}"))["complete"]
 

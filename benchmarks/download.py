@@ -17,8 +17,8 @@ _DEADLINE_S = 60.0
 async def download(url: str, body: bytes, expected: bytes | None = None) -> tuple[int, float]:
     """POST ``body`` to ``/generate``. Returns the size of the answer's body, and the seconds until its last byte.
 
-    The answer must have a Content-Length, and be equal to ``expected`` if that is given. Raises OSError when it is not
-    or breaks off, TimeoutError after a minute.
+    The answer must have a Content-Length, and be equal to ``expected`` if that is given. Raises OSError if it is not,
+    or breaks off. Raises TimeoutError after a minute.
     """
     address = urlsplit(url)
     loop = asyncio.get_running_loop()
@@ -38,7 +38,7 @@ async def download(url: str, body: bytes, expected: bytes | None = None) -> tupl
 
 
 class _Sink(asyncio.BufferedProtocol):
-    """Counts and compares bytes without keeping them: one buffer, no objects. It is compared when it is full."""
+    """Counts and compares bytes without keeping them. They are in one buffer, which is compared when it is full."""
 
     def __init__(self, done: asyncio.Future[int], expected: bytes | None) -> None:
         self.done = done

@@ -140,7 +140,7 @@ def _peers(options: Options, directory: Path) -> Sequence[Peer]:
 
 
 def _unpinned(peer: Peer) -> Peer:
-    """Return ``peer`` with the load's core as well: it has several threads, so its clients wait less then."""
+    """Return ``peer`` with the load's core as well. It has several threads, so with two cores its clients wait less."""
 
     def command(*given: Any) -> list[str]:
         return ["taskset", "-c", f"{PROXY_CORE},{LOAD_CORE}", *peer.command(*given)]
@@ -157,7 +157,7 @@ async def _beside(
     worker: str,
     directory: Path,
 ) -> None:
-    """Measure the worker itself, then every peer, with the body called ``name``. Those in ``kept`` run already."""
+    """Measure the worker itself, then every peer, with the body called ``name``. Peers in ``kept`` run already."""
 
     def is_wanted(peer: str) -> bool:
         return options.wants(f"{name}, {peer}")

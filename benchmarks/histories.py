@@ -1,6 +1,7 @@
 """Conversations by number, the same in every run. Each is generated when it is needed, so none is kept.
 
-Their text is prose cut where tokens end. So its ids are known without tokenising 200 million tokens.
+Their text is prose that is cut where tokens end. So the ids of the text are known without tokenising 200 million
+tokens.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Prose:
-    """Text, its ids, and the place in it where each token begins."""
+    """Text, its ids, and the place in the text where each token begins."""
 
     tokenizer: Tokenizer
     text: str

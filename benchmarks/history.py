@@ -26,7 +26,7 @@ def append(
     *,
     baseline: str,
 ) -> None:
-    """Append a run to ``path``: a row for each peer but the ``baseline`` whose rate or processor time was measured."""
+    """Append a run to ``path``: a row for each peer with a measured rate or processor time, except the ``baseline``."""
     rows: list[dict[str, object]] = []
     for scenario, peers in samples.items():
         theirs = peers.get(baseline, ())

@@ -74,7 +74,7 @@ class _Filled:
         return known
 
     def note_pieces(self, number: int, text: str) -> None:
-        """Note where the pieces of ``text`` are. Call it after all conversations are added, which splits edges."""
+        """Note where the pieces of ``text`` are. Call it after the last addition: each addition may move pieces."""
         context = self._kept.find_to_continue(text.encode()).context
         ids = [segment.ids for segment, _ in links(context)]
         edges = [node.edge for node in self._way(text)]

@@ -2,8 +2,8 @@
 
     python -m benchmarks.metrics --rounds 12 --seconds 4
 
-All routers run at once, on one core. Each has the default plugins but ``metrics``. The first one has nothing more. Each
-other one has one thing more: ``metrics``, the request log, or traces. The last one, ``nothing``, is equal to the first.
+All routers run at once, on one core. Each has the default plugins except ``metrics``. The first router and the last
+one, ``nothing``, have only these. Each router between them has one thing more: ``metrics``, the request log, or traces.
 
 The load is the 720-byte request of ``benchmarks.proxy``. A slice of it goes to each router in turn, always in the same
 order. So at the beginning of each slice, the processor's caches have the data of another router. The time of a slice is
@@ -71,7 +71,7 @@ def _routers(options: Options, collector: str) -> Sequence[Peer]:
 
 
 def _in_equal_places(peer: Peer) -> Peer:
-    """Return ``peer`` without random addresses: its memory differs from that of others only as its work does."""
+    """Return ``peer`` without random addresses. So only its work makes its memory differ from that of other peers."""
     return replace(peer, command=lambda *given: ["setarch", "-R", *peer.command(*given)])
 
 

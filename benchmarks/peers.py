@@ -136,8 +136,8 @@ async def started(
 ) -> list[Running]:
     """Start ``peers`` on the proxy's core until ``stack`` closes. Each has answered ``request`` correctly.
 
-    A peer that does not within half a minute is left out, and the end of its output is printed. Raises RuntimeError if
-    it is this project's router.
+    A peer that has not done so within half a minute is left out, and the end of its output is printed. Raises
+    RuntimeError if this peer is the project's router.
     """
     proxies = []
     for peer in peers:

@@ -95,10 +95,10 @@ class CoreClock:
 
 @contextmanager
 def child(name: str, command: Sequence[str], *, core: int, directory: Path) -> Iterator[Child]:
-    """Run ``command`` on one core until the block ends. The child ends with this process, even if that is killed.
+    """Run ``command`` on one core until the block ends. The child also ends when this process is killed.
 
-    Its output goes to a file in ``directory``. It starts in the root of the project, so that ``-m`` finds
-    the packages of the source tree.
+    The child's output goes to a file in ``directory``. The child starts in the root of the project, so that ``-m``
+    finds the packages of the source tree.
     """
     log = directory / f"{name.replace(' ', '-')}.log"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_python_path())}

@@ -151,7 +151,7 @@ async def _conversations(options: Options, report: Report, samples: Samples, dir
 
 
 async def _recorded(options: Options, proxy: Running, samples: Samples) -> list[bytes]:
-    """Hold the conversations through ``proxy``; return requests for a next turn, questions left open."""
+    """Hold the conversations through ``proxy``. Return requests for the next turns, with ``wrk.UNIQUE`` in each."""
     requests: list[bytes] = []
     limit = anyio.Semaphore(16)
 

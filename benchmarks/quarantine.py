@@ -66,7 +66,7 @@ class _Load:
 async def _fleet(
     flags: Sequence[str], count: int, directory: Path
 ) -> AsyncIterator[tuple[Router, str, list[tuple[Child, Worker]]]]:
-    """Run a router in this process before ``count`` engines in other processes, and one engine that survives."""
+    """Run a router in this process, in front of ``count`` engines in other processes and an engine that survives."""
     async with AsyncExitStack() as stack:
         router, app = build(flags)
         url = await stack.enter_async_context(serving(app, grace_s=1))

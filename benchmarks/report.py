@@ -64,7 +64,7 @@ class Report:
         self.problems.append(text)
 
     def finish(self, options: Options) -> int:
-        """Save the run, print its problems, and return the exit code: 1 when there are any.
+        """Save the run, print its problems, and return the exit code: 1 if there are problems.
 
         A run with problems does not become part of the history.
         """
@@ -88,7 +88,7 @@ class Report:
                 _print_row(row, widths)
 
     def show_row(self, scenario: str, peer: str, columns: Sequence[Column]) -> None:
-        """Print the row of ``peer``, whose samples are complete; before the scenario's first row, the headings."""
+        """Print the row of ``peer``, whose samples are complete. The headings come before a scenario's first row."""
         headings = _headings(scenario, columns)
         least = [_NAME_WIDTH, *[_FIGURE_WIDTH] * len(headings[1:])]
         widths = [max(len(heading), width) for heading, width in zip(headings, least, strict=True)]

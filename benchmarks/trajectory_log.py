@@ -5,7 +5,7 @@
 Conversations of five turns and about 2,000 tokens are recorded with and without the log, alternately. The script
 measures this process's processor time per answer, and the wall-clock time, which includes all of the writes to the page
 cache. Then it reads the log. ``tokens``: the cost of every answer (``record`` with ``pin`` and ``unpin``, without HTTP,
-JSON and tokenising). ``turns``: the additional cost of a chat's answer, from which the ``openai`` plugin can go on.
+JSON and tokenising). ``turns``: the additional cost of an answer to a chat, which ``openai`` keeps as a turn.
 """
 
 from __future__ import annotations

@@ -24,9 +24,10 @@ __all__ = ["SHAPES", "Shape", "measure_turns", "show_turns"]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Conversations, in tokens: a system prompt that all share, a question each, then ``sampled`` and ``asked`` a turn.
+    """Conversations; sizes are in tokens. All begin with the same ``system`` prompt, and each has its own ``question``.
 
-    ``asked`` has the template's markup in it.
+    Each turn adds an answer of ``sampled`` tokens, and the next request adds ``asked`` tokens. ``question`` and
+    ``asked`` include the template's markup.
     """
 
     name: str

@@ -125,7 +125,7 @@ def _status(host: str, port: int, path: str, body: bytes) -> int:
     """Return the status of the answer, which is read to its end; 0 when there was none within a minute."""
     connection = http.client.HTTPConnection(host, port, timeout=_DEADLINE_S)
     try:
-        with suppress(BrokenPipeError, ConnectionResetError):  # it may have been refused before it was read
+        with suppress(BrokenPipeError, ConnectionResetError):  # the body may be refused before it is read
             connection.request("POST", path, body, _JSON)
         answer = connection.getresponse()
         while answer.read(_PIECE):

@@ -18,10 +18,10 @@ __all__ = ["Costs", "Engine", "Generation"]
 class Costs:
     """Times and sizes of an engine; roughly those of a model of 8B parameters on a large GPU.
 
-    ``prefill_per_s``: tokens of prompts. ``chunk``: at most so many of these in one step. ``step_s``: a step that
-    samples one token for each running request; ``per_running_s``: what each of them adds. ``running``: requests that
-    run at once. ``cache``: tokens of the KV cache. ``shortest_first``: prompts with the fewest tokens to prefill go
-    first; else the queue is first come, first served.
+    ``prefill_per_s``: tokens of prompts. ``chunk``: the most tokens of prompts in one step. ``step_s``: a step that
+    samples one token for each running request; ``per_running_s``: what each running request adds to it. ``running``:
+    requests that run at once. ``cache``: tokens of the KV cache. ``shortest_first``: prompts with the fewest tokens to
+    prefill go first; else the queue is first come, first served.
     """
 
     prefill_per_s: float = 16_000.0
@@ -38,7 +38,7 @@ class Generation:
     """A request to an engine, and its fate. Times are in seconds.
 
     ``answer``: the prompt with the ``new_tokens`` behind it. ``cached``: tokens of the prompt that the cache had.
-    ``left``: tokens of the prompt that have to be prefilled yet; None before the cache was asked.
+    ``left``: tokens of the prompt that are still to be prefilled; None before the cache was asked.
     ``begun`` is called when the first token is there.
     """
 
@@ -55,7 +55,7 @@ class Generation:
 
 
 class Engine:
-    """Runs steps while it has requests. ``at(time, call)`` asks the simulation for a call at a time.
+    """Runs steps while it has requests. ``at(time, call)`` asks the simulation to call ``call`` at ``time``.
 
     ``ranks`` have caches and queues of their own, and step together: a step takes as long as that of the slowest rank.
     """

@@ -130,7 +130,7 @@ class _Simulation:
         kept: Worker | None,
         done: Callable[[Generation], None],
     ) -> Worker | None:
-        """Send a request. ``kept``: the worker of its session. Returns the one to keep, if any."""
+        """Send a request. ``kept``: the worker of its session, or None. Returns the worker to keep, or None."""
         limit = b"%d" % turn.new_tokens if self._names_lengths else b"null"
         if self._writes_ids:
             written = b'"input_ids": [%s]' % ",".join(map(str, prompt.ids())).encode()

@@ -59,7 +59,7 @@ def conversation(rng: random.Random, prompt: Text, answer: int, added: int) -> C
 
 
 def three_turns(rng: random.Random, prompts: int, answer: int = 150) -> list[Conversation]:
-    """Return conversations of three turns: long prompts, each the beginning of eight of them, in any order."""
+    """Return conversations of three turns, in any order. Each long prompt begins eight of the conversations."""
     made = [
         [
             Turn(shared.then(length(rng, 300)), 0, length(rng, answer)),
@@ -196,7 +196,7 @@ PAUSED = (
     Workload("8,000-token prompts, pauses of 20 s, 100", 100, 1, _paused(8000, 20, 200)),
 )
 
-#: Of a tiny run.
+#: Workloads of a tiny run.
 TINY = (
     Workload("few conversations, 4", 4, 2, _few),
     Workload("few sessions, half of the engines join after 1 s, 4", 4, 1, _few, True, 1.0),
