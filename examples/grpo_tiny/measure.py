@@ -1,4 +1,4 @@
-"""Difference of the trainer's log-probabilities of an answer and those in the rollout."""
+"""Differences between an answer's log-probabilities in the trainer and in the rollout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The toy task: in each turn the user asks for one kind of characters. The answer should have no others, and end."""
+"""The toy task: in each turn the user asks for one kind of characters. An answer should have only these, and end."""
 
 from __future__ import annotations
 

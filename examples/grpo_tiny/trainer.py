@@ -32,7 +32,7 @@ class Trainer:
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=learning_rate, weight_decay=0.0)
 
     def step(self, samples: Sequence[Sample], advantages: Sequence[float]) -> list[npt.NDArray[np.float64]]:
-        """Do one step. Return the log-probabilities before it of each sample's tokens but the first."""
+        """Do one step. Return the log-probabilities, before the step, of all tokens of each sample except the first."""
         rows = [torch.tensor(sample.tokens) for sample in samples]
         tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
         mask = _padded([sample.mask for sample in samples])[:, 1:].bool()
@@ -42,7 +42,7 @@ class Trainer:
         found = logits.float().log_softmax(-1).gather(-1, tokens[:, 1:, None]).squeeze(-1)
         if all(sample.logprobs is not None for sample in samples):
             old = _padded([sample.logprobs for sample in samples])[:, 1:].float()
-        else:  # text that was tokenised again has none: take the trainer's own
+        else:  # text that was tokenised again has no log-probabilities
             old = found.detach()
         weight = torch.tensor(advantages, dtype=torch.float32)[:, None]
         ratio = torch.where(mask, found - old, 0.0).exp()

@@ -93,8 +93,8 @@ class NamedKey:
 class Keys:
     """The router's keys.
 
-    Traffic needs a key only if there is a traffic key. The traffic key authorizes control calls, too, unless there is
-    an admin key or a named key, or ``closed`` is set, since tokens authorize control calls.
+    Traffic needs a key only if there is a traffic key. If other keys or tokens authorize control calls (an admin key, a
+    named key, or ``closed``), the traffic key does not. Otherwise it authorizes control calls, too.
     """
 
     def __init__(

@@ -79,9 +79,9 @@ class ScriptedAnswers:
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """The parts of a prompt that conditions test. ``tool``: the tool results at the end, None if there are none.
+    """The parts of a prompt that conditions test. ``tool``: the tool results at the end, or None.
 
-    ``user``: the last message, None if that is a tool's result.
+    ``user``: the last message; None if it is a tool's result.
     """
 
     text: str

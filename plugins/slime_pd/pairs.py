@@ -109,6 +109,6 @@ def _left(workers: Sequence[Worker], avoided: Sequence[Worker]) -> Sequence[Work
 
 
 def _alike(decodes: Sequence[Worker], prefill: Worker) -> Sequence[Worker]:
-    """Return the ``decodes`` with the weight version of ``prefill``, as the router knows it; all if there are none."""
+    """Return the ``decodes`` with the known weight version of ``prefill``. If no worker has it, return all of them."""
     version = prefill.server.weight_version
     return [worker for worker in decodes if worker.server.weight_version == version] or decodes

@@ -116,7 +116,8 @@ class SessionList(Protocol):
 class Turn(Protocol):
     """One response. ``before``: the number of the turn that this turn continues; None for a first turn.
 
-    ``prompt``: equal for responses to the same prompt. ``finish_reason``: None if the response's end was not seen.
+    ``prompt``: equal for responses to the same prompt. ``finish_reason``: None if the response's end was not seen, or
+    if the engine's value is not a JSON object.
     """
 
     @property
@@ -149,8 +150,8 @@ class TurnContext(Protocol):
 
     ``spans``: ``(number, start, end, is_whole)`` of each turn of the session in this context. ``is_whole``: the
     client kept the whole response. ``sampled``: ``(key, start, end)`` of each response in the context, also of other
-    sessions. Equal keys mean the same response. Of other sessions, a record of the beginning of a response has a key of
-    its own.
+    sessions. Equal keys mean the same response. But a record of only the beginning of another session's response has
+    a key of its own.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Variables of the environment that look like flags and are none."""
+"""Variables of the environment that look like flags, but belong to no flag."""
 
 from __future__ import annotations
 

@@ -88,6 +88,6 @@ class MissedCalls:
             self._router.pool.hold(worker, owner, reason, "stale")
 
     def readmit(self, worker: Worker) -> None:
-        """Let ``worker`` get requests again, unless it missed other calls or has other weights than the fleet."""
+        """Let ``worker`` get requests again if it missed no other calls and has the weights of the fleet."""
         if OWNER not in worker.holds and self._router.weights.current in (None, worker.weight_version):
             self._router.pool.release(worker, "weights")

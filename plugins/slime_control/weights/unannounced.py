@@ -37,8 +37,8 @@ async def learn_version(
 ) -> tuple[str | None, bool]:
     """Ask the workers that took an update for its version. A worker that reports no version has failed the update.
 
-    Returns the version, or None unless all reports are the same; and True when the update surely brought it, since
-    a worker in use had another version before.
+    Returns the version if all reports name the same one, else None. Also returns True when the update surely brought
+    the version, since a worker in use had another version before.
     """
     said: set[str] = set()
     is_told = False

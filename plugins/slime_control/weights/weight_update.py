@@ -58,7 +58,10 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class Unproven(Missed):
-    """Missed if generation is paused, unless ``worker`` reports ``version``; None: missed whatever it reports."""
+    """An update that ``worker`` missed if generation is paused, except if it reports ``version``.
+
+    ``version`` None: no report shows that it has the update.
+    """
 
     version: str | None
 

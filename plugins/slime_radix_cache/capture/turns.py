@@ -202,7 +202,7 @@ class Turns:
         """Record ``answer``, one object of the engine's JSON. If that is not possible, count it and return None.
 
         ``doubt``: why the answer is not exact, from a check of its attempts. ``is_whole``: no more tokens follow.
-        ``instead_of``: the recorded beginning of this answer. It is removed unless something continues it.
+        ``instead_of``: the recorded beginning of this answer. It is removed if nothing continues it.
         """
         try:
             output = read_output(answer)
@@ -272,7 +272,7 @@ class Turns:
 
 
 class GrowingResponse:
-    """A response that is recorded in part, and again with more tokens. The part is removed unless it is continued."""
+    """A response that is recorded in part, and again with more tokens. If nothing continues the part, it is removed."""
 
     def __init__(self, recorder: Turns, turn: PromptTurn) -> None:
         self._recorder = recorder
