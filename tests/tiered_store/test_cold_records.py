@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import gc
+import tracemalloc
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -49,6 +51,28 @@ async def records(
 
 def key(number: int) -> bytes:
     return number.to_bytes(16, "big")
+
+
+@pytest.mark.usefixtures("no_collections")
+async def test_frames_of_a_read_are_free_when_it_ends(tmp_path: Path) -> None:
+    """Memory is full, so the frames are buffers of their own. The garbage collector does not run."""
+    async with records(1, 2048, tmp_path) as kept:
+        await kept.keep([(key(number), bytes(1 << 20)) for number in range(4)])
+        into = bytearray(1 << 20)
+        tracemalloc.start()
+        for number in range(4):
+            assert await kept.read(key(number), memoryview(into))
+        now, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert now < 2 << 20
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 async def test_records_of_all_lengths_come_back_from_the_disk(tmp_path: Path) -> None:

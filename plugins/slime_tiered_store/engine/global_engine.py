@@ -151,7 +151,8 @@ class GlobalCacheEngine:
                 raise NotEnoughSpaceError(memory.name, plan.num_blocks - ready, 0)
             ids = memory.take(plan.num_blocks - ready, found.last_node, partial(self._note_loss, memory))
         except NotEnoughSpaceError as full:
-            plan.outcomes[memory.name] = full
+            # Its traceback refers to the plan: the cycle would keep the frames until the garbage collector runs.
+            plan.outcomes[memory.name] = full.with_traceback(None)
             size = self.layout.block_bytes
             plan.frames += [memoryview(bytearray(size)) for _ in range(ready, plan.num_blocks)]
             return None

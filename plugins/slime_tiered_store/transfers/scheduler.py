@@ -78,7 +78,8 @@ class TransferScheduler:
             if error:
                 op.status = OpStatus.ABORTED
                 graph.first_error = graph.first_error or error
-            op.buffers, op.work = [], None
+            # They refer to the plan, which refers to the graph: the cycle would keep frames until the collector runs.
+            op.buffers, op.work, op.on_end = [], None, _no_end
             graph.num_unfinished -= 1
             for each in op.successors:
                 each.waits_for -= 1
@@ -100,6 +101,10 @@ class TransferScheduler:
             graph.on_complete()
         else:
             graph.on_abort(graph.first_error)
+
+
+def _no_end(error: Exception | None) -> Exception | None:
+    return error
 
 
 def _callback(op: TransferOp, error: Exception | None) -> Exception | None:
