@@ -94,6 +94,13 @@ class ColdStore(Protocol):
         """Return the record of each key, None for a lost record. Raises if a record cannot be read now."""
         ...
 
+    async def holds(self, key: bytes) -> bool:
+        """Return False if the record of ``key`` seems to be lost: only :meth:`read` is sure. Reads no record.
+
+        Raises if that cannot be found out now.
+        """
+        ...
+
     async def read(self, key: bytes, into: memoryview) -> bool:
         """Fill ``into`` with the first bytes of the record of ``key``, without another copy.
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
 
 import anyio
 import anyio.lowlevel
 import numpy as np
 import numpy.typing as npt
 
+from slime_tiered_store.calls import AT_ONCE, all_of
 from slime_tiered_store.engine.cache_engine import CacheEngine
 from slime_tiered_store.errors import NotEnoughSpaceError, NotStored, StoreError
 from slime_tiered_store.frames import Layout
@@ -27,9 +27,6 @@ __all__ = ["LAYOUT", "ColdRecords"]
 #: A block has one row. With the headers of the engine (36 bytes) and of the SSD tier (64), it fills 4 KiB on the disk.
 LAYOUT = Layout(tokens_per_block=1, bytes_per_token=4096 - 36 - 64)
 _LENGTH = struct.Struct("<Q")
-_T = TypeVar("_T")
-#: The number of records that are written or read at the same time.
-_AT_ONCE = 64
 
 
 class ColdRecords:
@@ -163,7 +160,7 @@ class ColdRecords:
             known.update(keys)
             self._blocks[key] = blocks
             self.num_blocks += blocks
-            if number % _AT_ONCE == 0:
+            if number % AT_ONCE == 0:
                 await anyio.lowlevel.checkpoint()
         if not self.is_shared:
             for engine, _ in self.tiers:
@@ -177,7 +174,7 @@ class ColdRecords:
         new = {key: _blocks_of(len(content)) for key, content in records if key not in self._blocks}
         try:
             await self._reserve(new)
-            await _all_of(self._put, records)
+            await all_of(self._put, records)
         except BaseException:
             self.forget(list(new))
             raise
@@ -211,8 +208,13 @@ class ColdRecords:
             if found[key] is None:
                 self._note_loss(key)
 
-        await _all_of(read, list(dict.fromkeys(keys)))
+        await all_of(read, list(dict.fromkeys(keys)))
         return [found[key] for key in keys]
+
+    async def holds(self, key: bytes) -> bool:
+        """Return False if the record of ``key`` seems to be lost, without reading it. Raises StoreError."""
+        blocks = self._blocks.get(key, 0)
+        return bool(blocks) and await self._opened().holds(_namespace(key), _tokens(blocks))
 
     async def read(self, key: bytes, into: memoryview) -> bool:
         """Fill ``into`` with the beginning of the record of ``key``, block by block.
@@ -257,25 +259,6 @@ class ColdRecords:
         self._freed.set()
         self._freed = anyio.Event()
         return blocks
-
-
-async def _all_of(call: Callable[[_T], Awaitable[None]], items: Sequence[_T]) -> None:
-    """Call ``call`` for all ``items``, some at the same time. Raises the first StoreError when all have ended."""
-    errors: list[StoreError] = []
-    limiter = anyio.CapacityLimiter(_AT_ONCE)
-
-    async def one(item: _T) -> None:
-        async with limiter:
-            try:
-                await call(item)
-            except StoreError as error:
-                errors.append(error)
-
-    async with anyio.create_task_group() as tasks:
-        for item in items:
-            tasks.start_soon(one, item)
-    if errors:
-        raise errors[0]
 
 
 def _namespace(key: bytes) -> Namespace:

@@ -136,6 +136,12 @@ class TieredStore:
         finally:
             plan.release()
 
+    async def holds(self, namespace: Namespace, tokens: npt.ArrayLike) -> bool:
+        """Return True if a tier is said to have all rows of ``tokens``, without reading them. Raises ``TierFailed``."""
+        sequence = self.sequence(namespace, tokens)
+        known = self._engine_of_open_store().num_known(sequence)
+        return known == sequence.num_blocks or await self._shared_blocks(sequence) == sequence.num_blocks
+
     def forget(self, namespace: Namespace, tokens: npt.ArrayLike) -> None:
         """Forget the rows of ``tokens``, and all rows that continue them, in all tiers.
 

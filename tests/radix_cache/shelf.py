@@ -124,6 +124,10 @@ class Shelf:
             raise OSError("the shelf is closed")
         return [self.records.get(key) for key in keys]
 
+    async def holds(self, key: bytes) -> bool:
+        (content,) = await self.fetch([key])
+        return content is not None
+
     async def read(self, key: bytes, into: memoryview) -> bool:
         (content,) = await self.fetch([key])
         if content is None or len(content) < len(into):

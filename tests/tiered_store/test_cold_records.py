@@ -53,6 +53,23 @@ def key(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
+async def test_records_that_no_tier_has_are_told_without_a_read(tmp_path: Path) -> None:
+    async with records(2, 64, tmp_path) as kept:
+        await kept.keep([(key(number), bytes(3 * ROW)) for number in range(2)])
+        assert [await kept.holds(key(number)) for number in range(3)] == [True, True, False]
+        kept.forget([key(0)])
+        assert not await kept.holds(key(0))
+    with pytest.raises(StoreError):
+        await kept.holds(key(1))
+    async with records(2, 64, tmp_path) as kept:
+        await kept.adopt({key(1): 3 * ROW})
+        assert await kept.holds(key(1))
+        for engine, _ in kept.tiers:
+            engine.reset()
+        assert not await kept.holds(key(1))
+        assert kept.losses.count == 0  # only a read is sure
+
+
 @pytest.mark.usefixtures("no_collections")
 async def test_frames_of_a_read_are_free_when_it_ends(tmp_path: Path) -> None:
     """Memory is full, so the frames are buffers of their own. The garbage collector does not run."""

@@ -117,6 +117,11 @@ class GlobalCacheEngine:
             undo.pop_all()
         return plan
 
+    def num_known(self, sequence: SequenceMeta) -> int:
+        """Return the number of leading blocks that memory or one lower tier has, or is about to have."""
+        found = self.cpu_cache_engine.index.match_prefix(sequence).num_matched_blocks
+        return max([found, *(self._source(tier, sequence, 0).reach for tier in self._lower)])
+
     def _source(self, tier: _LowerTier, sequence: SequenceMeta, shared_blocks: int) -> _Source:
         engine = tier.engine
         match = engine.index.match_prefix(sequence)
