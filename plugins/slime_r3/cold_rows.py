@@ -5,53 +5,25 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Protocol
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
-import numpy as np
 
-from router_core.errors import HTTPError, RouterError
+from router_core.errors import RouterError
 from slime_r3 import reasons
 from slime_r3.pieces import Piece, StoredAs
-from slime_r3.turn_rows import Part, TurnRows
-from slime_sglang.token_arrays import IntArray
+from slime_r3.reading import RowReader
+from slime_r3.record_store import RecordStore
+from slime_r3.turn_rows import TurnRows
 
-__all__ = ["ColdRows", "RecordStore", "RowsLost", "StoreFailed"]
+__all__ = ["ColdRows", "RowsLost"]
 
 logger = logging.getLogger(__name__)
 
-#: Usual size of a record of whole rows, in bytes. It is small, so that little of a long sample is in transit at once.
-_RECORD_BYTES = 1 << 20
-#: Records that are read at the same time, and bytes that are written at once.
-_AT_ONCE, _BATCH_BYTES = 4, 4 << 20
+#: Bytes that are written at once.
+_BATCH_BYTES = 4 << 20
 #: The first wait before a failed write is repeated; it doubles up to the last.
 _PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0
-#: Copies of more bytes are made in a thread.
-_LONG_BYTES = 1 << 20
-
-
-class RecordStore(Protocol):
-    """The part of the component ``"cold_store"`` that this plugin uses, see slime_radix_cache.cold_store."""
-
-    wait_s: float
-    stops_on_loss: bool
-
-    @property
-    def is_shared(self) -> bool: ...
-
-    async def keep(self, records: Sequence[tuple[bytes, bytes]]) -> None: ...
-    async def read(self, key: bytes, into: memoryview) -> bool: ...
-    def forget(self, keys: Sequence[bytes]) -> None: ...
-    def learn(self, sizes: Mapping[bytes, int]) -> None: ...
-    def unlearn(self, keys: Sequence[bytes]) -> None: ...
-
-
-class StoreFailed(HTTPError):
-    """Rows cannot be read from their store now."""
-
-    status, type, code = 503, "service_unavailable", "STORE_FAILED"
 
 
 class RowsLost(RouterError):
@@ -65,6 +37,7 @@ class ColdRows:
     """
 
     def __init__(self, turns: TurnRows) -> None:
+        self.reader = RowReader(turns)
         self._turns = turns
         self._store: RecordStore | None = None
         self._prefix = os.urandom(8)
@@ -76,7 +49,7 @@ class ColdRows:
 
     async def run(self, store: RecordStore) -> None:
         """Move the oldest rows to ``store`` while memory has too many. Raises RowsLost, see :meth:`_drop`."""
-        self._store = store
+        self._store = self.reader.store = store
         self._turns.forget_records = self._forget
         self._turns.on_full = lambda: self._news.set()
         while True:
@@ -141,7 +114,7 @@ class ColdRows:
             self._turns.drop_unstored(turn, reasons.NOT_KEPT)
 
     def _new_records(self, piece: Piece) -> StoredAs:
-        rows = max(1, _RECORD_BYTES // max(1, piece.row_bytes))
+        rows = piece.rows_per_record
         first, self._next = self._next, self._next + -(-piece.length // rows)
         keys = (self._prefix + number.to_bytes(8, "big") for number in range(first, self._next))
         return StoredAs(tuple(keys), rows)
@@ -186,49 +159,6 @@ class ColdRows:
                 pause = min(2 * pause, _MAX_PAUSE_S)
         return False
 
-    async def read(self, parts: list[Part]) -> IntArray | str:
-        """Return the rows of ``parts`` in one array, or the reason why they are lost. Raises StoreFailed."""
-        kind = np.result_type(*(part.piece.dtype for part in parts))
-        rows: IntArray = np.empty((sum(part.length for part in parts), parts[0].piece.size), kind)
-        place = 0
-        for part in parts:
-            into = rows[place : place + part.length]
-            place += part.length
-            if part.rows is not None:
-                await _copy(part.rows, into)
-            elif not await self._read(part.piece, into):
-                self._turns.lose(part, reasons.NOT_IN_STORE)
-                return reasons.NOT_IN_STORE
-        return rows
-
-    async def _read(self, piece: Piece, into: IntArray) -> bool:
-        """Fill ``into`` with the first rows of ``piece``. Returns False if a record is lost."""
-        store, (keys, per_record) = self._store, piece.records
-        assert store is not None  # narrowing: it has the rows
-        if store.is_shared and piece.users:  # the records of a piece without users may be deleted
-            store.learn(dict(piece.record_sizes))
-        target = into if into.dtype == piece.dtype else np.empty(into.shape, piece.dtype)
-        are_found: list[bool] = []
-        errors: list[Exception] = []
-        limiter = anyio.CapacityLimiter(_AT_ONCE)
-
-        async def read(number: int, key: bytes) -> None:
-            some = target[number * per_record : (number + 1) * per_record]
-            async with limiter:
-                try:
-                    are_found.append(await store.read(key, some.reshape(-1).view(np.uint8).data))
-                except Exception as error:
-                    errors.append(error)
-
-        async with anyio.create_task_group() as tasks:
-            for number, key in enumerate(keys[: -(-len(into) // per_record)]):
-                tasks.start_soon(read, number, key)
-        if errors:
-            raise StoreFailed(f"the store of recorded rows does not answer: {errors[0]}") from errors[0]
-        if target is not into:
-            await _copy(target, into)
-        return all(are_found)
-
     def _forget(self, keys: Sequence[bytes]) -> None:
         """Delete the records of ``keys``, unless another router may need them."""
         assert self._store is not None  # narrowing: it has them
@@ -236,13 +166,3 @@ class ColdRows:
             self._store.unlearn([key for key in keys if not key.startswith(self._prefix)])
             keys = [key for key in keys if key.startswith(self._prefix)]
         self._store.forget(keys)
-
-
-async def _copy(rows: IntArray, into: IntArray) -> None:
-    def copy() -> None:
-        into[:] = rows[: len(into)]
-
-    if into.nbytes > _LONG_BYTES:
-        await anyio.to_thread.run_sync(copy)
-    else:
-        copy()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from slime_r3.cold_rows import ColdRows
-from slime_r3.turn_rows import Part
+from slime_r3.pieces import Part
+from slime_r3.reading import RowReader, TakeRows
+from slime_r3.turn_rows import TurnRows
 from slime_sglang.token_arrays import IntArray
 
 __all__ = ["FoundRows"]
@@ -15,13 +19,37 @@ __all__ = ["FoundRows"]
 
 @dataclass(frozen=True, slots=True)
 class FoundRows:
-    """Rows of one context in ``parts``, which have the ``shape`` ``[tokens, layers, top_k]`` or ``[tokens, size]``."""
+    """Rows of one context in ``parts``, which have the ``shape`` ``[tokens, layers, top_k]`` or ``[tokens, size]``.
+
+    For the methods see slime_radix_cache.contracts.FoundRows.
+    """
 
     shape: tuple[int, ...]
-    parts: list[Part]
-    cold: ColdRows
+    parts: Sequence[Part]
+    turns: TurnRows
+    reader: RowReader
+
+    @property
+    def dtype(self) -> np.dtype[np.integer[Any]]:
+        """The narrowest type that holds all values."""
+        return (
+            np.result_type(*(part.piece.dtype for part in self.parts)) if self.parts else np.dtype(np.uint8)
+        )
+
+    def held(self) -> AbstractContextManager[None]:
+        """Keep the rows in the store within the ``with``."""
+        return self.turns.held(self.parts)
+
+    async def check(self) -> str | None:
+        """Return the reason if the rows are lost, as far as that is known without reading them."""
+        return await self.reader.check(self.parts)
+
+    async def stream(self, take: TakeRows) -> str | None:
+        """Call ``take`` with about 1 MiB of rows at a time. O(rows)."""
+        return await self.reader.stream(self.parts, take)
 
     async def read(self) -> IntArray | str:
-        """See slime_radix_cache.contracts.FoundRows. O(rows)."""
-        rows = await self.cold.read(self.parts) if self.parts else np.empty(0, np.uint8)
+        """Return all rows in one array, or the reason why they are lost. O(rows)."""
+        with self.held():
+            rows = await self.reader.read(self.parts) if self.parts else np.empty(0, np.uint8)
         return rows if isinstance(rows, str) else rows.reshape(self.shape)

@@ -10,7 +10,10 @@ from xxhash import xxh3_128_digest
 
 from slime_sglang.token_arrays import IntArray
 
-__all__ = ["Piece", "StoredAs"]
+__all__ = ["Part", "Piece", "StoredAs"]
+
+#: Usual size of a record of whole rows, in bytes. It is small, so that little of a long sample is in transit at once.
+_RECORD_BYTES = 1 << 20
 
 
 class StoredAs(NamedTuple):
@@ -57,14 +60,19 @@ class Piece:
         return self.length * self.row_bytes
 
     @property
+    def rows_per_record(self) -> int:
+        """Usual number of rows in a record."""
+        return max(1, _RECORD_BYTES // max(1, self.row_bytes))
+
+    @property
     def record_sizes(self) -> list[tuple[bytes, int]]:
         """The keys of its records, each with the size of the record in bytes."""
+        return [self.record_at(row) for row in range(0, self.length, self.records.rows)]
+
+    def record_at(self, row: int) -> tuple[bytes, int]:
+        """Return the key and the size in bytes of the record that begins with ``row``."""
         keys, rows = self.records
-        starts = range(0, self.length, rows)
-        return [
-            (key, min(rows, self.length - start) * self.row_bytes)
-            for key, start in zip(keys, starts, strict=True)
-        ]
+        return keys[row // rows], min(rows, self.length - row) * self.row_bytes
 
     def leave_memory(self, records: StoredAs) -> None:
         """Note that the store has the rows in ``records``. O(rows)."""
@@ -80,6 +88,18 @@ class Piece:
             return _equal(self.rows, rows)
         # Digests of equal rows of different types differ, so such rows are kept once more.
         return rows.dtype == self.dtype and _digest_of(rows) == self._digest
+
+
+class Part(NamedTuple):
+    """The first ``length`` rows of ``piece``, which belong to the turn ``response``.
+
+    ``rows``: the piece's rows, if they were in memory when the part was found.
+    """
+
+    response: Hashable
+    piece: Piece
+    length: int
+    rows: IntArray | None
 
 
 def _digest_of(rows: IntArray) -> bytes:

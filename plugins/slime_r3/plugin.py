@@ -12,7 +12,7 @@ from slime_r3.asking import Asking
 from slime_r3.settings import Settings
 
 if TYPE_CHECKING:
-    from slime_r3.cold_rows import RecordStore
+    from slime_r3.record_store import RecordStore
     from slime_r3.recorder import Recorder
 
 __all__ = ["R3"]

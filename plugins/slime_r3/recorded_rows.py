@@ -121,7 +121,9 @@ class RecordedRows:
             return parts
         shape = self._shape()
         if not parts:
-            return FoundRows((0, *(shape if shape is not None else (0,))), parts, self.cold)
+            return FoundRows(
+                (0, *(shape if shape is not None else (0,))), parts, self.turns, self.cold.reader
+            )
         if doubt is not None:
             return doubt
         size, layers = self._known_size(), self._size.layers
@@ -129,7 +131,9 @@ class RecordedRows:
             return reasons.MIS_SIZED
         if shape is None and layers is not None and not size % layers:
             shape = layers, size // layers
-        return FoundRows((tokens - 1, *(shape if shape is not None else (size,))), parts, self.cold)
+        return FoundRows(
+            (tokens - 1, *(shape if shape is not None else (size,))), parts, self.turns, self.cold.reader
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the size and the counters, ready for JSON."""

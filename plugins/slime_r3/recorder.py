@@ -10,9 +10,9 @@ from anyio.abc import TaskGroup
 from router_core import Exchange
 from router_core.router import Router
 from slime_r3.asking import FIELD, Asking
-from slime_r3.cold_rows import RecordStore
 from slime_r3.found_rows import FoundRows
 from slime_r3.metrics import offer_metrics
+from slime_r3.record_store import RecordStore
 from slime_r3.recorded_rows import RecordedRows, Shape
 from slime_r3.settings import Settings
 from slime_sglang.facts import experts_shape

@@ -12,31 +12,20 @@ rows of the turns that consumed and sampled its tokens. Gaps are filled by later
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from slime_r3 import reasons
 from slime_r3.entries import Entry
-from slime_r3.pieces import Piece, StoredAs
+from slime_r3.pieces import Part, Piece, StoredAs
 from slime_r3.stretches import Stretch, stretches_of, version_of
 from slime_sglang.token_arrays import IntArray
 
 if TYPE_CHECKING:
     from slime_radix_cache.contracts import ConsumedTurn
 
-__all__ = ["Part", "TurnRows"]
-
-
-class Part(NamedTuple):
-    """The first ``length`` rows of ``piece``, which belong to the turn ``response``.
-
-    ``rows``: the piece's rows, if they were in memory when the part was found.
-    """
-
-    response: Hashable
-    piece: Piece
-    length: int
-    rows: IntArray | None
+__all__ = ["TurnRows"]
 
 
 class TurnRows:
@@ -122,6 +111,17 @@ class TurnRows:
             if end >= count:
                 return parts
         return reasons.NOT_CONSUMED
+
+    @contextmanager
+    def held(self, parts: Sequence[Part]) -> Iterator[None]:
+        """Keep the records of ``parts`` in the store within the ``with``, even if their turns are forgotten."""
+        stored = [part.piece for part in parts if part.rows is None and part.piece.users]
+        for piece in stored:
+            piece.users += 1
+        try:
+            yield
+        finally:
+            self._release(stored)
 
     def clear(self, reason: str) -> None:
         """Drop all rows, for ``reason``."""
@@ -211,12 +211,12 @@ class TurnRows:
         """Take the rows of ``response`` that a note describes, unless as many are known. See Entry.note."""
         new, known = Entry.of_note(content, records, self._stored_piece), self._entries.get(response)
         if known is not None and known.length >= new.length:
-            self._release(new)
+            self._release(new.pieces)
             return
         self._entries[response] = new
         self._ages.pop(response, None)
         if known is not None:
-            self._release(known)
+            self._release(known.pieces)
 
     def _stored_piece(self, length: int, size: int, dtype: str, records: StoredAs) -> Piece:
         """Return the piece in ``records``, for one more turn."""
@@ -267,10 +267,10 @@ class TurnRows:
 
     def _remove(self, response: Hashable) -> None:
         self._ages.pop(response, None)
-        self._release(self._entries.pop(response))
+        self._release(self._entries.pop(response).pieces)
 
-    def _release(self, entry: Entry) -> None:
-        for piece in entry.pieces:
+    def _release(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
             piece.users -= 1
             if not piece.users:
                 self._free(piece)

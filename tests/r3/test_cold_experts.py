@@ -18,7 +18,7 @@ from r3.telling import base64_of, leaf_of, telling, turn
 from r3.versioned import moved, versioned_experts
 from radix_cache.shelf import Shelf
 from slime_engine.model import NgramModel
-from slime_r3 import cold_rows
+from slime_r3 import pieces
 
 if TYPE_CHECKING:
     from routers import Start
@@ -151,7 +151,7 @@ async def test_rows_of_all_widths_are_read_from_several_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A record has three rows of one byte a value, or one row of two or four. One context has all of them."""
-    monkeypatch.setattr(cold_rows, "_RECORD_BYTES", 20)
+    monkeypatch.setattr(pieces, "_RECORD_BYTES", 20)
     async with telling(start, checkpoint, model, "--r3-shape", "3", "2", *shelved) as (client, _):
         sizes = client.running.router.components.get("token_rows").as_dict
         values, tokens = np.empty((0, 6), int), [*range(5, 13)]

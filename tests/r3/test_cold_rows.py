@@ -40,7 +40,7 @@ async def moving(turns: TurnRows, shelf: Shelf) -> AsyncIterator[ColdRows]:
 
 async def read(turns: TurnRows, cold: ColdRows, name: str) -> list[list[int]] | str:
     parts = turns.find([turn(name)], SHARED + OWN)
-    rows = parts if isinstance(parts, str) else await cold.read(parts)
+    rows = parts if isinstance(parts, str) else await cold.reader.read(parts)
     return rows if isinstance(rows, str) else rows.tolist()
 
 
@@ -75,7 +75,7 @@ async def test_rows_that_were_found_in_memory_are_read_after_they_have_left_it()
     async with moving(turns, Shelf()) as cold:
         await until(lambda: not turns.size_bytes)
         turns.forget("b")
-        rows = await cold.read(parts)
+        rows = await cold.reader.read(parts)
         assert not isinstance(rows, str)
         assert rows.tolist() == ROWS.tolist()
 

@@ -84,11 +84,6 @@ class Answer:
     logprobs: bool = True
     rows: tuple[Rows, ...] = ()
 
-    @property
-    def size(self) -> int:
-        """The number of tokens plus the number of values in their rows: a measure of the work to encode the answer."""
-        return len(self.record.tokens) + sum(each.rows.size for each in self.rows if each.rows is not None)
-
 
 def record_of(context: Context, rest: bytes = b"", session: str | None = None) -> Record:
     """Return the record of ``context`` followed by ``rest``, packed ids that count as a prompt. O(tokens).

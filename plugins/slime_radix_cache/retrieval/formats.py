@@ -22,35 +22,44 @@ npz of a session joins the arrays of its trajectories: trajectory ``i`` is ``off
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
+from itertools import chain
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]  # it has no annotations
 import numpy as np
 import numpy.typing as npt
 import orjson
-import safetensors.numpy
 
 from slime_radix_cache.retrieval.answer import PROMPT, Answer, Record
-from slime_radix_cache.retrieval.token_rows import ROWS
+from slime_radix_cache.retrieval.archives import safetensors_file, zipped
+from slime_radix_cache.retrieval.base64_rows import rows_as_text
+from slime_radix_cache.retrieval.members import Member, Piece
+from slime_radix_cache.retrieval.token_rows import ROWS, Rows
 
 __all__ = ["JSON", "MSGPACK", "NPZ", "SAFETENSORS", "Format", "format_for"]
 
-_Arrays = dict[str, npt.NDArray[Any]]
+_Arrays = dict[str, npt.NDArray[Any] | Rows]
+#: Head of binary data in msgpack, with its length.
+_BIN_32 = struct.Struct(">BI")
+_BIN_32_CODE = 0xC6
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format of answers. ``one`` encodes an answer; ``many`` encodes a session's fields and all its answers."""
+    """A format of answers. ``one`` encodes an answer; ``many`` encodes a session's fields and all its answers.
+
+    Both make the pieces when they are asked for them. Rows are read and encoded one place after another.
+    """
 
     media_type: str
-    one: Callable[[Answer], bytes]
-    many: Callable[[Mapping[str, Any], Sequence[Answer]], bytes]
+    one: Callable[[Answer], Iterator[Piece]]
+    many: Callable[[Mapping[str, Any], Sequence[Answer]], Iterator[Piece]]
 
 
-def _json(answer: Answer) -> bytes:
+def _json(answer: Answer) -> Iterator[Piece]:
     record = answer.record
     document = {
         **answer.about,
@@ -60,9 +69,15 @@ def _json(answer: Answer) -> bytes:
     }
     if answer.logprobs:
         document["rollout_logp"] = _logprobs(record)
+    text = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    if not answer.rows:
+        yield text
+        return
+    yield text[:-1]
     for rows in answer.rows:
-        document |= rows.as_json()
-    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+        yield b"," + orjson.dumps(rows.about())[1:-1] + b',"%b":' % rows.name.encode()
+        yield from rows_as_text(rows) if rows.found is not None else (b"null",)
+    yield b"}"
 
 
 def _repeated(runs: Iterable[tuple[bytes, int]]) -> orjson.Fragment:
@@ -84,10 +99,14 @@ def _logprobs(record: Record) -> orjson.Fragment:
     return orjson.Fragment(b"[" + b"".join(parts)[:-1] + b"]")
 
 
-def _json_many(about: Mapping[str, Any], answers: Sequence[Answer]) -> bytes:
-    head = orjson.dumps({**about, "trajectories": []})
+def _json_many(about: Mapping[str, Any], answers: Sequence[Answer]) -> Iterator[Piece]:
     # One answer at a time: orjson holds the GIL during each call.
-    return head[:-2] + b",".join(map(_json, answers)) + b"]}"
+    yield orjson.dumps({**about, "trajectories": []})[:-2]
+    for number, answer in enumerate(answers):
+        if number:
+            yield b","
+        yield from _json(answer)
+    yield b"]}"
 
 
 def _arrays(answer: Answer, names: dict[Any, int]) -> _Arrays:
@@ -103,7 +122,7 @@ def _arrays(answer: Answer, names: dict[Any, int]) -> _Arrays:
     }
     if answer.logprobs:
         arrays["rollout_logp"] = record.logprobs.astype("<f8", copy=False)
-    return arrays | {each.name: each.rows for each in answer.rows if each.rows is not None}
+    return arrays | {each.name: each for each in answer.rows if each.found is not None}
 
 
 def _about(answer: Answer) -> dict[str, Any]:
@@ -114,77 +133,76 @@ def _about(answer: Answer) -> dict[str, Any]:
     return about
 
 
-def _packable(answer: Answer) -> dict[str, Any]:
-    names: dict[Any, int] = {}
-    packed = {
-        name: {"dtype": array.dtype.str, "data": array.tobytes()}
-        for name, array in _arrays(answer, names).items()
-    }
-    return {**_about(answer), **packed, "version_names": list(names)}
-
-
-def _msgpack(answer: Answer) -> bytes:
-    return _packed(_packable(answer))
-
-
-def _msgpack_many(about: Mapping[str, Any], answers: Sequence[Answer]) -> bytes:
-    return _packed({**about, "trajectories": [_packable(answer) for answer in answers]})
-
-
-def _packed(document: Mapping[str, Any]) -> bytes:
-    body: bytes = msgpack.packb(document)
-    return body
-
-
-def _npz(answer: Answer) -> bytes:
+def _msgpack(answer: Answer) -> Iterator[Piece]:
     names: dict[Any, int] = {}
     arrays = _arrays(answer, names)
-    return _zipped({**_about(answer), "version_names": list(names)}, arrays)
+    yield _map_begun({**_about(answer), "version_names": list(names)}, len(arrays))
+    for name, array in arrays.items():
+        member = Member(name, [array])
+        head = _map_begun({"dtype": member.dtype.str}, 1) + _packed("data")
+        yield _packed(name) + head + _BIN_32.pack(_BIN_32_CODE, member.nbytes)
+        yield from member.pieces()
 
 
-def _npz_many(about: Mapping[str, Any], answers: Sequence[Answer]) -> bytes:
+def _msgpack_many(about: Mapping[str, Any], answers: Sequence[Answer]) -> Iterator[Piece]:
+    yield _map_begun(about, 1) + _packed("trajectories")
+    yield msgpack.Packer().pack_array_header(len(answers))
+    for answer in answers:
+        yield from _msgpack(answer)
+
+
+def _map_begun(fields: Mapping[str, Any], more: int) -> bytes:
+    """Return a map with ``fields``, of which ``more`` fields are missing at its end."""
+    head: bytes = msgpack.Packer().pack_map_header(len(fields) + more)
+    return b"".join((head, *map(_packed, chain.from_iterable(fields.items()))))
+
+
+def _packed(value: Any) -> bytes:
+    packed: bytes = msgpack.packb(value)
+    return packed
+
+
+def _npz(answer: Answer) -> Iterator[Piece]:
+    names: dict[Any, int] = {}
+    members = [Member(name, [array]) for name, array in _arrays(answer, names).items()]
+    return zipped({**_about(answer), "version_names": list(names)}, members)
+
+
+def _npz_many(about: Mapping[str, Any], answers: Sequence[Answer]) -> Iterator[Piece]:
     names: dict[Any, int] = {}
     each = [_arrays(answer, names) for answer in answers]
-    arrays = {name: np.concatenate([one[name] for one in each]) for name in each[0] if name not in ROWS}
-    arrays["offsets"] = np.cumsum([0, *(len(one["tokens"]) for one in each)], dtype="<i8")
+    members = [Member(name, [one[name] for one in each]) for name in each[0] if name not in ROWS]
+    members.append(_offsets("offsets", [len(answer.record.tokens) for answer in answers]))
     for name, fields in ROWS.items():
         if found := [one[name] for one in each if name in one]:
-            arrays[name] = np.concatenate(found)
-            arrays[fields.offsets] = np.cumsum([0, *(len(one.get(name, ())) for one in each)], dtype="<i8")
+            members.append(Member(name, found))
+            lengths = [Member(name, [one[name]]).shape[0] if name in one else 0 for one in each]
+            members.append(_offsets(fields.offsets, lengths))
     document = {**about, "version_names": list(names), "trajectories": [_about(answer) for answer in answers]}
-    return _zipped(document, arrays)
+    return zipped(document, members)
 
 
-def _zipped(about: Mapping[str, Any], arrays: _Arrays) -> bytes:
-    file = BytesIO()
-    packed = np.frombuffer(orjson.dumps(about), np.uint8)  # a string array would lose a NUL at its end
-    np.savez(file, allow_pickle=False, about=packed, **arrays)
-    return file.getvalue()
+def _offsets(name: str, lengths: Sequence[int]) -> Member:
+    return Member(name, [np.cumsum([0, *lengths], dtype="<i8")])
 
 
-def _safetensors(answer: Answer) -> bytes:
+def _safetensors(answer: Answer) -> Iterator[Piece]:
     names: dict[Any, int] = {}
-    arrays = _arrays(answer, names)
-    return _saved({**_about(answer), "version_names": list(names)}, arrays)
+    members = [Member(name, [array]) for name, array in _arrays(answer, names).items()]
+    return safetensors_file({**_about(answer), "version_names": list(names)}, members)
 
 
-def _safetensors_many(about: Mapping[str, Any], answers: Sequence[Answer]) -> bytes:
+def _safetensors_many(about: Mapping[str, Any], answers: Sequence[Answer]) -> Iterator[Piece]:
     names: dict[Any, int] = {}
     each = [_arrays(answer, names) for answer in answers]
-    arrays = {f"{name}.{number}": one[name] for number, one in enumerate(each) for name in one}
+    members = [Member(f"{name}.{number}", [one[name]]) for number, one in enumerate(each) for name in one]
     document = {**about, "version_names": list(names), "trajectories": [_about(answer) for answer in answers]}
-    return _saved(document, arrays)
-
-
-def _saved(about: Mapping[str, Any], arrays: _Arrays) -> bytes:
-    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    return safetensors.numpy.save(whole, {"about": orjson.dumps(about).decode()})
+    return safetensors_file(document, members)
 
 
 JSON = Format("application/json", _json, _json_many)
 MSGPACK = Format("application/x-msgpack", _msgpack, _msgpack_many)
 NPZ = Format("application/octet-stream", _npz, _npz_many)
-
 SAFETENSORS = Format("application/x-safetensors", _safetensors, _safetensors_many)
 
 _BY_TYPE = {format.media_type: format for format in (JSON, MSGPACK, NPZ, SAFETENSORS)}

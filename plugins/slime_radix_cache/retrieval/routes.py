@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from io import BytesIO
 from typing import Any
@@ -27,7 +27,9 @@ from slime_radix_cache.retrieval.answer import Answer, Lost, about_record, inexa
 from slime_radix_cache.retrieval.branches import Branch, answer_of, branches
 from slime_radix_cache.retrieval.empty_sessions import nothing_kept
 from slime_radix_cache.retrieval.formats import JSON, Format, format_for
+from slime_radix_cache.retrieval.members import Piece
 from slime_radix_cache.retrieval.question import Conversation, Question, read_object, rows_asked
+from slime_radix_cache.retrieval.streamed import StreamedAnswer, whole
 from slime_radix_cache.retrieval.templates import ChatTemplate
 from slime_radix_cache.retrieval.token_rows import WantedRows, find_rows
 from slime_radix_cache.tally import Tally
@@ -37,8 +39,6 @@ __all__ = ["Retrieval"]
 
 #: Answers with more tokens are encoded in a thread: about 1 ms of work.
 _MANY_TOKENS = 16_384
-#: A size for answers that are always encoded in a thread.
-_MANY = _MANY_TOKENS + 1
 
 
 class Retrieval:
@@ -109,19 +109,13 @@ class Retrieval:
             **about_record(record, reason, matched, candidates),
             "finish_reason": _finish_reason(match, text),
         }
-        found = find_rows(self._rows, match.context, len(record.tokens), reason, question.rows)
-        return Answer(record, about, question.logprobs, await found.read())
+        rows = find_rows(self._rows, match.context, len(record.tokens), reason, question.rows)
+        return Answer(record, about, question.logprobs, rows)
 
-    async def _with_rows(
-        self, answers: Sequence[Answer], leaves: Sequence[Branch], wanted: WantedRows
-    ) -> list[Answer]:
-        found = [
-            find_rows(
-                self._rows, (leaf.leaf, len(leaf.leaf)), leaf.tokens, answer.about["inexact_reason"], wanted
-            )
-            for answer, leaf in zip(answers, leaves, strict=True)
-        ]
-        return [replace(answer, rows=await each.read()) for answer, each in zip(answers, found, strict=True)]
+    def _with_rows(self, answer: Answer, branch: Branch, wanted: WantedRows) -> Answer:
+        context = branch.leaf, len(branch.leaf)
+        reason = answer.about["inexact_reason"]
+        return replace(answer, rows=find_rows(self._rows, context, branch.tokens, reason, wanted))
 
     def _lost(self, text: bytes, session: str | None) -> Lost:
         kept = self._trajectories
@@ -172,12 +166,31 @@ class Retrieval:
 
     async def _one(self, request: HTTPRequest, answer: Answer, client: str | None) -> HTTPResponse:
         format = format_for(request.headers.get("accept", ""))
-        return await self._written(format, answer.size, lambda: format.one(answer), client)
+        return await self._written(format, [answer], lambda answers: format.one(answers[0]), client)
 
     async def _written(
-        self, format: Format, tokens: int, write: Callable[[], bytes], client: str | None
+        self,
+        format: Format,
+        answers: Sequence[Answer],
+        encode: Callable[[Sequence[Answer]], Iterator[Piece]],
+        client: str | None,
     ) -> HTTPResponse:
-        body = await self._threads.run(write, client) if tokens > _MANY_TOKENS else write()
+        is_long = sum(len(answer.record.tokens) for answer in answers) > _MANY_TOKENS
+        if any(rows.found is not None for answer in answers for rows in answer.rows):
+            return StreamedAnswer(
+                encode,
+                answers,
+                format.media_type,
+                lambda work: self._threads.run(work, client),
+                lambda: self._long_work.pause(client),
+                is_long=is_long,
+            )
+        return await self._whole(format, lambda: whole(encode(answers)), client, is_long=is_long)
+
+    async def _whole(
+        self, format: Format, write: Callable[[], bytes], client: str | None, *, is_long: bool
+    ) -> HTTPResponse:
+        body = await self._threads.run(write, client) if is_long else write()
         return HTTPResponse(body, media_type=format.media_type)
 
     def _session_of(self, request: Request) -> str | None:
@@ -206,11 +219,14 @@ class Retrieval:
             def made() -> list[Answer]:
                 return [answer_of(leaf, self._spell) for leaf in leaves]
 
-            client, size = _address(request), sum(leaf.tokens for leaf in leaves)
+            client, is_long = _address(request), sum(leaf.tokens for leaf in leaves) > _MANY_TOKENS
             if not rows.names:
-                return await self._written(format, size, lambda: format.many(about, made()), client)
-            answers = await self._with_rows(await self._threads.run(made, client), leaves, rows)
-            return await self._written(format, _MANY, lambda: format.many(about, answers), client)
+                return await self._whole(
+                    format, lambda: whole(format.many(about, made())), client, is_long=is_long
+                )
+            answers = await self._threads.run(made, client)
+            answers = [self._with_rows(*one, rows) for one in zip(answers, leaves, strict=True)]
+            return await self._written(format, answers, lambda answers: format.many(about, answers), client)
 
         async def no_session(_: HTTPRequest) -> HTTPResponse:
             raise SessionNotFound("wanted the name of a session: GET /trajectories/SESSION")

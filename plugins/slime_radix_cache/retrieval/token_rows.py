@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import pybase64
 
 from slime_radix_cache.capture.row_recorder import RowRecorder
 from slime_radix_cache.index.segments import Context
 from slime_sglang.answers import TOKEN_ARRAYS
-from slime_sglang.token_arrays import IntArray, encoded
 
 if TYPE_CHECKING:
     from slime_radix_cache.contracts import FoundRows
@@ -54,63 +49,38 @@ class WantedRows:
     form: str = INT32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """Rows ``[token_length - 1, layers, top_k]``, or ``[token_length - 1, row size]`` if the shape is not known.
 
-    ``rows`` is None if they are not exact; then ``reason`` says why. They are never padded. ``form``: see WantedRows.
+    ``found`` is None if they are not exact; then ``reason`` says why. They are never padded, and read only when they
+    are sent. ``form``: see WantedRows.
     """
 
     name: str
-    rows: IntArray | None
+    found: FoundRows | None
     reason: str | None
     form: str = INT32
 
     def about(self) -> dict[str, Any]:
         """Return the fields about the rows, ready for JSON."""
         return {
-            ROWS[self.name].exact: self.rows is not None,
+            ROWS[self.name].exact: self.found is not None,
             f"{self.name}_reason": self.reason,
-            f"{self.name}_shape": list(self.rows.shape) if self.rows is not None else None,
+            f"{self.name}_shape": list(self.found.shape) if self.found is not None else None,
         }
-
-    def as_json(self) -> dict[str, Any]:
-        """Return :meth:`about` and the rows in base64. O(rows)."""
-        return {**self.about(), self.name: self._text()}
-
-    def _text(self) -> str | None:
-        if self.rows is None:
-            return None
-        if self.form == INT32:
-            return encoded(self.rows)
-        file = BytesIO()
-        np.save(file, self.rows, allow_pickle=False)
-        return pybase64.b64encode_as_string(file.getbuffer())
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """By name, the found ``rows`` of one context, or the reason why they are not known. ``form``: see WantedRows."""
-
-    rows: Mapping[str, FoundRows | str]
-    form: str
-
-    async def read(self) -> tuple[Rows, ...]:
-        """Return the rows. Raises HTTPError. O(rows)."""
-        each: list[Rows] = []
-        for name, found in self.rows.items():
-            rows = found if isinstance(found, str) else await found.read()
-            if isinstance(rows, str):
-                each.append(Rows(name, None, rows, self.form))
-            else:
-                each.append(Rows(name, rows, None, self.form))
-        return tuple(each)
 
 
 def find_rows(
     recorder: RowRecorder, context: Context, tokens: int, reason: str | None, wanted: WantedRows
-) -> Found:
+) -> tuple[Rows, ...]:
     """Find the wanted rows of ``context``. Its record has ``tokens`` tokens, and ``reason`` as ``inexact_reason``."""
     if reason is not None and reason != _HARMLESS:
-        return Found(dict.fromkeys(wanted.names, reason), wanted.form)
-    return Found({name: recorder.find(name, context, tokens) for name in wanted.names}, wanted.form)
+        return tuple(Rows(name, None, reason, wanted.form) for name in wanted.names)
+    return tuple(
+        Rows(name, None, found, wanted.form)
+        if isinstance(found, str)
+        else Rows(name, found, None, wanted.form)
+        for name in wanted.names
+        for found in (recorder.find(name, context, tokens),)
+    )
