@@ -1,103 +1,183 @@
-"""Routed experts of one sample, read from memory and from a store of blocks on disk.
+"""Answers with the routed experts of long samples, from a router's memory and from its store.
 
-    python -m benchmarks.cold_rows [--only "60 MB"] [--rounds N] [--directory DIR]
+    python -m benchmarks.cold_rows [--only npz] [--rounds N] [--directory DIR]
 
-Each row has 94 layers with 8 experts, a byte each. ``store's memory``: the store's memory has all blocks. ``SSD``: the
-store's memory has room for 4 MiB only, so all blocks are read from the files on the disk, which are not in the page
-cache. ``grown``: the peak of resident memory (``VmHWM``) less the memory before. ``MB`` of it are the returned array.
+A sample has about 80,000 tokens, of which 1,024 are sampled. Each row has 94 layers with 8 experts, a byte each: 60 MB.
+``store's memory``: the store's memory has all blocks. ``SSD``: the store's memory has room for 4 MiB only, so all
+blocks are read from the files on the disk, which are not in the page cache. ``grown``: the peak of the router's
+resident memory (``VmHWM``) less the memory before. The client reads as fast as it can and drops what it gets; one
+answer in npz is compared with what the worker told. The router has one core, the worker and the client the other.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
+import base64
+import json
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 
 import anyio
-import anyio.lowlevel
+import httpx
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.options import Options, flags, read
+from benchmarks.peers import Running, router, started
+from benchmarks.processes import LOAD_CORE, child, free_port, leave_cleanly, require
 from benchmarks.report import EXACT, Column, Report
-from slime_r3.recorded_rows import RecordedRows
-from slime_radix_cache.contracts import ConsumedTurn
-from slime_sglang.token_arrays import TokenArray
-from slime_tiered_store.cold_records import LAYOUT, ColdRecords
-from slime_tiered_store.store import TieredStore
-from slime_tiered_store.tiers.memory import MemoryArena
-from slime_tiered_store.tiers.ssd.tier import SsdTier
+from benchmarks.samples import Samples, request_body, save_tokenizer
 
 __all__ = ["main"]
 
-_NAME = "routed_experts"
-_SHAPE = (94, 8)
-_ROW_BYTES = _SHAPE[0] * _SHAPE[1]
+_LAYERS, _TOP_K, _EXPERTS = 94, 8, 128
+_TOKENS, _SAMPLED, _TEXTS = 79_787, 1_024, 4
+_SETTLE_S = 120.0
 #: By peer, the bytes of the store's memory; 0: there is no store.
 _PEERS = {"memory": 0, "store's memory": 256 << 20, "SSD": 4 << 20}
+_TINY_PEERS = {"SSD": 4 << 20}
+_FORMATS = {
+    "npz": "application/octet-stream",
+    "msgpack": "application/x-msgpack",
+    "JSON": "application/json",
+}
+_AT_ONCE = (1, 8)
 _COLUMNS = (
     Column("mb", "MB", 1),
-    Column("ms", "ms", 1),
+    Column("ms", "ms"),
+    Column("before_mb", "MB before"),
     Column("grown_mb", "grown MB", 1),
+    Column("cpu_ms", "ms CPU"),
     Column(EXACT, "exact %"),
 )
 
 
-@asynccontextmanager
-async def _rows(memory_bytes: int, directory: Path) -> AsyncIterator[RecordedRows]:
-    """Recorded rows; with ``memory_bytes``, all of them are moved to a store in ``directory``."""
-    rows = RecordedRows(_NAME, 1 if memory_bytes else 0, lambda: _SHAPE)
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One turn: its request, its answer, its text, and its experts."""
+
+    request: bytes
+    answer: bytes
+    text: str
+    experts: npt.NDArray[np.uint8]
+
+
+def _turn(options: Options, directory: Path) -> _Turn:
+    tokenizer = save_tokenizer(directory / "tokenizer", options.vocabulary)
+    samples = Samples(tokenizer)
+    sampled = options.pick(_SAMPLED, tiny=64)
+    tokens = options.pick(_TOKENS, tiny=2_048) - sampled
+    prompt = " ".join(
+        samples.words(tokens // _TEXTS) for _ in range(_TEXTS)
+    )  # the prose is too short for all
+    prompt_tokens = len(tokenizer.encode(prompt).ids)
+    answer = samples.answer(sampled)
+    shape = (prompt_tokens + sampled - 1, _LAYERS, _TOP_K)
+    experts = np.random.default_rng(1).integers(_EXPERTS, size=shape, dtype=np.uint8)
+    payload = answer.payload("", prompt_tokens)
+    payload["meta_info"]["routed_experts"] = base64.b64encode(experts.astype("<i4").tobytes()).decode()
+    request = json.loads(request_body(prompt, sampled)) | {"return_routed_experts": True}
+    return _Turn(json.dumps(request).encode(), json.dumps(payload).encode(), prompt + answer.text, experts)
+
+
+@contextmanager
+def _worker(directory: Path, turn: _Turn) -> Iterator[str]:
+    generated, chat = directory / "generated.json", directory / "chat.json"
+    generated.write_bytes(turn.answer)
+    chat.write_bytes(b"{}")
+    port = free_port()
+    command = [sys.executable, "-m", "benchmarks.quick_worker", str(port), str(generated), str(chat)]
+    with child("worker", command, core=LOAD_CORE, directory=directory):
+        yield f"http://127.0.0.1:{port}"
+
+
+def _flags(memory_bytes: int, disk: Path) -> Sequence[str]:
+    """Flags of a router; with ``memory_bytes``, all experts are moved to a store in ``disk``."""
     if not memory_bytes:
-        yield rows
-        return
-    arena = MemoryArena(memory_bytes // LAYOUT.block_bytes, LAYOUT.block_bytes)
-    disk = await SsdTier.open([directory], 256 << 20, LAYOUT.block_bytes)
-    records = ColdRecords(wait_s=60.0, stops_on_loss=True)
-    async with TieredStore(LAYOUT, arena, disk) as store:
-        with records.kept_in(store, [arena, disk]):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(rows.cold.run, records)
-                yield rows
-                tasks.cancel_scope.cancel()
-    await disk.aclose()
-    await arena.aclose()
+        return ()
+    store = ("--plugin", "tiered_store", "--store-memory-bytes", str(memory_bytes))
+    return (*store, "--r3-max-bytes", "1", "--store-ssd", str(disk), "--store-ssd-bytes", str(256 << 20))
 
 
-async def _measure(report: Report, scenario: str, peer: str, tokens: int, rounds: int, parent: Path) -> None:
-    told = np.random.default_rng(1).integers(0, 128, (tokens - 1) * _ROW_BYTES, np.uint8)
-    turn = ConsumedTurn(
-        "response", "prompt", tokens // 2, tokens - tokens // 2, tokens, (("1", tokens),), None
-    )
-    with tempfile.TemporaryDirectory(dir=parent) as name:
-        async with _rows(_PEERS[peer], Path(name)) as rows:
-            await anyio.lowlevel.checkpoint()  # the task that moves rows begins
-            rows.record([turn], {_NAME: TokenArray.of(told)}, 0)
-            while peer != "memory" and rows.turns.size_bytes:  # noqa: ASYNC110  # nothing tells that rows have left
-                await anyio.sleep(0.01)
-            for _ in range(rounds):
-                if peer == "SSD":
-                    _forget_pages(Path(name) / "blocks")
-                before = _reset_peak()
-                begun = perf_counter()
-                found = rows.find([turn], tokens)
-                values = found if isinstance(found, str) else await found.read()
-                ms, grown = (perf_counter() - begun) * 1e3, _peak() - before
-                exact = not isinstance(values, str) and np.array_equal(values.reshape(-1), told)
-                report.add(
-                    scenario,
-                    peer,
-                    mb=told.nbytes / 1e6,
-                    ms=ms,
-                    grown_mb=grown / 1e6,
-                    **{EXACT: 100.0 * exact},
-                )
-                del values
+async def _measure_peer(
+    report: Report, peer: str, options: Options, turn: _Turn, worker: str, directory: Path
+) -> None:
+    disk, memory_bytes = directory / "disk", _PEERS[peer]
+    plugins = ("--no-default-plugins", "--plugin", "radix_cache", "--plugin", "r3")
+    shape = ("--r3-shape", str(_LAYERS), str(_TOP_K), *options.tokenizer(directory / "tokenizer"))
+    proxy_of = router(peer, *plugins, *shape, *_flags(memory_bytes, disk))
+    async with AsyncExitStack() as stack:
+        (proxy,) = await started(
+            stack, [proxy_of], worker, directory, turn.request, lambda reply: reply.content == turn.answer
+        )
+        async with httpx.AsyncClient(base_url=proxy.url, trust_env=False, timeout=120) as client:
+            with anyio.fail_after(_SETTLE_S):
+                while memory_bytes and await _in_memory(client):  # noqa: ASYNC110  # nothing tells that rows have left
+                    await anyio.sleep(0.01)
+            exact = await _is_exact(client, turn)
+            for name, accept in _FORMATS.items():
+                for at_once in options.pick(_AT_ONCE, tiny=(1,)):
+                    scenario = f"{turn.experts.nbytes / 1e6:.0f} MB as {name}, {at_once} at once"
+                    if options.wants(scenario):
+                        for _ in range(options.rounds):
+                            if peer == "SSD":
+                                _forget_pages(disk / "blocks")
+                            figures = await _download(client, proxy, turn, accept, at_once)
+                            report.add(scenario, peer, **figures, **{EXACT: 100.0 * exact})
+
+
+async def _in_memory(client: httpx.AsyncClient) -> int:
+    rows = (await client.get("/cache_stats")).json()["token_rows"]["routed_experts"]
+    return int(rows["bytes"])
+
+
+async def _is_exact(client: httpx.AsyncClient, turn: _Turn) -> bool:
+    question = {"text": turn.text, "return_routed_experts": True}
+    reply = await client.post("/retrieve_from_text", json=question, headers={"accept": _FORMATS["npz"]})
+    with np.load(BytesIO(reply.raise_for_status().content)) as file:
+        return np.array_equal(file["routed_experts"], turn.experts)
+
+
+async def _download(
+    client: httpx.AsyncClient, proxy: Running, turn: _Turn, accept: str, at_once: int
+) -> dict[str, float]:
+    assert proxy.child is not None  # narrowing: it is a router
+    question = json.dumps({"text": turn.text, "return_routed_experts": True}).encode()
+    times_s: list[float] = []
+    sizes: list[int] = []
+
+    async def one() -> None:
+        begun, size = perf_counter(), 0
+        request = client.stream("POST", "/retrieve_from_text", content=question, headers={"accept": accept})
+        async with request as reply:
+            reply.raise_for_status()
+            async for piece in reply.aiter_raw():
+                size += len(piece)
+        times_s.append(perf_counter() - begun)
+        sizes.append(size)
+
+    proxy.child.reset_peak_memory()
+    before, _ = proxy.child.memory_bytes()
+    cpu_s = proxy.cpu_s()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(at_once):
+            tasks.start_soon(one)
+    _, peak = proxy.child.memory_bytes()
+    return {
+        "mb": sizes[0] / 1e6,
+        "ms": median(times_s) * 1e3,
+        "before_mb": before / 1e6,
+        "grown_mb": (peak - before) / 1e6,
+        "cpu_ms": (proxy.cpu_s() - cpu_s) * 1e3,
+    }
 
 
 def _forget_pages(path: Path) -> None:
@@ -107,38 +187,33 @@ def _forget_pages(path: Path) -> None:
     os.close(fd)
 
 
-def _reset_peak() -> int:
-    """Give free memory back, reset the kernel's peak of resident memory (proc(5), clear_refs) and return it."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    return _peak()
-
-
-def _peak() -> int:
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
-
-
-async def _measure_all(report: Report, options: Options, parent: Path) -> None:
-    sizes = {"2,048 tokens": 2_048, "60 MB": options.pick(60_000_000 // _ROW_BYTES, tiny=4_096)}
-    for scenario, tokens in sizes.items():
-        if options.wants(scenario):
-            for peer in _PEERS:
-                await _measure(report, scenario, peer, tokens, options.rounds, parent)
-            report.show(scenario, _COLUMNS)
+async def _measure_all(report: Report, options: Options, parent: Path | None) -> None:
+    with tempfile.TemporaryDirectory(dir=parent) as name:
+        directory = Path(name)
+        turn = _turn(options, directory)
+        with _worker(directory, turn) as worker:
+            for number, peer in enumerate(options.pick(_PEERS, tiny=_TINY_PEERS)):
+                place = directory / str(number)
+                place.mkdir()
+                (place / "tokenizer").symlink_to(directory / "tokenizer")
+                await _measure_peer(report, peer, options, turn, worker, place)
+    for scenario in report.samples:
+        report.show(scenario, _COLUMNS)
 
 
 def main() -> int:
-    parser = flags("Routed experts of one sample, read from memory and from a store.")
+    parser = flags("Routed experts of long samples, from a router's memory and from its store.")
     parser.add_argument(
         "--directory", type=Path, metavar="DIR", help="place on the disk (default: a temporary one)"
     )
     given = parser.parse_args()
     options, report = read(given), Report()
+    os.sched_setaffinity(0, {LOAD_CORE})
     asyncio.run(_measure_all(report, options, given.directory))
     return report.finish(options)
 
 
 if __name__ == "__main__":
+    require("setpriv", "taskset")
+    leave_cleanly()
     sys.exit(main())
