@@ -54,6 +54,11 @@ def recorded_by(client: Client | Replay) -> RecordedRows:
     return rows
 
 
+async def always(_: bytes) -> bool:
+    """Shelf.holds of a store that has not noticed a loss or a failure."""
+    return True
+
+
 @asynccontextmanager
 async def recording(
     start: Start, model: NgramModel, checkpoint: str, tokens: int, row: int, *flags: str
@@ -194,6 +199,9 @@ async def test_answer_breaks_off_if_the_store_fails_meanwhile(
         for accept in (JSON, MSGPACK, NPZ, SAFETENSORS):
             refused = await asked(client, question, accept)
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "STORE_FAILED")
+        with monkeypatch.context() as patched:
+            patched.setattr(shelf, "holds", always)  # only the first read fails
+            assert (await asked(client, question)).status_code == 503
         shelf.is_closed = False
         with np.load(BytesIO((await asked(client, question)).content)) as file:
             assert np.array_equal(file[EXPERTS].reshape(-1), told)
@@ -226,11 +234,7 @@ async def test_rows_that_are_lost_before_the_answer_begins_have_a_reason(
     async with recording(start, model, checkpoint, 20, 1 << 10, *SHELVED) as (client, question, _):
         shelf: Shelf = client.running.router.components.get("cold_store")
         if not is_noticed:
-
-            async def holds(key: bytes) -> bool:
-                return True
-
-            monkeypatch.setattr(shelf, "holds", holds)
+            monkeypatch.setattr(shelf, "holds", always)
         piece = [*recorded_by(client).turns._stored.values()][-1]
         del shelf.records[piece.records.keys[-1]]
         with np.load(BytesIO((await asked(client, question)).content)) as file:

@@ -1,7 +1,8 @@
 """Files with several arrays, made piece by piece: NumPy's npz, and safetensors.
 
 An npz is a zip of files in NumPy's format, without compression. The checksum of a member stands behind it (zip's *data
-descriptor*), so that no member has to be in memory as a whole. ``numpy.load`` and other readers of zip find it.
+descriptor*), so that no member has to be in memory as a whole. Readers that begin with zip's directory, at the end of
+the file, need nothing else; ``numpy.load`` and ``zipfile`` do.
 """
 
 from __future__ import annotations
