@@ -193,7 +193,9 @@ class TieredStore:
 
     async def _shared_blocks(self, sequence: SequenceMeta) -> int:
         """Return the number of leading blocks that are known, or that the remote tier has; 0 if it is not asked."""
-        ready = max(engine.index.num_ready(sequence.block_keys) for engine in self.engine.cache_engines)
+        ready = max(
+            engine.index.num_ready(sequence.key, sequence.num_blocks) for engine in self.engine.cache_engines
+        )
         if self._remote is None or ready == sequence.num_blocks:
             return 0
         return ready + await self._remote.holds(sequence.keys(ready, sequence.num_blocks))

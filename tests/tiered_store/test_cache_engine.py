@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from time import process_time
 
-from slime_tiered_store.engine.cache_engine import CacheEngine
+from slime_tiered_store.engine import CacheEngine, GlobalCacheEngine
+from slime_tiered_store.frames import Layout
 from slime_tiered_store.index import RadixNode
 from slime_tiered_store.keys import Namespace, SequenceMeta
-from tiered_store.plain_tiers import PlainShared, PlainTier
+from tiered_store.plain_tiers import PlainMemory, PlainShared, PlainTier
 
 SEQUENCE = SequenceMeta(Namespace("model").root_key(2, 8), [1, 2, 3], 2)
 
@@ -33,6 +35,26 @@ def test_a_write_that_ends_after_a_reset_deletes_no_new_block_of_its_key() -> No
     engine.reset()
     assert tier.slots == {}
     assert engine.mempool.num_used_blocks == 0
+
+
+def test_loss_of_one_block_of_a_long_sequence_copies_no_other_key() -> None:
+    """Counted in bytes that are allocated. The keys of the sequence have 160,000."""
+    layout, capacity = Layout(2, 1), 10_000
+    tiers = (PlainMemory(layout.block_bytes, capacity), PlainTier(layout.block_bytes, capacity))
+    engine = GlobalCacheEngine(layout, *tiers)
+    whole = SequenceMeta(Namespace("model").root_key(2, 1), range(2 * capacity), 2)
+    for each in engine.cache_engines:
+        match = each.index.match_prefix(whole)
+        each.insert(whole, each.take(capacity, match.last_node), match, bytes(8 * capacity))
+    memory, ssd = engine.cache_engines
+    ssd.recycle(ssd.index.evict(5))
+    tracemalloc.start()
+    engine.put(SequenceMeta(Namespace("model").root_key(2, 1), [7, 7], 2), memoryview(b"rows")[:2])
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 10_000
+    assert engine.losses == [whole.key(capacity - 1)]
+    assert memory.mempool.num_used_blocks == capacity
 
 
 def test_eviction_of_recovered_blocks_does_not_pass_those_that_went_before() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slime_tiered_store.errors import StaleMatch
-from slime_tiered_store.index import POLICIES, MatchResult, RadixNode, RadixTreeIndex, path_keys
+from slime_tiered_store.index import POLICIES, MatchResult, PathKeys, RadixNode, RadixTreeIndex
 from slime_tiered_store.keys import Namespace, SequenceMeta
 
 ROOT = Namespace("m").root_key(2, 1)
@@ -73,7 +74,8 @@ def test_the_new_node_of_a_split_is_the_prefix() -> None:
     assert (prefix.physical_blocks, leaf.physical_blocks) == ([0, 1], [2])
     assert (prefix.lock_cnt, leaf.lock_cnt) == (1, 1)
     assert ids(index.match(1, 2, 3, 4, 5, 6).blocks(0, 3)) == [0, 1, 2]
-    assert path_keys(leaf) == sequence(1, 2, 3, 4, 5, 6).block_keys
+    path, whole = PathKeys(leaf), sequence(1, 2, 3, 4, 5, 6)
+    assert [path.key(at) for at in range(len(path))] == whole.keys(0, 3)
 
 
 def test_a_lock_protects_the_whole_path() -> None:
@@ -160,14 +162,23 @@ def test_blocks_that_do_not_fit_the_sequence_are_refused(blocks: list[int], chec
 def test_a_collision_of_keys_is_no_match() -> None:
     index = Index()
     leaf = index.add(1, 2, 3, 4, 5, 6)
-    leaf.tokens = sequence(1, 2, 8, 9, 5, 6).token_bytes
+    leaf.tokens[:] = sequence(1, 2, 8, 9, 5, 6).token_bytes
     match = index.match(1, 2, 3, 4, 5, 6)
     assert (match.num_matched_blocks, match.collides) == (1, True)
-    leaf.tokens = sequence(8, 9, 8, 9, 5, 6).token_bytes
+    leaf.tokens[:] = sequence(8, 9, 8, 9, 5, 6).token_bytes
     match = index.match(1, 2, 3, 4, 5, 6)
     assert (match.num_matched_blocks, match.collides) == (0, True)
     with pytest.raises(StaleMatch, match="other tokens"):
         index.insert(sequence(1, 2, 3, 4, 5, 6), b"c" * 24, [7, 8, 9], match)
+
+
+def test_a_short_block_does_not_match_a_longer_one_with_its_key() -> None:
+    """A collision of keys, played by tokens that are missing."""
+    index = Index()
+    leaf = index.add(1, 2, 3, 4)
+    del leaf.tokens[-4:]
+    match = index.match(1, 2, 3, 4, 5, 6)
+    assert (match.num_matched_blocks, match.collides) == (1, True)
 
 
 def test_a_leaf_is_shrunk_from_its_end() -> None:
@@ -264,6 +275,36 @@ def test_eviction_tells_what_goes_before_it_goes() -> None:
     told: list[tuple[int, int]] = []
     index.evict(2, lambda node, start: told.append((node.size(), start)))
     assert told == [(3, 1)]
+
+
+def allocated(call: Callable[[], object]) -> int:
+    """Return the most memory that was in use during a call, in bytes: at least the size of the largest copy."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_eviction_and_a_lookup_copy_nothing_that_stays() -> None:
+    """Counted in bytes that are allocated. The keys alone of the node have 160,000."""
+    index, whole = Index(), sequence(*range(20_000))
+    leaf = index.add(*range(20_000))
+    assert allocated(lambda: index.match_prefix(whole)) < 2_000
+    assert allocated(lambda: index.evict(1)) < 2_000
+    assert allocated(lambda: PathKeys(leaf).key(9_000)) < 2_000
+    assert (leaf.size(), index.match_prefix(whole).num_matched_blocks) == (9_999, 9_999)
+
+
+@pytest.mark.parametrize("shared", [6, 19_990])
+def test_a_split_copies_only_the_shorter_part(shared: int) -> None:
+    index, fork = Index(), sequence(*range(shared), 7, 7)
+    index.add(*range(20_000))
+    match = index.match_prefix(fork)
+    assert allocated(lambda: index.insert(fork, b"c" * 8, [20_000], match)) < 6_000
+    assert ids(index.match(*range(20_000)).blocks(0, 10_000)) == list(range(10_000))
+    assert index.match_prefix(fork).num_matched_blocks == fork.num_blocks
 
 
 def test_eviction_does_not_look_at_other_leaves() -> None:

@@ -260,7 +260,7 @@ async def test_a_collision_of_keys_in_memory_is_seen() -> None:
     async with opened(Place()) as place:
         await place.put(range(8))
         (node,) = place.store.engine.cpu_cache_engine.index.nodes()
-        tokens, node.tokens = node.tokens, bytes(len(node.tokens))
+        tokens, node.tokens = node.tokens, bytearray(len(node.tokens))
         assert await place.get(range(8)) == rows(range(8))
         assert place.ssd.reads == 2
         with pytest.raises(RowsDiffer, match="tier memory: the rows of block 0"):

@@ -139,7 +139,7 @@ class CacheEngine:
 
     def set_ready(self, node: RadixNode, checksums: bytes) -> bool:
         """Mark an unready node as complete. Return False when it has been detached meanwhile."""
-        node.checksums = checksums
+        node.checksums[:] = checksums
         is_kept = not node.is_detached
         self.recycle(self.index.set_ready(node))
         self._settle(node)

@@ -13,8 +13,8 @@ from slime_tiered_store.engine.reading import ReadOp
 from slime_tiered_store.engine.writing import WriteOp
 from slime_tiered_store.errors import NotEnoughSpaceError, ResetMeanwhile, RowsDiffer
 from slime_tiered_store.frames import CHECKSUM_BYTES, Layout
-from slime_tiered_store.index import MatchResult, RadixNode, path_keys
-from slime_tiered_store.keys import KEY_BYTES, SequenceMeta
+from slime_tiered_store.index import MatchResult, PathKeys, RadixNode
+from slime_tiered_store.keys import SequenceMeta
 from slime_tiered_store.tier import BlockKey, MemoryTier, SharedTier, Tier
 from slime_tiered_store.transfers import TransferOp, TransferType
 
@@ -280,11 +280,9 @@ class GlobalCacheEngine:
 
     def _note_loss(self, engine: CacheEngine, node: RadixNode, start: int) -> None:
         """Remember blocks of a node that ``engine`` gives up, unless another tier has them."""
-        keys = path_keys(node)
-        first = len(keys) // KEY_BYTES - node.size() + start
+        path = PathKeys(node)
         others = [other for other in self.cache_engines if other is not engine]
-        held = max((other.index.num_ready(keys) for other in others), default=0)
-        for at in range(max(first, held) * KEY_BYTES, len(keys), KEY_BYTES):
-            key = keys[at : at + KEY_BYTES]
+        held = max((other.index.num_ready(path.key, len(path)) for other in others), default=0)
+        for key in map(path.key, range(max(len(path) - node.size() + start, held), len(path))):
             if not any(key in other.recovered for other in others):
                 self.losses.append(key)

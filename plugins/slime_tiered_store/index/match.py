@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from slime_tiered_store.frames import CHECKSUM_BYTES
 from slime_tiered_store.index.node import RadixNode
-from slime_tiered_store.keys import KEY_BYTES
-from slime_tiered_store.tier import Block
+from slime_tiered_store.tier import Block, BlockKey
 
 __all__ = ["MatchResult", "common_blocks"]
 
@@ -51,20 +51,17 @@ class MatchResult:
         return b"".join(node.checksums[: taken * CHECKSUM_BYTES] for node, taken in self.path)
 
 
-def common_blocks(ours: bytes, theirs: bytes, first: int) -> int:
-    """Return how many first keys of ``ours`` equal the keys of ``theirs`` from block ``first`` on.
+def common_blocks(node: RadixNode, key: Callable[[int], BlockKey], start: int, stop: int) -> int:
+    """Return how many of the first keys of a node are ``key(start)``, ``key(start + 1)`` and so on, before ``stop``.
 
-    A key covers all blocks before it, so a binary search suffices when not all are equal.
+    A key covers all blocks before it, so the last key decides, or else a binary search. Cost: O(log(blocks)).
     """
-    size = len(ours) // KEY_BYTES
-    if theirs.startswith(ours, first * KEY_BYTES):
-        return size
-    low, high = 0, min(size, len(theirs) // KEY_BYTES - first)
+    low, high = 0, min(node.size(), stop - start)
+    middle = high
     while low < high:
-        middle = (low + high + 1) // 2
-        at = (middle - 1) * KEY_BYTES
-        if theirs.startswith(ours[at : at + KEY_BYTES], first * KEY_BYTES + at):
+        if node.key(middle - 1) == key(start + middle - 1):
             low = middle
         else:
             high = middle - 1
+        middle = (low + high + 1) // 2
     return low

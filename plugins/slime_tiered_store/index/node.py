@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from itertools import accumulate
 from struct import iter_unpack
+from typing import TypeVar
 
-from slime_tiered_store.keys import KEY_BYTES
+from slime_tiered_store.frames import CHECKSUM_BYTES
+from slime_tiered_store.keys import KEY_BYTES, TOKEN_BYTES
 from slime_tiered_store.tier import Block, BlockKey
 
-__all__ = ["RadixNode", "path_keys"]
+__all__ = ["PathKeys", "RadixNode"]
+
+T = TypeVar("T", bytearray, list[int])
 
 
 class RadixNode:
     """A run of blocks that follow one another. Only the last one may be short.
 
-    ``keys``: 16 bytes a block. ``tokens``: 4 bytes a token. ``checksums``: 8 bytes a block.
-    ``physical_blocks``: the ids in the tier's pool. ``lock_cnt``: the number of users of the node or of
-    nodes below it. ``is_detached``: the index no longer finds the node, whose blocks are freed when its last user ends.
+    ``keys``: 16 bytes a block. ``tokens``: 4 bytes a token. ``checksums``: 8 bytes a block. All are byte arrays: a
+    byte array loses its end without a copy of what stays. ``physical_blocks``: the ids in the tier's pool.
+    ``lock_cnt``: the number of users of the node or of nodes below it. ``is_detached``: the index no longer finds the
+    node, whose blocks are freed when its last user ends.
     ``heap_index``: the position in the heap of evictable leaves, or -1.
     ``created``, ``last_access``: ticks of the index's clock.
     """
@@ -39,16 +46,16 @@ class RadixNode:
     def __init__(
         self,
         parent: RadixNode | None,
-        keys: bytes,
-        tokens: bytes,
-        checksums: bytes,
+        keys: bytes | bytearray,
+        tokens: bytes | bytearray,
+        checksums: bytes | bytearray,
         physical_blocks: list[int],
         created: int,
     ) -> None:
         self.parent = parent
-        self.keys = keys
-        self.tokens = tokens
-        self.checksums = checksums
+        self.keys = bytearray(keys)
+        self.tokens = bytearray(tokens)
+        self.checksums = bytearray(checksums)
         self.physical_blocks = physical_blocks
         self.children: dict[BlockKey, RadixNode] = {}
         self.is_ready = True
@@ -66,6 +73,23 @@ class RadixNode:
         """Return True for a leaf that nobody uses."""
         return not self.lock_cnt and not self.children and self.parent is not None
 
+    def key(self, block: int) -> BlockKey:
+        """Return the key of a block."""
+        return bytes(self.keys[block * KEY_BYTES : (block + 1) * KEY_BYTES])
+
+    def cut(self, at: int, tokens_per_block: int) -> RadixNode:
+        """Return a new node that takes over the blocks before ``at``, with equal locks and times.
+
+        The caller links both nodes.
+        """
+        prefix = RadixNode(self.parent, b"", b"", b"", [], self.created)
+        prefix.last_access, prefix.hits, prefix.lock_cnt = self.last_access, self.hits, self.lock_cnt
+        prefix.keys, self.keys = _cut(self.keys, at * KEY_BYTES)
+        prefix.tokens, self.tokens = _cut(self.tokens, at * tokens_per_block * TOKEN_BYTES)
+        prefix.checksums, self.checksums = _cut(self.checksums, at * CHECKSUM_BYTES)
+        prefix.physical_blocks, self.physical_blocks = _cut(self.physical_blocks, at)
+        return prefix
+
     def blocks(self, start: int = 0, stop: int | None = None) -> list[Block]:
         """Return the ids and keys of the blocks from ``start`` to ``stop``."""
         stop = self.size() if stop is None else stop
@@ -76,10 +100,39 @@ class RadixNode:
         ]
 
 
-def path_keys(node: RadixNode | None) -> bytes:
-    """Return the keys of all blocks from the root to the end of a node: 16 bytes each."""
-    parts: list[bytes] = []
-    while node is not None:
-        parts.append(node.keys)
-        node = node.parent
-    return b"".join(reversed(parts))
+class PathKeys:
+    """The keys of all blocks from the root to the end of a node. Cost: O(nodes on the path), however long they are."""
+
+    def __init__(self, node: RadixNode) -> None:
+        path: list[RadixNode] = []
+        above: RadixNode | None = node
+        while above is not None:
+            path.append(above)
+            above = above.parent
+        self._nodes = path[::-1]
+        self._ends = list(accumulate(each.size() for each in self._nodes))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def key(self, block: int) -> BlockKey:
+        """Return the key of a block, counted from the root."""
+        at = bisect_right(self._ends, block)
+        node = self._nodes[at]
+        return node.key(block - self._ends[at] + node.size())
+
+
+def _cut(whole: T, at: int) -> tuple[T, T]:
+    """Return the parts before and after ``at``. Cost: O(length of the shorter part).
+
+    A longer part that is not copied keeps the memory of the shorter one, so parts of similar length are both copied.
+    """
+    if 4 * min(at, len(whole) - at) >= len(whole):
+        return whole[:at], whole[at:]
+    if 2 * at < len(whole):
+        part = whole[:at]
+        del whole[:at]
+        return part, whole
+    part = whole[at:]
+    del whole[at:]
+    return whole, part

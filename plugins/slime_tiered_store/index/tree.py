@@ -11,7 +11,7 @@ from slime_tiered_store.index.match import MatchResult, common_blocks
 from slime_tiered_store.index.node import RadixNode
 from slime_tiered_store.index.policies import POLICIES
 from slime_tiered_store.keys import KEY_BYTES, TOKEN_BYTES, SequenceMeta
-from slime_tiered_store.tier import Block
+from slime_tiered_store.tier import Block, BlockKey
 
 __all__ = ["RadixTreeIndex"]
 
@@ -52,7 +52,7 @@ class RadixTreeIndex:
             child = node.children.get(sequence.key(matched))
             if child is None:
                 break
-            same_keys = common_blocks(child.keys, sequence.block_keys, matched)
+            same_keys = common_blocks(child, sequence.key, matched, sequence.num_blocks)
             same = self._common_tokens(child, sequence, matched, same_keys)
             collides = same < same_keys
             if not same:
@@ -105,7 +105,7 @@ class RadixTreeIndex:
         node, taken, matched = match.last_node, match.taken, match.num_matched_blocks
         if node.is_detached or taken > node.size():
             raise StaleMatch("the matched node has been evicted, split or reset since: match again")
-        if taken and node.blocks(taken - 1, taken)[0].key != sequence.key(matched - 1):
+        if taken and node.key(taken - 1) != sequence.key(matched - 1):
             raise StaleMatch("the matched node has been split since: match again")
         if taken == node.size() and sequence.key(matched) in node.children:
             raise StaleMatch("the next block has been inserted since, or has other tokens: match again")
@@ -115,36 +115,29 @@ class RadixTreeIndex:
     def split(self, node: RadixNode, at: int) -> RadixNode:
         """Cut a node before its block ``at``, and return the new node of the first part.
 
-        ``node`` stays the deepest part: handles, locks and children remain on it.
+        ``node`` stays the deepest part: handles, locks and children remain on it. Only the shorter part is copied.
         """
         if not 0 < at < node.size() or not node.is_ready or node.is_detached or node.parent is None:
             raise ValueError(
                 f"a node of {node.size()} blocks (ready: {node.is_ready}) cannot be split at {at}"
             )
-        parent, step = node.parent, at * self.tokens_per_block * TOKEN_BYTES
-        prefix = RadixNode(
-            parent, node.keys[: at * KEY_BYTES], node.tokens[:step], node.checksums[: at * CHECKSUM_BYTES],
-            node.physical_blocks[:at], node.created,
-        )  # fmt: skip
-        prefix.last_access, prefix.hits, prefix.lock_cnt = node.last_access, node.hits, node.lock_cnt
-        parent.children[node.keys[:KEY_BYTES]] = prefix
+        prefix = node.cut(at, self.tokens_per_block)
+        node.parent.children[prefix.key(0)] = prefix
         node.parent = prefix
-        node.keys, node.tokens = node.keys[at * KEY_BYTES :], node.tokens[step:]
-        node.checksums = node.checksums[at * CHECKSUM_BYTES :]
-        node.physical_blocks = node.physical_blocks[at:]
-        prefix.children[node.keys[:KEY_BYTES]] = node
+        prefix.children[node.key(0)] = node
         return prefix
 
     def shrink(self, node: RadixNode, num_blocks: int) -> list[Block]:
-        """Remove the last ``num_blocks`` blocks of an evictable leaf, but not all, and return them."""
+        """Remove the last ``num_blocks`` blocks of an evictable leaf, but not all, and return them.
+
+        Cost: O(blocks removed).
+        """
         kept = node.size() - num_blocks
         if not 0 < num_blocks < node.size() or not node.evictable():
             raise ValueError(f"{num_blocks} of the {node.size()} blocks of this node cannot be removed")
         removed = node.blocks(kept)
-        node.keys = node.keys[: kept * KEY_BYTES]
-        node.tokens = node.tokens[: kept * self.tokens_per_block * TOKEN_BYTES]
-        node.checksums = node.checksums[: kept * CHECKSUM_BYTES]
-        del node.physical_blocks[kept:]
+        del node.keys[kept * KEY_BYTES :], node.tokens[kept * self.tokens_per_block * TOKEN_BYTES :]
+        del node.checksums[kept * CHECKSUM_BYTES :], node.physical_blocks[kept:]
         self.num_blocks -= num_blocks
         return removed
 
@@ -211,7 +204,7 @@ class RadixTreeIndex:
             self.split(node, start)
         if node.parent is None or node.is_detached:
             return []
-        del node.parent.children[node.keys[:KEY_BYTES]]
+        del node.parent.children[node.key(0)]
         self._evictable.update(node.parent)
         freed: list[Block] = []
         below = [node]
@@ -226,14 +219,14 @@ class RadixTreeIndex:
         """Forget all blocks, and return those that nobody uses; see ``detach``."""
         return [block for node in list(self.root.children.values()) for block in self.detach(node)]
 
-    def num_ready(self, keys: bytes) -> int:
-        """Return the number of leading ``keys``, 16 bytes each, whose blocks are ready. No hit is counted."""
-        node, found, total = self.root, 0, len(keys) // KEY_BYTES
-        while found < total:
-            child = node.children.get(keys[found * KEY_BYTES : (found + 1) * KEY_BYTES])
+    def num_ready(self, key: Callable[[int], BlockKey], num_blocks: int) -> int:
+        """Return the number of leading blocks that are ready. ``key(at)``: the key of a block. No hit is counted."""
+        node, found = self.root, 0
+        while found < num_blocks:
+            child = node.children.get(key(found))
             if child is None or not child.is_ready:
                 break
-            same = common_blocks(child.keys, keys, found)
+            same = common_blocks(child, key, found, num_blocks)
             found += same
             if same < child.size():
                 break
@@ -273,7 +266,9 @@ class RadixTreeIndex:
     def _common_tokens(self, node: RadixNode, sequence: SequenceMeta, first: int, most: int) -> int:
         """Return how many of a node's first ``most`` blocks have the tokens of ``sequence`` from ``first`` on."""
         step = self.tokens_per_block * TOKEN_BYTES
-        if node.tokens[: most * step] == sequence.tokens(first, first + most):
+        ours = memoryview(node.tokens)[: most * step]  # no copy
+        has_equal_end = first * step + len(ours) in ((first + most) * step, len(sequence.token_bytes))
+        if has_equal_end and sequence.token_bytes.startswith(ours, first * step):
             return most
         return next(
             at for at in range(most)
