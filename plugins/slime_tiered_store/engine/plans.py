@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from slime_tiered_store.engine.cache_engine import CacheEngine
@@ -16,14 +16,14 @@ __all__ = ["InFlight", "Plan"]
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """Blocks that a plan needs are on their way already. Plan again after ``subscribe(callback)`` calls back."""
+    """Blocks that a plan needs are on their way already. Plan again after ``subscribe(callback)`` calls back.
 
-    engine: CacheEngine
-    subject: RadixNode | BlockKey
+    It calls back once, when the blocks are ready or given up. ``frames`` has then the bytes, by key, of blocks that
+    were read although the memory tier has no room for them. The next plan uses them, so each block is read once.
+    """
 
-    def subscribe(self, callback: Callable[[], None]) -> None:
-        """Call back once, when the blocks are ready or given up."""
-        self.engine.on_settled(self.subject, callback)
+    subscribe: Callable[[Callable[[], None]], None]
+    frames: Mapping[BlockKey, memoryview] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)

@@ -1,0 +1,58 @@
+"""Lower tiers, and the blocks that a get finds in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from slime_tiered_store.engine.cache_engine import CacheEngine
+from slime_tiered_store.index import MatchResult
+from slime_tiered_store.keys import SequenceMeta
+from slime_tiered_store.transfers import TransferType
+
+__all__ = ["LowerTier", "Source"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A lower tier, its match, and the number of leading blocks that it can read.
+
+    ``reach``: the number that it may be able to read once the blocks on their way have settled. ``on_settled`` calls
+    back then; it is None if no blocks are on their way.
+    """
+
+    tier: LowerTier
+    match: MatchResult
+    stop: int
+    reach: int
+    on_settled: Callable[[Callable[[], None]], None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class LowerTier:
+    """A tier below memory: its engine, and the types of its transfers."""
+
+    engine: CacheEngine
+    read_type: TransferType
+    write_type: TransferType
+
+    def source(self, sequence: SequenceMeta, shared_blocks: int) -> Source:
+        """Find a sequence. ``shared_blocks``: the number of leading blocks that the tier itself says it holds."""
+        engine = self.engine
+        match = engine.index.match_prefix(sequence)
+        stop = match.num_ready_matched_blocks
+        if match.unready_node is not None:
+            on_settled = partial(engine.on_settled, match.unready_node)
+            return Source(self, match, stop, match.num_matched_blocks, on_settled)
+        if match.collides:
+            return Source(self, match, stop, stop, None)
+        reach, in_flight = stop, None
+        for key in map(sequence.key, range(stop, sequence.num_blocks)):
+            if key in engine.reading:
+                in_flight = in_flight or partial(engine.on_settled, key)
+            elif key not in engine.recovered:
+                break
+            reach += 1
+            stop += in_flight is None
+        return Source(self, match, max(stop, min(shared_blocks, sequence.num_blocks)), reach, in_flight)
