@@ -55,7 +55,7 @@ class _Ours:
         if count:
             ids = list(range(self._next_id, self._next_id + count))
             self._next_id += count
-            self._index.insert(sequence, _CHECKSUM * count, ids, match)
+            self._index.insert(sequence, ids, match, _CHECKSUM * count)
 
     def evict(self, count: int) -> int:
         return len(self._index.evict(count))

@@ -152,8 +152,8 @@ class ColdRecords:
         has_shared = any(isinstance(tier, SharedTier) for _, tier in self.tiers)
         for number, (key, size) in enumerate(sizes.items()):
             blocks = _blocks_of(size)
-            sequence = store.sequence(_namespace(key), _tokens(blocks))
-            keys = sequence.keys(0, blocks)
+            sequence_meta = store.sequence_meta(_namespace(key), _tokens(blocks))
+            keys = sequence_meta.keys(0, blocks)
             if not has_shared and not left.issuperset(keys):
                 gone.append(key)
                 continue
@@ -164,7 +164,7 @@ class ColdRecords:
                 await anyio.lowlevel.checkpoint()
         if not self.is_shared:
             for engine, _ in self.tiers:
-                engine.recycle(engine.claim([key for key in engine.recovered if key not in known]))
+                engine.recycle_blocks(engine.claim([key for key in engine.recovered if key not in known]))
         return gone
 
     # Records.

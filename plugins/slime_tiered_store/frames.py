@@ -61,16 +61,16 @@ class Layout:
         return b"".join(xxh3_64_digest(rows[start : start + step]) for start in range(0, len(rows), step))
 
     def write(
-        self, frame: memoryview, sequence: SequenceMeta, block: int, checksums: bytes, rows: memoryview
+        self, frame: memoryview, sequence_meta: SequenceMeta, block: int, checksums: bytes, rows: memoryview
     ) -> None:
-        """Fill ``frame`` with a block of ``sequence``.
+        """Fill ``frame`` with a block of ``sequence_meta``.
 
         ``checksums`` (8 bytes a block) and ``rows`` are those of the whole sequence.
         """
-        tokens = sequence.tokens(block, block + 1)
+        tokens = sequence_meta.tokens(block, block + 1)
         count = len(tokens) // TOKEN_BYTES
         checksum = checksums[block * CHECKSUM_BYTES : (block + 1) * CHECKSUM_BYTES]
-        _HEADER.pack_into(frame, 0, sequence.key(block - 1), checksum, count, 0)
+        _HEADER.pack_into(frame, 0, sequence_meta.key(block - 1), checksum, count, 0)
         frame[_HEADER.size : self.rows_offset] = tokens.ljust(self.tokens_per_block * TOKEN_BYTES, b"\0")
         first = block * self.tokens_per_block * self.bytes_per_token
         size = count * self.bytes_per_token
@@ -80,12 +80,12 @@ class Layout:
         )  # numpy releases the GIL; a memoryview does not
 
     def write_all(
-        self, frames: Sequence[memoryview], sequence: SequenceMeta, blocks: range, checksums: bytes,
+        self, frames: Sequence[memoryview], sequence_meta: SequenceMeta, blocks: range, checksums: bytes,
         rows: memoryview,
     ) -> None:  # fmt: skip
-        """Fill the frames of ``blocks``. ``frames`` has one for each block of ``sequence``."""
+        """Fill the frames of ``blocks``. ``frames`` has one for each block of ``sequence_meta``."""
         for block in blocks:
-            self.write(frames[block], sequence, block, checksums, rows)
+            self.write(frames[block], sequence_meta, block, checksums, rows)
 
     def checksums_of(self, frames: Sequence[memoryview]) -> bytes:
         """Return the checksums that the headers of blocks state, 8 bytes a block."""

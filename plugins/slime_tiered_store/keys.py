@@ -55,11 +55,11 @@ class SequenceMeta:
     ``token_ids``: int array of shape ``[num_tokens]``, each 0 <= id < 2**31. The last block may be shorter than
     ``tokens_per_block``. Its key covers its length, so only the same sequence finds it, never a longer one.
 
-    ``block_keys``: 16 bytes a block. ``token_bytes``: 4 bytes a token, int32, little endian.
+    ``block_hashes``: the keys, 16 bytes a block. ``token_bytes``: 4 bytes a token, int32, little endian.
     Raises ``ValueError`` for another shape, type or range.
     """
 
-    __slots__ = ("block_keys", "num_blocks", "num_tokens", "root_key", "token_bytes", "tokens_per_block")
+    __slots__ = ("block_hashes", "num_blocks", "num_tokens", "root_key", "token_bytes", "tokens_per_block")
 
     def __init__(self, root_key: BlockKey, token_ids: npt.ArrayLike, tokens_per_block: int) -> None:
         if tokens_per_block < 1 or tokens_per_block & (tokens_per_block - 1):
@@ -69,7 +69,7 @@ class SequenceMeta:
         self.token_bytes = _token_bytes(token_ids)
         self.num_tokens = len(self.token_bytes) // TOKEN_BYTES
         self.num_blocks = -(-self.num_tokens // tokens_per_block)
-        self.block_keys = self._chained_keys()
+        self.block_hashes = self._chained_keys()
 
     def _chained_keys(self) -> bytes:
         step = self.tokens_per_block * TOKEN_BYTES
@@ -81,11 +81,11 @@ class SequenceMeta:
 
     def key(self, block: int) -> BlockKey:
         """Return the key of a block; of block -1, the namespace's root key."""
-        return self.block_keys[block * KEY_BYTES : (block + 1) * KEY_BYTES] if block >= 0 else self.root_key
+        return self.block_hashes[block * KEY_BYTES : (block + 1) * KEY_BYTES] if block >= 0 else self.root_key
 
     def keys(self, start: int, stop: int) -> list[BlockKey]:
         """Return the keys of the blocks from ``start`` to ``stop``."""
-        packed = self.block_keys[start * KEY_BYTES : stop * KEY_BYTES]
+        packed = self.block_hashes[start * KEY_BYTES : stop * KEY_BYTES]
         return [key for (key,) in struct.iter_unpack(f"{KEY_BYTES}s", packed)]
 
     def tokens(self, start: int, stop: int) -> bytes:

@@ -59,33 +59,33 @@ class Mempool:
                 self._free_words.pop()
         return ids
 
-    def claim_blocks(self, ids: Iterable[int]) -> None:
-        """Mark ``ids``, of blocks that an earlier process left, as in use.
+    def claim_blocks(self, block_ids: Iterable[int]) -> None:
+        """Mark ``block_ids``, of blocks that an earlier process left, as in use.
 
         Costs O(all words) once. Raises ``ValueError`` for an id that is in use or does not exist.
         """
-        claimed = self._masks(ids, free=True)
+        claimed = self._masks(block_ids, free=True)
         for word, mask in claimed.items():
             self._bits[word] ^= mask
             self.num_free_blocks -= mask.bit_count()
         self._free_words = array("q", (word for word in self._free_words if self._bits[word]))
 
-    def recycle_blocks(self, ids: Iterable[int]) -> None:
+    def recycle_blocks(self, block_ids: Iterable[int]) -> None:
         """Give ids back.
 
         Raises ``ValueError`` when an id is free already, is given twice or does not exist. No id is recycled then.
         """
-        recycled = self._masks(ids, free=False)
+        recycled = self._masks(block_ids, free=False)
         for word, mask in recycled.items():
             if not self._bits[word]:
                 self._free_words.append(word)
             self._bits[word] |= mask
             self.num_free_blocks += mask.bit_count()
 
-    def _masks(self, ids: Iterable[int], free: bool) -> dict[int, int]:
+    def _masks(self, block_ids: Iterable[int], free: bool) -> dict[int, int]:
         """Return the bits of ids by word, once it is certain that all are free, or that all are in use."""
         masks: dict[int, int] = {}
-        for each in ids:
+        for each in block_ids:
             if not 0 <= each < self.num_total_blocks:
                 raise ValueError(f"pool {self.name}: block {each} does not exist")
             word, bit = each // _WORD, 1 << each % _WORD

@@ -58,9 +58,9 @@ class TieredStore:
         layout = Layout(tokens_per_block=64, bytes_per_token=16)
         async with TieredStore(layout, memory, ssd) as store:
             namespace = Namespace("qwen3", weight_version="7", variant="0")
-            result = await store.put(namespace, tokens, rows)  # len(rows) == 16 * len(tokens)
+            result = await store.put(namespace, token_ids, rows)  # len(rows) == 16 * len(token_ids)
             assert result.is_stored("ssd")
-            kept = await store.get(namespace, tokens)  # the rows of the longest known prefix, 16 bytes a token
+            kept = await store.get(namespace, token_ids)  # the rows of the longest known prefix, 16 bytes a token
 
     A call may be cancelled at any time; transfers that it began go on. Leaving the store waits for transfers.
     """
@@ -93,86 +93,90 @@ class TieredStore:
         # The body's error goes on as it is; the group would wrap it, and cancel transfers.
         await self._stack.__aexit__(None, None, None)
 
-    def sequence(self, namespace: Namespace, tokens: npt.ArrayLike) -> SequenceMeta:
+    def sequence_meta(self, namespace: Namespace, token_ids: npt.ArrayLike) -> SequenceMeta:
         """Return tokens with their block keys."""
         size = self.layout.tokens_per_block
-        return SequenceMeta(namespace.root_key(size, self.layout.bytes_per_token), tokens, size)
+        return SequenceMeta(namespace.root_key(size, self.layout.bytes_per_token), token_ids, size)
 
-    async def put(self, namespace: Namespace, tokens: npt.ArrayLike, rows: bytes | memoryview) -> PutResult:
-        """Store the rows of ``tokens``, and return when each tier has them or has refused them.
+    async def put(
+        self, namespace: Namespace, token_ids: npt.ArrayLike, rows: bytes | memoryview
+    ) -> PutResult:
+        """Store the rows of ``token_ids``, and return when each tier has them or has refused them.
 
-        ``rows``: ``bytes_per_token * len(tokens)`` bytes. They must not change before the call returns.
+        ``rows``: ``bytes_per_token * len(token_ids)`` bytes. They must not change before the call returns.
         Blocks that another call writes are waited for; if that fails, they are written by this call.
         Raises ``RowsDiffer``, ``NotStored`` when no tier took them, ``ValueError`` for bad tokens or sizes.
         """
-        sequence, view = self.sequence(namespace, tokens), memoryview(rows).cast("B")
+        sequence_meta, view = self.sequence_meta(namespace, token_ids), memoryview(rows).cast("B")
         checksums = await run_work(view.nbytes, partial(self.layout.checksums, view))
-        await self._room_for(sequence)
-        while isinstance(plan := self._engine_of_open_store().put(sequence, view, checksums), InFlight):
+        await self._room_for(sequence_meta)
+        while isinstance(plan := self._engine_of_open_store().put(sequence_meta, view, checksums), InFlight):
             await self._settled(plan)
-            await self._room_for(sequence)
+            await self._room_for(sequence_meta)
         await self._run(plan, release=True)
         if all(error is not None for error in plan.outcomes.values()):
             raise NotStored(plan.outcomes)
         return PutResult(plan.outcomes)
 
-    async def get(self, namespace: Namespace, tokens: npt.ArrayLike) -> bytes:
+    async def get(self, namespace: Namespace, token_ids: npt.ArrayLike) -> bytes:
         """Return the rows of the longest stored prefix: ``bytes_per_token`` bytes for each of its tokens.
 
         The prefix is all tokens, or it ends at a block. ``b""``: nothing is stored.
         Copying long rows holds the GIL; ``borrow`` copies none.
         Raises ``TierFailed`` when a tier that may have more cannot be read: an error is never taken for a miss.
         """
-        async with self.borrow(namespace, tokens) as rows:
+        async with self.borrow(namespace, token_ids) as rows:
             return await run_work(sum(map(len, rows.pieces)), partial(b"".join, rows.pieces))
 
     @asynccontextmanager
-    async def borrow(self, namespace: Namespace, tokens: npt.ArrayLike) -> AsyncIterator[StoredRows]:
+    async def borrow(self, namespace: Namespace, token_ids: npt.ArrayLike) -> AsyncIterator[StoredRows]:
         """Give the rows of ``get`` without a copy. They stay in memory until the end of the ``async with``."""
-        plan = await self._fetch(self.sequence(namespace, tokens))
+        plan = await self._fetch(self.sequence_meta(namespace, token_ids))
         try:
             pieces = [self.layout.rows(frame) for frame in plan.frames]
-            yield StoredRows(plan.sequence.length(plan.num_blocks), pieces)
+            yield StoredRows(plan.sequence_meta.length(plan.num_blocks), pieces)
         finally:
             plan.release()
 
-    async def holds(self, namespace: Namespace, tokens: npt.ArrayLike) -> bool:
-        """Return True if a tier is said to have all rows of ``tokens``, without reading them. Raises ``TierFailed``."""
-        sequence = self.sequence(namespace, tokens)
+    async def holds(self, namespace: Namespace, token_ids: npt.ArrayLike) -> bool:
+        """Return True if a tier is said to have all rows of ``token_ids``, without reading them. Raises ``TierFailed``."""
+        sequence = self.sequence(namespace, token_ids)
         known = self._engine_of_open_store().num_known(sequence)
         return known == sequence.num_blocks or await self._shared_blocks(sequence) == sequence.num_blocks
 
-    def forget(self, namespace: Namespace, tokens: npt.ArrayLike) -> None:
-        """Forget the rows of ``tokens``, and all rows that continue them, in all tiers.
+    def forget(self, namespace: Namespace, token_ids: npt.ArrayLike) -> None:
+        """Forget the rows of ``token_ids``, and all rows that continue them, in all tiers.
 
         Rows on their way to a tier are forgotten when they arrive.
         """
-        sequence = self.sequence(namespace, tokens)
+        sequence_meta = self.sequence_meta(namespace, token_ids)
         shared = self.engine.remote_cache_engine
         if (
             shared is not None and self._remote is not None
         ):  # an earlier process may have written the other blocks
-            known = shared.index.match_prefix(sequence, update_cache_info=False).num_matched_blocks
-            self._remote.forget([Block(0, key) for key in sequence.keys(known, sequence.num_blocks)])
+            known = shared.index.match_prefix(sequence_meta, update_cache_info=False).num_matched_blocks
+            self._remote.forget(
+                [Block(0, key) for key in sequence_meta.keys(known, sequence_meta.num_blocks)]
+            )
         for engine in self.engine.cache_engines:
-            _forget(engine, sequence)
+            _forget(engine, sequence_meta)
 
     def reset(self) -> None:
         """Forget everything in all tiers."""
         self.engine.reset()
 
-    async def _fetch(self, sequence: SequenceMeta) -> Plan:
+    async def _fetch(self, sequence_meta: SequenceMeta) -> Plan:
         """Return a plan whose frames are in memory. A tier that fails is left out, if another has its blocks."""
         failed: dict[str, StoreError] = {}
         promised, shared_blocks = 0, 0
         frames: dict[BlockKey, memoryview] = {}
         try:
-            shared_blocks = await self._shared_blocks(sequence)
+            shared_blocks = await self._shared_blocks(sequence_meta)
         except TierFailed as failure:
-            failed[failure.tier], promised = failure, sequence.num_blocks
+            failed[failure.tier], promised = failure, sequence_meta.num_blocks
         while True:
             plan = self._engine_of_open_store().get(
-                sequence, without=failed, shared_blocks=shared_blocks, frames=frames
+                sequence_meta, without=failed, shared_blocks=shared_blocks, frames=frames
             )
             if isinstance(plan, InFlight):
                 await self._settled(plan)
@@ -188,27 +192,28 @@ class TieredStore:
             plan.release()
             if isinstance(error, BlockMissing | BlockCorrupt):
                 logger.warning("A stored block is gone: %s", error)
-                keys = sequence.keys(0, sequence.num_blocks)
+                keys = sequence_meta.keys(0, sequence_meta.num_blocks)
                 shared_blocks = min(shared_blocks, keys.index(error.key))
             elif isinstance(error, TierFailed) and error.tier not in failed:
                 failed[error.tier], promised = error, max(promised, plan.num_blocks)
             else:
                 raise error
 
-    async def _shared_blocks(self, sequence: SequenceMeta) -> int:
+    async def _shared_blocks(self, sequence_meta: SequenceMeta) -> int:
         """Return the number of leading blocks that are known, or that the remote tier has; 0 if it is not asked."""
         ready = max(
-            engine.index.num_ready(sequence.key, sequence.num_blocks) for engine in self.engine.cache_engines
+            engine.index.num_ready(sequence_meta.key, sequence_meta.num_blocks)
+            for engine in self.engine.cache_engines
         )
-        if self._remote is None or ready == sequence.num_blocks:
+        if self._remote is None or ready == sequence_meta.num_blocks:
             return 0
-        return ready + await self._remote.holds(sequence.keys(ready, sequence.num_blocks))
+        return ready + await self._remote.holds(sequence_meta.keys(ready, sequence_meta.num_blocks))
 
-    async def _room_for(self, sequence: SequenceMeta) -> None:
+    async def _room_for(self, sequence_meta: SequenceMeta) -> None:
         """Wait in line, for ``wait_s`` at most, while transfers use the room of a lower tier."""
         with move_on_after(self._wait_s):
             async with self._line:
-                while self._executor is not None and self.engine.is_crowded(sequence):
+                while self._executor is not None and self.engine.is_crowded(sequence_meta):
                     await self._executor.next_end()
 
     def _engine_of_open_store(self) -> GlobalCacheEngine:
@@ -252,9 +257,9 @@ class TieredStore:
             self._on_loss(losses)
 
 
-def _forget(engine: CacheEngine, sequence: SequenceMeta) -> None:
-    unready = engine.index.match_prefix(sequence, update_cache_info=False).unready_node
+def _forget(engine: CacheEngine, sequence_meta: SequenceMeta) -> None:
+    unready = engine.index.match_prefix(sequence_meta, update_cache_info=False).unready_node
     if unready is not None:  # otherwise nobody would ever forget it
-        engine.on_settled(unready, partial(_forget, engine, sequence))
-    engine.drop(sequence, 0, lambda node, start: None)
-    engine.recycle(engine.claim(sequence.keys(0, sequence.num_blocks)))
+        engine.on_settled(unready, partial(_forget, engine, sequence_meta))
+    engine.drop(sequence_meta, 0, lambda node, start: None)
+    engine.recycle_blocks(engine.claim(sequence_meta.keys(0, sequence_meta.num_blocks)))

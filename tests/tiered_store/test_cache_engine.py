@@ -47,7 +47,7 @@ def test_loss_of_one_block_of_a_long_sequence_copies_no_other_key() -> None:
         match = each.index.match_prefix(whole)
         each.insert(whole, each.take(capacity, match.last_node), match, bytes(8 * capacity))
     memory, ssd = engine.cache_engines
-    ssd.recycle(ssd.index.evict(5))
+    ssd.recycle_blocks(ssd.index.evict(5))
     tracemalloc.start()
     engine.put(SequenceMeta(Namespace("model").root_key(2, 1), [7, 7], 2), memoryview(b"rows")[:2])
     most = tracemalloc.get_traced_memory()[1]

@@ -38,7 +38,7 @@ class Index(RadixTreeIndex):
         count = whole.num_blocks - match.num_matched_blocks
         ids = list(range(self.next_id, self.next_id + count))
         self.next_id += count
-        return self.insert(whole, b"c" * 8 * count, ids, match, is_ready=ready)
+        return self.insert(whole, ids, match, b"c" * 8 * count, is_ready=ready)
 
 
 def ids(blocks: list[Any]) -> list[int]:
@@ -147,7 +147,7 @@ def test_a_stale_match_is_refused_whole(change: Callable[[Index], object]) -> No
     change(index)
     before = index.num_blocks
     with pytest.raises(StaleMatch):
-        index.insert(whole, b"c" * 8, [77], match)
+        index.insert(whole, [77], match, b"c" * 8)
     assert index.num_blocks == before
     assert 77 not in [each for node in index.nodes() for each in node.physical_blocks]
 
@@ -156,7 +156,7 @@ def test_a_stale_match_is_refused_whole(change: Callable[[Index], object]) -> No
 def test_blocks_that_do_not_fit_the_sequence_are_refused(blocks: list[int], checksums: bytes) -> None:
     index = Index()
     with pytest.raises(ValueError, match="do not fit"):
-        index.insert(sequence(1, 2, 3), checksums, blocks, index.match(1, 2, 3))
+        index.insert(sequence(1, 2, 3), blocks, index.match(1, 2, 3), checksums)
 
 
 def test_a_collision_of_keys_is_no_match() -> None:
@@ -169,7 +169,7 @@ def test_a_collision_of_keys_is_no_match() -> None:
     match = index.match(1, 2, 3, 4, 5, 6)
     assert (match.num_matched_blocks, match.collides) == (0, True)
     with pytest.raises(StaleMatch, match="other tokens"):
-        index.insert(sequence(1, 2, 3, 4, 5, 6), b"c" * 24, [7, 8, 9], match)
+        index.insert(sequence(1, 2, 3, 4, 5, 6), [7, 8, 9], match, b"c" * 24)
 
 
 def test_a_short_block_does_not_match_a_longer_one_with_its_key() -> None:
@@ -302,7 +302,7 @@ def test_a_split_copies_only_the_shorter_part(shared: int) -> None:
     index, fork = Index(), sequence(*range(shared), 7, 7)
     index.add(*range(20_000))
     match = index.match_prefix(fork)
-    assert allocated(lambda: index.insert(fork, b"c" * 8, [20_000], match)) < 40_000
+    assert allocated(lambda: index.insert(fork, [20_000], match, b"c" * 8)) < 40_000
     assert ids(index.match(*range(20_000)).blocks(0, 10_000)) == list(range(10_000))
     assert index.match_prefix(fork).num_matched_blocks == fork.num_blocks
 
@@ -317,7 +317,7 @@ def test_eviction_does_not_look_at_other_leaves() -> None:
             compared += 1
             return int.__lt__(self, other)
 
-    POLICIES["counted"] = lambda node: Priority(node.last_access)
+    POLICIES["counted"] = lambda node: Priority(node.last_access_time)
     try:
         index = Index("counted")
         for token in range(5_000):

@@ -35,7 +35,7 @@ def test_keys_are_chained_xxh3_128_digests_that_never_change() -> None:
     assert Namespace("m", "a", "7", "f32", "rows", "v").root_key(4, 16) == root
     first = xxh3_128_digest(root + struct.pack("<4i", 1, 2, 3, 4))
     second = xxh3_128_digest(first + struct.pack("<2i", 5, 6))
-    assert SequenceMeta(root, [1, 2, 3, 4, 5, 6], 4).block_keys == first + second
+    assert SequenceMeta(root, [1, 2, 3, 4, 5, 6], 4).block_hashes == first + second
 
 
 def test_a_short_last_block_has_its_own_key() -> None:

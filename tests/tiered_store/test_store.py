@@ -188,7 +188,7 @@ async def test_each_tier_is_read_for_what_the_faster_ones_lack() -> None:
         place.clear_memory()
         ssd = place.store.engine.ssd_cache_engine
         assert ssd is not None
-        ssd.recycle(ssd.index.evict(1))
+        ssd.recycle_blocks(ssd.index.evict(1))
         await place.get(range(4))
         place.ssd.reads = 0
         assert await place.get(range(16)) == rows(range(16))
@@ -323,7 +323,7 @@ async def _get_that_is_aborted(place: Place) -> None:
 
 async def test_a_released_plan_lends_no_memory() -> None:
     async with opened(Place()) as place:
-        plan = place.store.engine.get(place.store.sequence(NAMESPACE, range(8)))
+        plan = place.store.engine.get(place.store.sequence_meta(NAMESPACE, range(8)))
         assert isinstance(plan, Plan)
         plan.release()
         with pytest.raises(ValueError, match="released"):
@@ -332,7 +332,7 @@ async def test_a_released_plan_lends_no_memory() -> None:
 
 async def test_ids_of_a_stale_match_are_recycled() -> None:
     place = Place()
-    engine, sequence = place.store.engine.cpu_cache_engine, place.store.sequence(NAMESPACE, range(8))
+    engine, sequence = place.store.engine.cpu_cache_engine, place.store.sequence_meta(NAMESPACE, range(8))
     match = engine.index.match_prefix(sequence)
     for is_stale in (False, True):
         ids = engine.take(2, match.last_node)
@@ -342,7 +342,7 @@ async def test_ids_of_a_stale_match_are_recycled() -> None:
         else:
             engine.insert(sequence, ids, match, bytes(16))
     assert engine.mempool.num_used_blocks == 2
-    engine.drop(place.store.sequence(NAMESPACE, range(50)), 7, lambda node, start: None)
+    engine.drop(place.store.sequence_meta(NAMESPACE, range(50)), 7, lambda node, start: None)
     assert engine.mempool.num_used_blocks == 2
 
 
@@ -845,7 +845,7 @@ async def test_rows_that_another_process_overwrote_are_neither_given_nor_deleted
 
 
 async def _read_known_blocks(place: Place) -> None:
-    plan = place.store.engine.get(place.store.sequence(NAMESPACE, range(8)))
+    plan = place.store.engine.get(place.store.sequence_meta(NAMESPACE, range(8)))
     assert isinstance(plan, Plan)
     error = await place.store._run(plan, release=True)
     assert error is not None
@@ -861,7 +861,7 @@ async def test_blocks_that_leave_the_last_tier_are_told() -> None:
         await place.put(range(100, 108))
         assert place.lost == []
         await place.put(range(200, 208))
-        assert place.lost == place.store.sequence(NAMESPACE, range(8)).keys(0, 2)[::1]
+        assert place.lost == place.store.sequence_meta(NAMESPACE, range(8)).keys(0, 2)[::1]
 
 
 async def test_corrupt_blocks_of_the_last_tier_are_told() -> None:
@@ -872,7 +872,7 @@ async def test_corrupt_blocks_of_the_last_tier_are_told() -> None:
         slot = next(iter(place.ssd.slots))
         place.ssd.slots[slot] = (place.ssd.slots[slot][0], bytes(LAYOUT.block_bytes))
         assert await place.get(range(16)) == b""
-        assert set(place.lost) == set(place.store.sequence(NAMESPACE, range(16)).keys(0, 4))
+        assert set(place.lost) == set(place.store.sequence_meta(NAMESPACE, range(16)).keys(0, 4))
 
 
 # long work

@@ -143,7 +143,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def ready(self, plan: Plan, tokens: tuple[int, ...]) -> None:
         found = b"".join(bytes(LAYOUT.rows(frame)) for frame in plan.frames)
-        prefix = tokens[: plan.sequence.length(plan.num_blocks)]
+        prefix = tokens[: plan.sequence_meta.length(plan.num_blocks)]
         assert found == rows(prefix)
         assert prefix in self.ever_put
         self.borrowed.append(plan)
@@ -156,7 +156,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
         plan = self.borrowed.pop(data.draw(st.integers(0, len(self.borrowed) - 1)))
-        prefix = plan.sequence.token_bytes[: 4 * plan.sequence.length(plan.num_blocks) : 4]
+        prefix = plan.sequence_meta.token_bytes[: 4 * plan.sequence_meta.length(plan.num_blocks) : 4]
         assert b"".join(bytes(LAYOUT.rows(frame)) for frame in plan.frames) == rows(tuple(prefix))
         plan.release()
         plan.release()
@@ -229,7 +229,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(tier=st.integers(0, 2), count=st.integers(1, 3))
     def evict(self, tier: int, count: int) -> None:
         engine = self.engine.cache_engines[tier]
-        engine.recycle(engine.index.evict(count))
+        engine.recycle_blocks(engine.index.evict(count))
         self.stored.clear()
 
     @invariant()

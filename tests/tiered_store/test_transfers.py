@@ -32,7 +32,10 @@ class Calls:
             self.told.append(f"{name} {error}")
             return error
 
-        op = self.graph.add_transfer_op(TransferOp(kind, [], [], ended), after)
+        op = TransferOp(kind, [], [], ended)
+        for each in after:
+            op.add_predecessor(each)
+        self.graph.add_transfer_op(op)
         if end:
             self.graph.task_end_op = op
         return op
@@ -121,6 +124,8 @@ def test_misuse_is_refused() -> None:
         Calls().op("other", WRITE, op)
     with pytest.raises(ValueError, match="one graph"):
         calls.graph.add_transfer_op(op)
+    with pytest.raises(ValueError, match="before it is added"):
+        op.add_predecessor(calls.op("two"))
     with pytest.raises(ValueError, match="0 blocks do not fit 1 buffers"):
         TransferOp(WRITE, [], [memoryview(b"")])
     with pytest.raises(ValueError, match="only a running operation"):

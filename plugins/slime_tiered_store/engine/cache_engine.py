@@ -66,7 +66,7 @@ class CacheEngine:
             try:
                 self._evict(missing, num_required_blocks, on_evict)
             finally:
-                self.unlock(protected_node)
+                self.unlock_node(protected_node)
         return self.mempool.allocate_blocks(num_required_blocks)
 
     def _evict(self, missing: int, required: int, on_evict: Callable[[RadixNode, int], None] | None) -> None:
@@ -77,26 +77,26 @@ class CacheEngine:
         unread = self.claim(list(islice(self.recovered, missing)))
         evicted = unread + self.index.evict(missing - len(unread), on_evict)
         self.num_evicted_blocks += len(evicted)
-        self.recycle(evicted)
+        self.recycle_blocks(evicted)
 
-    def is_crowded(self, sequence: SequenceMeta) -> bool:
-        """Return True if the blocks of ``sequence`` lack room only until transfers end."""
-        match = self.index.match_prefix(sequence, update_cache_info=False)
-        missing = sequence.num_blocks - match.num_matched_blocks
-        on_path = sum(node.size() for node, _ in match.path)
+    def is_crowded(self, sequence_meta: SequenceMeta) -> bool:
+        """Return True if the blocks of ``sequence_meta`` lack room only until transfers end."""
+        match_result = self.index.match_prefix(sequence_meta, update_cache_info=False)
+        missing = sequence_meta.num_blocks - match_result.num_matched_blocks
+        on_path = sum(node.size() for node, _ in match_result.path)
         can_fit = self.evicts and missing <= self.mempool.num_total_blocks - on_path
-        if match.unready_node is not None or not can_fit:
+        if match_result.unready_node is not None or not can_fit:
             return False
-        self.index.lock(match.last_node)
+        self.index.lock(match_result.last_node)
         evictable = self.index.num_evictable_blocks
-        self.unlock(match.last_node)
+        self.unlock_node(match_result.last_node)
         return missing > self.mempool.num_free_blocks + len(self.recovered) + evictable
 
     def claim(self, keys: Iterable[BlockKey]) -> list[Block]:
         """Take the blocks of ``keys`` out of ``recovered``. They belong to the caller then."""
         return [Block(self.recovered.pop(key), key) for key in keys if key in self.recovered]
 
-    def recycle(self, blocks: list[Block], forget: bool = True) -> None:
+    def recycle_blocks(self, blocks: list[Block], forget: bool = True) -> None:
         """Give ids back, and let the tier forget what they held."""
         if blocks:
             self.mempool.recycle_blocks(block.id for block in blocks)
@@ -115,39 +115,43 @@ class CacheEngine:
         return unowned
 
     def insert(
-        self, sequence: SequenceMeta, ids: list[int], match: MatchResult, checksums: bytes | None = None
+        self,
+        sequence_meta: SequenceMeta,
+        physical_block_ids: list[int],
+        match_result: MatchResult,
+        checksums: bytes | None = None,
     ) -> RadixNode:
-        """Add the blocks ``ids`` behind ``match``. They are ready when their checksums are given.
+        """Add blocks behind ``match_result``. They are ready when their checksums are given.
 
         On an error the ids are recycled.
         """
+        known = _UNKNOWN * len(physical_block_ids) if checksums is None else checksums
         try:
             node = self.index.insert(
-                sequence, _UNKNOWN * len(ids) if checksums is None else checksums, ids, match,
-                is_ready=checksums is not None,
-            )  # fmt: skip
+                sequence_meta, physical_block_ids, match_result, known, is_ready=checksums is not None
+            )
         except BaseException:
-            self.mempool.recycle_blocks(ids)
+            self.mempool.recycle_blocks(physical_block_ids)
             raise
         if self._owners is not None:
             self._owners.update(block.key for block in node.blocks())
         return node
 
-    def unlock(self, node: RadixNode) -> None:
+    def unlock_node(self, node: RadixNode) -> None:
         """Release one lock."""
-        self.recycle(self.index.unlock(node))
+        self.recycle_blocks(self.index.unlock(node))
 
     def set_ready(self, node: RadixNode, checksums: bytes) -> bool:
         """Mark an unready node as complete. Return False when it has been detached meanwhile."""
         node.checksums[:] = checksums
         is_kept = not node.is_detached
-        self.recycle(self.index.set_ready(node))
+        self.recycle_blocks(self.index.set_ready(node))
         self._settle(node)
         return is_kept
 
     def discard(self, node: RadixNode) -> None:
         """Remove an unready node whose transfer failed."""
-        self.recycle(self.index.discard(node))
+        self.recycle_blocks(self.index.discard(node))
         self._settle(node)
 
     def begin_reading(self, keys: Iterable[BlockKey]) -> list[Block]:
@@ -156,14 +160,14 @@ class CacheEngine:
         self.reading.update(block.key for block in blocks)
         return blocks
 
-    def end_reading(self, blocks: list[Block], sequence: SequenceMeta, epoch: int) -> None:
+    def end_reading(self, blocks: list[Block], sequence_meta: SequenceMeta, epoch: int) -> None:
         """Put blocks of ``begin_reading`` back at the end of ``recovered``, so that they are evicted last.
 
         Blocks that the index knows by now are recycled instead. After a reset since ``epoch`` all blocks are.
         """
-        known = self.index.match_prefix(sequence, update_cache_info=False).num_matched_blocks
-        old = set(sequence.keys(0, known)) if epoch == self.epoch else {block.key for block in blocks}
-        self.recycle([block for block in blocks if block.key in old])
+        known = self.index.match_prefix(sequence_meta, update_cache_info=False).num_matched_blocks
+        old = set(sequence_meta.keys(0, known)) if epoch == self.epoch else {block.key for block in blocks}
+        self.recycle_blocks([block for block in blocks if block.key in old])
         self.recovered.update((block.key, block.id) for block in blocks if block.key not in old)
 
     def settle_reading(self, blocks: list[Block]) -> None:
@@ -174,7 +178,7 @@ class CacheEngine:
 
     def drop(
         self,
-        sequence: SequenceMeta,
+        sequence_meta: SequenceMeta,
         block: int,
         on_evict: Callable[[RadixNode, int], None],
         forget: bool = True,
@@ -184,12 +188,12 @@ class CacheEngine:
         ``forget``: the tier drops them, too.
         """
         first = 0
-        for node, taken in self.index.match_prefix(sequence, update_cache_info=False).path:
+        for node, taken in self.index.match_prefix(sequence_meta, update_cache_info=False).path:
             if first <= block < first + taken and node.is_ready:
                 on_evict(node, block - first)
                 for below in self.index.below(node):
                     on_evict(below, 0)
-                self.recycle(self.index.detach(node, block - first), forget)
+                self.recycle_blocks(self.index.detach(node, block - first), forget)
                 return
             first += taken
 
@@ -204,4 +208,4 @@ class CacheEngine:
     def reset(self) -> None:
         """Forget all blocks. Blocks in use are recycled when their last user ends."""
         self.epoch += 1
-        self.recycle(self.claim(list(self.recovered)) + self.index.reset())
+        self.recycle_blocks(self.claim(list(self.recovered)) + self.index.reset())

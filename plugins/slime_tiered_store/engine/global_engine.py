@@ -62,7 +62,7 @@ class GlobalCacheEngine:
         return [self.cpu_cache_engine, *(tier.engine for tier in self._lower)]
 
     def get(
-        self, sequence: SequenceMeta, *, without: Collection[str] = (), shared_blocks: int = 0,
+        self, sequence_meta: SequenceMeta, *, without: Collection[str] = (), shared_blocks: int = 0,
         frames: Mapping[BlockKey, memoryview] | None = None,
     ) -> Plan | InFlight:  # fmt: skip
         """Plan to bring the longest known prefix into memory, and to fill the tiers that lack it.
@@ -72,25 +72,25 @@ class GlobalCacheEngine:
         ``InFlight`` of this call brought.
         """
         memory = self.cpu_cache_engine
-        found = memory.index.match_prefix(sequence)
+        found = memory.index.match_prefix(sequence_meta)
         if found.unready_node is not None:
             return InFlight(partial(memory.on_settled, found.unready_node))
         sources = [
-            tier.source(sequence, shared_blocks if tier.engine is self.remote_cache_engine else 0)
+            tier.source(sequence_meta, shared_blocks if tier.engine is self.remote_cache_engine else 0)
             for tier in self._lower
             if tier.engine.name not in without
         ]
         known = found.num_matched_blocks
         stop = max([known, *(source.stop for source in sources)])
-        usable = usable_frames(self.layout, sequence, sources, known, frames or {})
+        usable = usable_frames(self.layout, sequence_meta, sources, known, frames or {})
         start = known + len(usable)
-        read = self.staging.reads.get(sequence.key(start))
+        read = self.staging.reads.get(sequence_meta.key(start))
         if read is not None and any(max(source.stop, source.reach) > start for source in sources):
             return InFlight(read.subscribe, read.frames)
         for source in sources:
             if source.on_settled is not None and source.reach > stop:
                 return InFlight(source.on_settled)
-        plan = Plan(sequence, memory, stop)
+        plan = Plan(sequence_meta, memory, stop)
         with ExitStack() as undo:
             undo.callback(plan.release)
             leaf = self._frames_to_fill(plan, found, usable)
@@ -99,15 +99,17 @@ class GlobalCacheEngine:
             reads = self._reads(plan, sources, known, start, undo)
             if reads:
                 op = TransferOp(TransferType.VIRTUAL, [], [])
-                self._fill_memory(plan, leaf, op, reads)
+                for each in reads:
+                    op.add_predecessor(each)
+                self._fill_memory(plan, leaf, op)
                 if leaf is None:
-                    read = self.staging.begin(sequence.keys(start, stop), plan.frames[start:])
+                    read = self.staging.begin(sequence_meta.keys(start, stop), plan.frames[start:])
                     undo.callback(read.discard)
                     op.on_end = read.end
             for source in sources:
-                match = source.match
-                if match.num_matched_blocks == source.stop < stop and not match.collides:
-                    self._write(plan, source.tier, match, undo)
+                match_result = source.match_result
+                if match_result.num_matched_blocks == source.stop < stop and not match_result.collides:
+                    self._write(plan, source.tier, match_result, undo)
             undo.pop_all()
         return plan
 
@@ -141,7 +143,7 @@ class GlobalCacheEngine:
             missing, size = plan.num_blocks - len(plan.frames), self.layout.block_bytes
             plan.frames += [memoryview(bytearray(size)) for _ in range(missing)]
             return None
-        leaf = memory.insert(plan.sequence, ids, found)
+        leaf = memory.insert(plan.sequence_meta, ids, found)
         plan.hold(leaf)
         plan.frames += map(self._arena.view, ids)
         return leaf
@@ -160,15 +162,15 @@ class GlobalCacheEngine:
                 plan.reads.append((engine, count))
                 known += count
             if source.stop > start:
-                read = ReadOp(plan, self.layout, engine, source.match, start, source.stop, self._note_loss)
+                read = ReadOp(
+                    plan, self.layout, engine, source.match_result, start, source.stop, self._note_loss
+                )
                 undo.callback(read.undo)
                 reads.append(plan.graph.add_transfer_op(read.op(source.tier.read_type)))
                 start = known = source.stop
         return reads
 
-    def _fill_memory(
-        self, plan: Plan, leaf: RadixNode | None, op: TransferOp, after: Sequence[TransferOp] = ()
-    ) -> None:
+    def _fill_memory(self, plan: Plan, leaf: RadixNode | None, op: TransferOp) -> None:
         """Add ``op``. After it the frames of ``plan`` are complete, and so is ``leaf``, their node in memory."""
         memory = self.cpu_cache_engine
 
@@ -187,10 +189,10 @@ class GlobalCacheEngine:
             return error
 
         op.on_end = end
-        plan.graph.task_end_op = plan.graph.add_transfer_op(op, after)
+        plan.graph.task_end_op = plan.graph.add_transfer_op(op)
 
     def put(
-        self, sequence: SequenceMeta, rows: memoryview, checksums: bytes | None = None, *,
+        self, sequence_meta: SequenceMeta, rows: memoryview, checksums: bytes | None = None, *,
         without: Collection[str] = (),
     ) -> Plan | InFlight:  # fmt: skip
         """Plan to copy rows into memory, and to write them to each lower tier that lacks them.
@@ -201,21 +203,23 @@ class GlobalCacheEngine:
 
         Raises ``RowsDiffer`` when a tier has other rows, and ``ValueError`` for another number of bytes.
         """
-        if rows.nbytes != sequence.num_tokens * self.layout.bytes_per_token:
+        num_bytes = sequence_meta.num_tokens * self.layout.bytes_per_token
+        if rows.nbytes != num_bytes:
             raise ValueError(
-                f"{sequence.num_tokens} tokens have {sequence.num_tokens * self.layout.bytes_per_token} bytes "
-                f"of rows, got {rows.nbytes}"
+                f"{sequence_meta.num_tokens} tokens have {num_bytes} bytes of rows, got {rows.nbytes}"
             )
         rows = rows.cast("B")
         memory, checksums = self.cpu_cache_engine, checksums or self.layout.checksums(rows)
-        found = memory.index.match_prefix(sequence)
+        found = memory.index.match_prefix(sequence_meta)
         tiers = [tier for tier in self._lower if tier.engine.name not in without]
-        matches = [tier.engine.index.match_prefix(sequence) for tier in tiers]
-        for engine, match in zip((memory, *(tier.engine for tier in tiers)), (found, *matches), strict=True):
-            if match.unready_node is not None:
-                return InFlight(partial(engine.on_settled, match.unready_node))
-            self._check_rows(engine, match, checksums)
-        plan = Plan(sequence, memory, sequence.num_blocks)
+        matches = [tier.engine.index.match_prefix(sequence_meta) for tier in tiers]
+        for engine, match_result in zip(
+            (memory, *(tier.engine for tier in tiers)), (found, *matches), strict=True
+        ):
+            if match_result.unready_node is not None:
+                return InFlight(partial(engine.on_settled, match_result.unready_node))
+            self._check_rows(engine, match_result, checksums)
+        plan = Plan(sequence_meta, memory, sequence_meta.num_blocks)
         with ExitStack() as undo:
             undo.callback(plan.release)
             leaf = self._frames_to_fill(plan, found)
@@ -223,18 +227,18 @@ class GlobalCacheEngine:
                 undo.callback(memory.discard, leaf)
             copied = range(found.num_matched_blocks, plan.num_blocks)
             if copied:
-                copy = partial(self.layout.write_all, plan.frames, sequence, copied, checksums, rows)
+                copy = partial(self.layout.write_all, plan.frames, sequence_meta, copied, checksums, rows)
                 op = TransferOp(TransferType.D2H, [], [], work=copy, num_bytes=rows.nbytes)
                 self._fill_memory(plan, leaf, op)
-            for tier, match in zip(tiers, matches, strict=True):
-                self._write(plan, tier, match, undo)
+            for tier, match_result in zip(tiers, matches, strict=True):
+                self._write(plan, tier, match_result, undo)
             undo.pop_all()
         return plan
 
-    def _check_rows(self, engine: CacheEngine, match: MatchResult, checksums: bytes) -> None:
-        if match.collides:
-            raise RowsDiffer(engine.name, match.num_matched_blocks)
-        known = match.checksums()
+    def _check_rows(self, engine: CacheEngine, match_result: MatchResult, checksums: bytes) -> None:
+        if match_result.collides:
+            raise RowsDiffer(engine.name, match_result.num_matched_blocks)
+        known = match_result.checksums()
         if not checksums.startswith(known):
             same = range(0, len(known), CHECKSUM_BYTES)
             first = next(
@@ -242,23 +246,25 @@ class GlobalCacheEngine:
             )
             raise RowsDiffer(engine.name, first // CHECKSUM_BYTES)
 
-    def _write(self, plan: Plan, tier: LowerTier, match: MatchResult, undo: ExitStack) -> None:
+    def _write(self, plan: Plan, tier: LowerTier, match_result: MatchResult, undo: ExitStack) -> None:
         """Add the operation that writes the blocks that a lower tier lacks, if there are any."""
         plan.outcomes[tier.engine.name] = None
-        if match.num_matched_blocks == plan.num_blocks:
+        if match_result.num_matched_blocks == plan.num_blocks:
             return
         try:
-            write = WriteOp(plan, self.layout, tier.engine, match, self._note_loss)
+            write = WriteOp(plan, self.layout, tier.engine, match_result, self._note_loss)
         except NotEnoughSpaceError as full:
             plan.outcomes[tier.engine.name] = full
             return
         undo.callback(write.undo)
-        after = [plan.graph.task_end_op] if plan.graph.task_end_op is not None else []
-        plan.graph.add_transfer_op(write.op(tier.write_type), after)
+        op = write.op(tier.write_type)
+        if plan.graph.task_end_op is not None:
+            op.add_predecessor(plan.graph.task_end_op)
+        plan.graph.add_transfer_op(op)
 
-    def is_crowded(self, sequence: SequenceMeta) -> bool:
+    def is_crowded(self, sequence_meta: SequenceMeta) -> bool:
         """Return True if a put would leave out a lower tier that has room once transfers have ended."""
-        return any(tier.engine.is_crowded(sequence) for tier in self._lower)
+        return any(tier.engine.is_crowded(sequence_meta) for tier in self._lower)
 
     def reset(self) -> None:
         """Forget all blocks in all tiers. Plans under way end as usual, and leave nothing behind."""

@@ -30,15 +30,15 @@ class InFlight:
 class Plan:
     """Transfers that are to be submitted, and their results.
 
-    ``num_blocks``: the number of leading blocks of ``sequence`` that the plan covers. ``frames``: the bytes of each
-    block, valid from ``graph.on_ready`` until ``release``. ``outcomes``: None or an error for each written tier, by
-    its name. Outcomes of lower tiers are known when the graph ends. ``reads``: the lower tiers that blocks are read
-    from, and how many.
+    ``num_blocks``: the number of leading blocks of ``sequence_meta`` that the plan covers. ``frames``: the bytes of
+    each block, valid from ``graph.on_ready`` until ``release``. ``outcomes``: None or an error for each written tier,
+    by its name. Outcomes of lower tiers are known when the graph ends. ``reads``: the lower tiers that blocks are
+    read from, and how many.
 
     Submit ``graph`` once, and call ``release`` once, in any case. Both are needed to free what the plan holds.
     """
 
-    sequence: SequenceMeta
+    sequence_meta: SequenceMeta
     memory: CacheEngine
     num_blocks: int = 0
     frames: list[memoryview] = field(default_factory=list)
@@ -70,4 +70,4 @@ class Plan:
         """Let go of the frames. A second call does nothing."""
         if self.node is not None:
             node, self.node = self.node, None
-            self.memory.unlock(node)
+            self.memory.unlock_node(node)

@@ -27,28 +27,28 @@ class ReadOp:
     """
 
     def __init__(
-        self, plan: Plan, layout: Layout, engine: CacheEngine, match: MatchResult, start: int, stop: int,
+        self, plan: Plan, layout: Layout, engine: CacheEngine, match_result: MatchResult, start: int, stop: int,
         note_loss: Callable[[CacheEngine, RadixNode, int], None],
     ) -> None:  # fmt: skip
         self._plan = plan
         self._layout = layout
         self._engine = engine
         self._start = start
-        self._known = match.num_ready_matched_blocks
-        self._checksums = match.checksums()
+        self._known = match_result.num_ready_matched_blocks
+        self._checksums = match_result.checksums()
         self._note_loss = note_loss
         self._epoch = engine.epoch
-        self._node = match.last_ready_node
+        self._node = match_result.last_ready_node
         engine.index.lock(self._node)
-        self._blocks = match.blocks(start, min(stop, self._known))
-        unknown = plan.sequence.keys(max(start, self._known), stop)
+        self._blocks = match_result.blocks(start, min(stop, self._known))
+        unknown = plan.sequence_meta.keys(max(start, self._known), stop)
         self._claimed = engine.begin_reading(unknown)
         self._blocks += self._claimed or [Block(_NO_SLOT, key) for key in unknown]
         plan.reads.append((engine, len(self._blocks)))
 
     def undo(self) -> None:
         """Release what the operation holds, if it is never submitted."""
-        self._engine.unlock(self._node)
+        self._engine.unlock_node(self._node)
         self._give_back(self._claimed)
         self._engine.settle_reading(self._claimed)
 
@@ -60,7 +60,7 @@ class ReadOp:
         )
 
     def _end(self, frames: list[memoryview], error: Exception | None) -> Exception | None:
-        self._engine.unlock(self._node)
+        self._engine.unlock_node(self._node)
         if error is None:
             self._adopt(frames)
         elif isinstance(error, BlockMissing | BlockCorrupt):
@@ -72,9 +72,9 @@ class ReadOp:
 
     def _verify(self, frames: list[memoryview]) -> None:
         """Raise BlockCorrupt unless the frames hold the blocks that the index knows."""
-        sequence, name = self._plan.sequence, self._engine.name
+        sequence_meta, name = self._plan.sequence_meta, self._engine.name
         for at, (block, frame) in enumerate(zip(self._blocks, frames, strict=True), self._start):
-            checksum = self._layout.verify(name, frame, block.key, sequence.tokens(at, at + 1))
+            checksum = self._layout.verify(name, frame, block.key, sequence_meta.tokens(at, at + 1))
             if at < self._known and checksum != self._checksums[at * CHECKSUM_BYTES :][:CHECKSUM_BYTES]:
                 raise BlockReplaced(name, block.key)
 
@@ -83,22 +83,28 @@ class ReadOp:
         if not self._claimed:
             return
         engine, first = self._engine, self._start + len(frames) - len(self._claimed)
-        match = engine.index.match_prefix(self._plan.sequence, update_cache_info=False)
-        is_next = match.num_matched_blocks == first and match.unready_node is None and not match.collides
+        match_result = engine.index.match_prefix(self._plan.sequence_meta, update_cache_info=False)
+        is_next = (
+            match_result.num_matched_blocks == first
+            and match_result.unready_node is None
+            and not match_result.collides
+        )
         if is_next and self._epoch == engine.epoch:
             checksums = self._layout.checksums_of(frames[-len(self._claimed) :])
-            engine.insert(self._plan.sequence, [block.id for block in self._claimed], match, checksums)
+            engine.insert(
+                self._plan.sequence_meta, [block.id for block in self._claimed], match_result, checksums
+            )
         else:
             self._give_back(self._claimed)
 
     def _give_back(self, blocks: list[Block]) -> None:
-        self._engine.end_reading(blocks, self._plan.sequence, self._epoch)
+        self._engine.end_reading(blocks, self._plan.sequence_meta, self._epoch)
 
     def _drop(self, key: bytes, is_lost: bool) -> None:
         """Remove the block ``key`` from the index. ``is_lost``: from the tier, too; a replaced block stays there."""
         engine = self._engine
-        engine.recycle([block for block in self._claimed if block.key == key])
+        engine.recycle_blocks([block for block in self._claimed if block.key == key])
         self._give_back([block for block in self._claimed if block.key != key])
         lost = [at for at, block in enumerate(self._blocks, self._start) if block.key == key]
         if lost and lost[0] < self._known:
-            engine.drop(self._plan.sequence, lost[0], partial(self._note_loss, engine), is_lost)
+            engine.drop(self._plan.sequence_meta, lost[0], partial(self._note_loss, engine), is_lost)

@@ -23,7 +23,7 @@ class Source:
     """
 
     tier: LowerTier
-    match: MatchResult
+    match_result: MatchResult
     stop: int
     reach: int
     on_settled: Callable[[Callable[[], None]], None] | None
@@ -37,22 +37,24 @@ class LowerTier:
     read_type: TransferType
     write_type: TransferType
 
-    def source(self, sequence: SequenceMeta, shared_blocks: int) -> Source:
+    def source(self, sequence_meta: SequenceMeta, shared_blocks: int) -> Source:
         """Find a sequence. ``shared_blocks``: the number of leading blocks that the tier itself says it holds."""
         engine = self.engine
-        match = engine.index.match_prefix(sequence)
-        stop = match.num_ready_matched_blocks
-        if match.unready_node is not None:
-            on_settled = partial(engine.on_settled, match.unready_node)
-            return Source(self, match, stop, match.num_matched_blocks, on_settled)
-        if match.collides:
-            return Source(self, match, stop, stop, None)
+        match_result = engine.index.match_prefix(sequence_meta)
+        stop = match_result.num_ready_matched_blocks
+        if match_result.unready_node is not None:
+            on_settled = partial(engine.on_settled, match_result.unready_node)
+            return Source(self, match_result, stop, match_result.num_matched_blocks, on_settled)
+        if match_result.collides:
+            return Source(self, match_result, stop, stop, None)
         reach, in_flight = stop, None
-        for key in map(sequence.key, range(stop, sequence.num_blocks)):
+        for key in map(sequence_meta.key, range(stop, sequence_meta.num_blocks)):
             if key in engine.reading:
                 in_flight = in_flight or partial(engine.on_settled, key)
             elif key not in engine.recovered:
                 break
             reach += 1
             stop += in_flight is None
-        return Source(self, match, max(stop, min(shared_blocks, sequence.num_blocks)), reach, in_flight)
+        return Source(
+            self, match_result, max(stop, min(shared_blocks, sequence_meta.num_blocks)), reach, in_flight
+        )

@@ -61,7 +61,7 @@ class StagedRead:
 
 
 def usable_frames(
-    layout: Layout, sequence: SequenceMeta, sources: Sequence[Source], start: int,
+    layout: Layout, sequence_meta: SequenceMeta, sources: Sequence[Source], start: int,
     frames: Mapping[BlockKey, memoryview],
 ) -> list[memoryview]:  # fmt: skip
     """Return the ``frames`` of the blocks from ``start`` on, up to the first that is none of the blocks in the tiers.
@@ -70,11 +70,13 @@ def usable_frames(
     """
     usable: list[memoryview] = []
     for source in sources if frames else ():
-        known = source.match.checksums()[: source.match.num_ready_matched_blocks * CHECKSUM_BYTES]
+        known = source.match_result.checksums()[
+            : source.match_result.num_ready_matched_blocks * CHECKSUM_BYTES
+        ]
         for at in range(start + len(usable), source.stop):
-            frame = frames.get(sequence.key(at))
+            frame = frames.get(sequence_meta.key(at))
             checksum = known[at * CHECKSUM_BYTES : (at + 1) * CHECKSUM_BYTES]
-            if frame is None or not layout.holds(frame, sequence.tokens(at, at + 1), checksum):
+            if frame is None or not layout.holds(frame, sequence_meta.tokens(at, at + 1), checksum):
                 return usable
             usable.append(frame)
     return usable

@@ -22,24 +22,24 @@ class WriteOp:
     """
 
     def __init__(
-        self, plan: Plan, layout: Layout, engine: CacheEngine, match: MatchResult,
+        self, plan: Plan, layout: Layout, engine: CacheEngine, match_result: MatchResult,
         note_loss: Callable[[CacheEngine, RadixNode, int], None],
     ) -> None:  # fmt: skip
         self._plan = plan
         self._layout = layout
         self._engine = engine
-        start = match.num_matched_blocks
-        ids = engine.take(plan.num_blocks - start, match.last_node, partial(note_loss, engine))
+        start = match_result.num_matched_blocks
+        ids = engine.take(plan.num_blocks - start, match_result.last_node, partial(note_loss, engine))
         # an earlier process may have left other rows under these keys
-        engine.recycle(engine.claim(plan.sequence.keys(start, plan.num_blocks)))
-        self._leaf = engine.insert(plan.sequence, ids, match)
+        engine.recycle_blocks(engine.claim(plan.sequence_meta.keys(start, plan.num_blocks)))
+        self._leaf = engine.insert(plan.sequence_meta, ids, match_result)
         self._blocks = self._leaf.blocks()
         self._frames = plan.frames[start:]
         self._memory_node = plan.lock()
 
     def undo(self) -> None:
         """Release what the operation holds, if it is never submitted."""
-        self._plan.memory.unlock(self._memory_node)
+        self._plan.memory.unlock_node(self._memory_node)
         self._engine.discard(self._leaf)
 
     def op(self, transfer_type: TransferType) -> TransferOp:
@@ -54,5 +54,5 @@ class WriteOp:
         else:
             self._engine.num_demoted_blocks += len(self._blocks)
         self._plan.outcomes[self._engine.name] = error
-        self._plan.memory.unlock(self._memory_node)
+        self._plan.memory.unlock_node(self._memory_node)
         return error

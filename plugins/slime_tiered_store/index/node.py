@@ -19,15 +19,16 @@ T = TypeVar("T", bytearray, list[int])
 class RadixNode:
     """A run of blocks that follow one another. Only the last one may be short.
 
-    ``keys``: 16 bytes a block. ``tokens``: 4 bytes a token. ``checksums``: 8 bytes a block. All are byte arrays: a
-    byte array loses its end without a copy of what stays. ``physical_blocks``: the ids in the tier's pool.
+    ``block_hashes``: the keys, 16 bytes a block. ``tokens``: 4 bytes a token. ``checksums``: 8 bytes a block. All are
+    byte arrays: a byte array loses its end without a copy of what stays. ``physical_blocks``: the ids in the pool.
     ``lock_cnt``: the number of users of the node or of nodes below it. ``is_detached``: the index no longer finds the
     node, whose blocks are freed when its last user ends.
     ``heap_index``: the position in the heap of evictable leaves, or -1.
-    ``created``, ``last_access``: ticks of the index's clock.
+    ``created``, ``last_access_time``: ticks of the index's clock.
     """
 
     __slots__ = (
+        "block_hashes",
         "checksums",
         "children",
         "created",
@@ -35,8 +36,7 @@ class RadixNode:
         "hits",
         "is_detached",
         "is_ready",
-        "keys",
-        "last_access",
+        "last_access_time",
         "lock_cnt",
         "parent",
         "physical_blocks",
@@ -46,14 +46,14 @@ class RadixNode:
     def __init__(
         self,
         parent: RadixNode | None,
-        keys: bytes | bytearray,
+        block_hashes: bytes | bytearray,
         tokens: bytes | bytearray,
         checksums: bytes | bytearray,
         physical_blocks: list[int],
         created: int,
     ) -> None:
         self.parent = parent
-        self.keys = bytearray(keys)
+        self.block_hashes = bytearray(block_hashes)
         self.tokens = bytearray(tokens)
         self.checksums = bytearray(checksums)
         self.physical_blocks = physical_blocks
@@ -61,7 +61,7 @@ class RadixNode:
         self.is_ready = True
         self.is_detached = False
         self.lock_cnt = 0
-        self.created = self.last_access = created
+        self.created = self.last_access_time = created
         self.hits = 0
         self.heap_index = -1
 
@@ -75,7 +75,7 @@ class RadixNode:
 
     def key(self, block: int) -> BlockKey:
         """Return the key of a block."""
-        return bytes(self.keys[block * KEY_BYTES : (block + 1) * KEY_BYTES])
+        return bytes(self.block_hashes[block * KEY_BYTES : (block + 1) * KEY_BYTES])
 
     def cut(self, at: int, tokens_per_block: int) -> RadixNode:
         """Return a new node that takes over the blocks before ``at``, with equal locks and times.
@@ -83,8 +83,12 @@ class RadixNode:
         The caller links both nodes.
         """
         prefix = RadixNode(self.parent, b"", b"", b"", [], self.created)
-        prefix.last_access, prefix.hits, prefix.lock_cnt = self.last_access, self.hits, self.lock_cnt
-        prefix.keys, self.keys = _cut(self.keys, at * KEY_BYTES)
+        prefix.last_access_time, prefix.hits, prefix.lock_cnt = (
+            self.last_access_time,
+            self.hits,
+            self.lock_cnt,
+        )
+        prefix.block_hashes, self.block_hashes = _cut(self.block_hashes, at * KEY_BYTES)
         prefix.tokens, self.tokens = _cut(self.tokens, at * tokens_per_block * TOKEN_BYTES)
         prefix.checksums, self.checksums = _cut(self.checksums, at * CHECKSUM_BYTES)
         prefix.physical_blocks, self.physical_blocks = _cut(self.physical_blocks, at)
@@ -93,7 +97,7 @@ class RadixNode:
     def blocks(self, start: int = 0, stop: int | None = None) -> list[Block]:
         """Return the ids and keys of the blocks from ``start`` to ``stop``."""
         stop = self.size() if stop is None else stop
-        keys = iter_unpack(f"{KEY_BYTES}s", self.keys[start * KEY_BYTES : stop * KEY_BYTES])
+        keys = iter_unpack(f"{KEY_BYTES}s", self.block_hashes[start * KEY_BYTES : stop * KEY_BYTES])
         return [
             Block(block_id, key)
             for block_id, (key,) in zip(self.physical_blocks[start:stop], keys, strict=True)

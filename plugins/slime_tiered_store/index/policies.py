@@ -19,11 +19,11 @@ _CLOCK_BITS = 64
 
 
 def _lru(node: RadixNode) -> int:
-    return node.last_access
+    return node.last_access_time
 
 
 def _lfu(node: RadixNode) -> int:
-    return node.hits << _CLOCK_BITS | node.last_access
+    return node.hits << _CLOCK_BITS | node.last_access_time
 
 
 def _fifo(node: RadixNode) -> int:
@@ -31,7 +31,7 @@ def _fifo(node: RadixNode) -> int:
 
 
 def _mru(node: RadixNode) -> int:
-    return -node.last_access
+    return -node.last_access_time
 
 
 def _filo(node: RadixNode) -> int:
@@ -39,7 +39,7 @@ def _filo(node: RadixNode) -> int:
 
 
 def _slru(node: RadixNode) -> int:
-    return min(node.hits, _PROTECTED_HITS) << _CLOCK_BITS | node.last_access
+    return min(node.hits, _PROTECTED_HITS) << _CLOCK_BITS | node.last_access_time
 
 
 #: The policies by name: least recently used, least frequently used, first in first out, most recently used,

@@ -39,7 +39,7 @@ class RadixTreeIndex:
         """The number of blocks that ``evict`` can remove."""
         return self.num_blocks - self._num_locked_blocks
 
-    def match_prefix(self, sequence: SequenceMeta, update_cache_info: bool = True) -> MatchResult:
+    def match_prefix(self, sequence_meta: SequenceMeta, update_cache_info: bool = True) -> MatchResult:
         """Find the longest known prefix. Cost: O(nodes on the path), and a comparison of the tokens' bytes.
 
         ``update_cache_info``: count a hit for the nodes on the path.
@@ -48,12 +48,12 @@ class RadixTreeIndex:
         unready: RadixNode | None = None
         path: list[tuple[RadixNode, int]] = []
         collides = False
-        while taken == node.size() and matched < sequence.num_blocks:
-            child = node.children.get(sequence.key(matched))
+        while taken == node.size() and matched < sequence_meta.num_blocks:
+            child = node.children.get(sequence_meta.key(matched))
             if child is None:
                 break
-            same_keys = common_blocks(child, sequence.key, matched, sequence.num_blocks)
-            same = self._common_tokens(child, sequence, matched, same_keys)
+            same_keys = common_blocks(child, sequence_meta.key, matched, sequence_meta.num_blocks)
+            same = self._common_tokens(child, sequence_meta, matched, same_keys)
             collides = same < same_keys
             if not same:
                 break
@@ -69,30 +69,36 @@ class RadixTreeIndex:
         return MatchResult(matched, ready, node, taken, unready, path, collides)
 
     def insert(
-        self, sequence: SequenceMeta, checksums: bytes, physical_blocks: list[int], match: MatchResult, *,
-        is_ready: bool = True,
+        self, sequence_meta: SequenceMeta, physical_block_ids: list[int], match_result: MatchResult, checksums: bytes,
+        *, is_ready: bool = True,
     ) -> RadixNode:  # fmt: skip
-        """Add the blocks behind ``match`` as one leaf, and return it.
+        """Add the blocks behind ``match_result`` as one leaf, and return it.
 
-        ``checksums``: 8 bytes for each new block. ``physical_blocks``: ids of the new blocks, at least one.
-        Raises ``StaleMatch`` when the tree no longer ends where it ended for ``match``, or when the last matched
+        ``physical_block_ids``: of the new blocks, at least one. ``checksums``: 8 bytes for each of them.
+        Raises ``StaleMatch`` when the tree no longer ends where it ended for ``match_result``, or when the last matched
         node is unready. The tree is then as before.
         """
-        start, stop = match.num_matched_blocks, match.num_matched_blocks + len(physical_blocks)
-        if not start < stop <= sequence.num_blocks or len(checksums) != (stop - start) * CHECKSUM_BYTES:
+        start = match_result.num_matched_blocks
+        stop = start + len(physical_block_ids)
+        if not start < stop <= sequence_meta.num_blocks or len(checksums) != (stop - start) * CHECKSUM_BYTES:
             raise ValueError(
-                f"{len(physical_blocks)} ids and {len(checksums)} bytes of checksums do not fit "
-                f"a sequence of {sequence.num_blocks} blocks with {start} known blocks"
+                f"{len(physical_block_ids)} ids and {len(checksums)} bytes of checksums do not fit "
+                f"a sequence of {sequence_meta.num_blocks} blocks with {start} known blocks"
             )
-        self._check_match(sequence, match)
-        parent = match.last_node
-        if match.taken < parent.size():
-            parent = self.split(parent, match.taken)
-        keys = sequence.block_keys[start * KEY_BYTES : stop * KEY_BYTES]
+        self._check_match(sequence_meta, match_result)
+        parent = match_result.last_node
+        if match_result.taken < parent.size():
+            parent = self.split(parent, match_result.taken)
+        hashes = sequence_meta.block_hashes[start * KEY_BYTES : stop * KEY_BYTES]
         node = RadixNode(
-            parent, keys, sequence.tokens(start, stop), checksums, list(physical_blocks), self._tick()
+            parent,
+            hashes,
+            sequence_meta.tokens(start, stop),
+            checksums,
+            list(physical_block_ids),
+            self._tick(),
         )
-        parent.children[sequence.key(start)] = node
+        parent.children[sequence_meta.key(start)] = node
         self.num_blocks += node.size()
         self._evictable.update(parent)
         if not is_ready:
@@ -101,13 +107,13 @@ class RadixTreeIndex:
         self._evictable.update(node)
         return node
 
-    def _check_match(self, sequence: SequenceMeta, match: MatchResult) -> None:
-        node, taken, matched = match.last_node, match.taken, match.num_matched_blocks
+    def _check_match(self, sequence_meta: SequenceMeta, match_result: MatchResult) -> None:
+        node, taken, matched = match_result.last_node, match_result.taken, match_result.num_matched_blocks
         if node.is_detached or taken > node.size():
             raise StaleMatch("the matched node has been evicted, split or reset since: match again")
-        if taken and node.key(taken - 1) != sequence.key(matched - 1):
+        if taken and node.key(taken - 1) != sequence_meta.key(matched - 1):
             raise StaleMatch("the matched node has been split since: match again")
-        if taken == node.size() and sequence.key(matched) in node.children:
+        if taken == node.size() and sequence_meta.key(matched) in node.children:
             raise StaleMatch("the next block has been inserted since, or has other tokens: match again")
         if not node.is_ready:
             raise StaleMatch("the matched node is not ready: wait for its transfer, then match again")
@@ -136,7 +142,7 @@ class RadixTreeIndex:
         if not 0 < num_blocks < node.size() or not node.evictable():
             raise ValueError(f"{num_blocks} of the {node.size()} blocks of this node cannot be removed")
         removed = node.blocks(kept)
-        del node.keys[kept * KEY_BYTES :], node.tokens[kept * self.tokens_per_block * TOKEN_BYTES :]
+        del node.block_hashes[kept * KEY_BYTES :], node.tokens[kept * self.tokens_per_block * TOKEN_BYTES :]
         del node.checksums[kept * CHECKSUM_BYTES :], node.physical_blocks[kept:]
         self.num_blocks -= num_blocks
         return removed
@@ -179,16 +185,18 @@ class RadixTreeIndex:
             raise ValueError("only an unready node can be discarded")
         return self.detach(node) + self.unlock(node)
 
-    def evict(self, num_blocks: int, on_evict: Callable[[RadixNode, int], None] | None = None) -> list[Block]:
-        """Remove up to ``num_blocks`` blocks, in the order of the policy, and return them.
+    def evict(
+        self, num_blocks_to_evict: int, on_evict: Callable[[RadixNode, int], None] | None = None
+    ) -> list[Block]:
+        """Remove up to ``num_blocks_to_evict`` blocks, in the order of the policy, and return them.
 
         ``on_evict(node, start)`` is called before the blocks of ``node`` from ``start`` on are removed.
         Cost: O(blocks removed + nodes removed * log(leaves)).
         """
         evicted: list[Block] = []
-        while len(evicted) < num_blocks and len(self._evictable):
+        while len(evicted) < num_blocks_to_evict and len(self._evictable):
             node = self._evictable.first()
-            wanted = num_blocks - len(evicted)
+            wanted = num_blocks_to_evict - len(evicted)
             start = max(node.size() - wanted, 0)
             if on_evict is not None:
                 on_evict(node, start)
@@ -254,7 +262,7 @@ class RadixTreeIndex:
     def _touch(self, path: list[tuple[RadixNode, int]]) -> None:
         tick = self._tick()
         for node, _ in path:
-            node.last_access = tick
+            node.last_access_time = tick
             node.hits += 1
             if node.heap_index >= 0:
                 self._evictable.update(node)
@@ -263,14 +271,14 @@ class RadixTreeIndex:
         self._clock += 1
         return self._clock
 
-    def _common_tokens(self, node: RadixNode, sequence: SequenceMeta, first: int, most: int) -> int:
-        """Return how many of a node's first ``most`` blocks have the tokens of ``sequence`` from ``first`` on."""
+    def _common_tokens(self, node: RadixNode, sequence_meta: SequenceMeta, first: int, most: int) -> int:
+        """Return how many of a node's first ``most`` blocks have the tokens of ``sequence_meta`` from ``first`` on."""
         step = self.tokens_per_block * TOKEN_BYTES
         ours = memoryview(node.tokens)[: most * step]  # no copy
-        has_equal_end = first * step + len(ours) in ((first + most) * step, len(sequence.token_bytes))
-        if has_equal_end and sequence.token_bytes.startswith(ours, first * step):
+        has_equal_end = first * step + len(ours) in ((first + most) * step, len(sequence_meta.token_bytes))
+        if has_equal_end and sequence_meta.token_bytes.startswith(ours, first * step):
             return most
         return next(
             at for at in range(most)
-            if node.tokens[at * step : (at + 1) * step] != sequence.tokens(first + at, first + at + 1)
+            if node.tokens[at * step : (at + 1) * step] != sequence_meta.tokens(first + at, first + at + 1)
         )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import Enum, auto
 
 from slime_tiered_store.tier import Block
@@ -50,11 +50,12 @@ class TransferOp:
         "buffers",
         "graph",
         "num_bytes",
+        "num_unfinished_predecessors",
         "on_end",
+        "predecessors",
         "status",
         "successors",
         "transfer_type",
-        "waits_for",
         "work",
     )
 
@@ -76,9 +77,16 @@ class TransferOp:
         self.work = work
         self.num_bytes = sum(map(len, buffers)) if num_bytes is None else num_bytes
         self.status = OpStatus.PENDING
+        self.predecessors: list[TransferOp] = []
+        self.num_unfinished_predecessors = 0
         self.successors: list[TransferOp] = []
-        self.waits_for = 0
         self.graph: TransferOpGraph | None = None
+
+    def add_predecessor(self, op: TransferOp) -> None:
+        """Start this operation once ``op`` has completed. Raises ``ValueError`` once this one is in a graph."""
+        if self.graph is not None:
+            raise ValueError("an operation gets its predecessors before it is added to a graph")
+        self.predecessors.append(op)
 
     @property
     def has_ended(self) -> bool:
@@ -102,17 +110,16 @@ class TransferOpGraph:
         self.first_error: Exception | None = None
         self.num_unfinished = 0
 
-    def add_transfer_op(self, op: TransferOp, after: Iterable[TransferOp] = ()) -> TransferOp:
-        """Add an operation. It starts once the operations ``after``, which are in the graph already, have completed.
+    def add_transfer_op(self, op: TransferOp) -> TransferOp:
+        """Add an operation, whose predecessors are in the graph already. So a graph has no cycles.
 
-        Raises ``ValueError`` for an operation of another graph. So a graph has no cycles.
+        Raises ``ValueError`` for an operation of another graph.
         """
-        before = list(after)
-        if op.graph is not None or any(each.graph is not self for each in before):
+        if op.graph is not None or any(each.graph is not self for each in op.predecessors):
             raise ValueError("an operation belongs to one graph, and so do its predecessors")
         op.graph = self
-        op.waits_for = len(before)
-        for each in before:
+        op.num_unfinished_predecessors = len(op.predecessors)
+        for each in op.predecessors:
             each.successors.append(op)
         self.ops.append(op)
         self.num_unfinished += 1

@@ -31,7 +31,7 @@ class TransferScheduler:
         self.graphs[graph] = None
         if graph.task_end_op is None:
             graph.on_ready()
-        for op in [op for op in graph.ops if not op.waits_for]:
+        for op in [op for op in graph.ops if not op.num_unfinished_predecessors]:
             self._make_ready(op)
         self._end_graph(graph)
 
@@ -82,12 +82,12 @@ class TransferScheduler:
             op.buffers, op.work, op.on_end = [], None, _no_end
             graph.num_unfinished -= 1
             for each in op.successors:
-                each.waits_for -= 1
+                each.num_unfinished_predecessors -= 1
                 if error:
                     ending.append((each, error))
-                elif not each.waits_for and each.transfer_type is TransferType.VIRTUAL:
+                elif not each.num_unfinished_predecessors and each.transfer_type is TransferType.VIRTUAL:
                     ending.append((each, None))
-                elif not each.waits_for:
+                elif not each.num_unfinished_predecessors:
                     self._make_ready(each)
             if op is graph.task_end_op and not error:
                 graph.on_ready()
