@@ -10,9 +10,9 @@ from functools import partial
 from typing import Self
 
 import numpy.typing as npt
-from anyio import Event, Lock, create_task_group, move_on_after
+from anyio import CancelScope, Event, Lock, create_task_group, move_on_after
 
-from slime_tiered_store.engine import CacheEngine, GlobalCacheEngine, InFlight, Plan
+from slime_tiered_store.engine import GlobalCacheEngine, InFlight, Plan
 from slime_tiered_store.errors import BlockCorrupt, BlockMissing, NotStored, StoreError, TierFailed
 from slime_tiered_store.frames import Layout
 from slime_tiered_store.keys import Namespace, SequenceMeta
@@ -62,7 +62,8 @@ class TieredStore:
             assert result.is_stored("ssd")
             kept = await store.get(namespace, token_ids)  # the rows of the longest known prefix, 16 bytes a token
 
-    A call may be cancelled at any time; transfers that it began go on. Leaving the store waits for transfers.
+    A call may be cancelled at any time; transfers that it began go on. A cancelled put ends when its rows have been
+    copied. Leaving the store waits for transfers.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class TieredStore:
                 [Block(0, key) for key in sequence_meta.keys(known, sequence_meta.num_blocks)]
             )
         for engine in self.engine.cache_engines:
-            _forget(engine, sequence_meta)
+            engine.forget(sequence_meta)
 
     def reset(self) -> None:
         """Forget everything in all tiers."""
@@ -229,22 +230,29 @@ class TieredStore:
     async def _run(self, plan: Plan, release: bool) -> Exception | None:
         """Submit a plan. Wait until its data is ready, or with ``release`` until it ends. Return its error."""
         assert self._executor is not None  # narrowing: the store was open just now, when the plan was made
-        done, errors = Event(), list[Exception]()
+        done, copied, errors = Event(), Event(), list[Exception]()
 
         def abort(error: Exception) -> None:
+            copied.set()
             if not done.is_set():  # else the data was ready, and only a copy in a lower tier failed
                 errors.append(error)
                 done.set()
 
         plan.graph.on_complete, plan.graph.on_abort = done.set, abort
-        if not release:
-            plan.graph.on_ready = done.set
+        plan.graph.on_ready = copied.set if release else done.set
         try:
             self._executor.submit(plan.graph)
             if release:
                 plan.release()
-            self._report_losses()
-            await done.wait()
+            try:
+                self._report_losses()
+                await done.wait()
+            finally:
+                if (
+                    release and not copied.is_set()
+                ):  # a thread reads the caller's rows, and cannot be cancelled
+                    with CancelScope(shield=True):
+                        await copied.wait()
         except BaseException:
             plan.release()
             raise
@@ -255,11 +263,3 @@ class TieredStore:
         losses, self.engine.losses = self.engine.losses, []
         if losses and self._on_loss is not None:
             self._on_loss(losses)
-
-
-def _forget(engine: CacheEngine, sequence_meta: SequenceMeta) -> None:
-    unready = engine.index.match_prefix(sequence_meta, update_cache_info=False).unready_node
-    if unready is not None:  # otherwise nobody would ever forget it
-        engine.on_settled(unready, partial(_forget, engine, sequence_meta))
-    engine.drop(sequence_meta, 0, lambda node, start: None)
-    engine.recycle_blocks(engine.claim(sequence_meta.keys(0, sequence_meta.num_blocks)))

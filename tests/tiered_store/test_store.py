@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from anyio import CancelScope, Event, create_task_group, wait_all_tasks_blocked
 from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint
 
 from slime_tiered_store import off_loop
 from slime_tiered_store.engine import Plan
@@ -727,6 +730,21 @@ async def test_a_reset_forgets_recovered_blocks_that_are_being_read() -> None:
         assert await place.get(range(8)) == b""
 
 
+async def test_forgotten_blocks_that_are_being_read_do_not_come_back(memory: int) -> None:
+    """Blocks of an earlier process enter the index when they have been read."""
+    async with opened(Place()) as first:
+        await first.put(range(8))
+    async with opened(first.restart(memory)) as place, create_task_group() as group:
+        place.ssd.gate = Event()
+        group.start_soon(place.get, range(8))
+        await wait_all_tasks_blocked()
+        place.store.forget(NAMESPACE, range(8))
+        place.ssd.gate.set()
+        await wait_all_tasks_blocked()
+        assert place.ssd.slots == {}
+        assert await place.get(range(8)) == b""
+
+
 # restarts and other processes
 
 
@@ -823,6 +841,20 @@ async def test_a_recovered_block_that_is_corrupt_is_forgotten() -> None:
         assert (await place.put(range(8))).is_stored("ssd")
 
 
+async def test_concurrent_gets_read_once_what_another_process_wrote() -> None:
+    async with opened(Place(ssd=None, remote=16)) as first:
+        await first.put(range(10))
+    async with opened(first.restart(memory=0)) as place, create_task_group() as group:
+        place.remote.gate = Event()
+        gets = Gets(place, group)
+        for _ in range(3):
+            await gets.start(range(10))
+        place.remote.gate.set()
+        await wait_all_tasks_blocked()
+        assert gets.found == [rows(range(10))] * 3
+        assert place.remote.reads == 3
+
+
 async def test_another_process_reads_what_the_first_wrote() -> None:
     async with opened(Place(ssd=None, remote=16)) as first:
         await first.put(range(10))
@@ -896,6 +928,44 @@ async def test_long_rows_are_copied_and_verified_in_threads(monkeypatch: pytest.
 
 
 # cancellation
+
+
+class HeldLayout(Layout):
+    """A layout whose copies into memory wait for ``gate``, in their thread."""
+
+    gate = threading.Event()
+
+    def write_all(self, *arguments: Any) -> None:
+        assert self.gate.wait(5)
+        super().write_all(*arguments)
+
+
+async def test_a_cancelled_put_ends_when_its_rows_are_no_longer_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller may reuse the memory of the rows then."""
+    monkeypatch.setattr(off_loop, "_LONG_BYTES", 1)
+    monkeypatch.setattr(HeldLayout, "gate", threading.Event())
+    layout = HeldLayout(4, 3)
+    data = bytearray(rows(range(8)))
+    ended: list[bool] = []
+
+    async def put(scope: CancelScope) -> None:
+        with scope:
+            await store.put(NAMESPACE, range(8), memoryview(data))
+        ended.append(scope.cancelled_caught)
+        data[:] = bytes(24)
+
+    async with TieredStore(layout, PlainMemory(LAYOUT.block_bytes, 8)) as store, create_task_group() as group:
+        scope = CancelScope()
+        group.start_soon(put, scope)
+        while not store.engine.cpu_cache_engine.mempool.num_used_blocks:
+            await checkpoint()
+        scope.cancel()
+        for _ in range(9):
+            await checkpoint()
+        assert ended == []
+        layout.gate.set()
+        assert await store.get(NAMESPACE, range(8)) == rows(range(8))
+        assert ended == [True]
 
 
 @pytest.mark.parametrize("steps", range(6))

@@ -226,6 +226,13 @@ class StoreMachine(RuleBasedStateMachine):
         self.stored.clear()
         self.settle()
 
+    @rule(tokens=TOKENS)
+    def forget(self, tokens: tuple[int, ...]) -> None:
+        for engine in self.engine.cache_engines:
+            engine.forget(SequenceMeta(ROOT, tokens, 2))
+        self.stored.clear()
+        self.settle()
+
     @rule(tier=st.integers(0, 2), count=st.integers(1, 3))
     def evict(self, tier: int, count: int) -> None:
         engine = self.engine.cache_engines[tier]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import islice
 
 from slime_tiered_store.errors import NotEnoughSpaceError
@@ -163,12 +164,16 @@ class CacheEngine:
     def end_reading(self, blocks: list[Block], sequence_meta: SequenceMeta, epoch: int) -> None:
         """Put blocks of ``begin_reading`` back at the end of ``recovered``, so that they are evicted last.
 
-        Blocks that the index knows by now are recycled instead. After a reset since ``epoch`` all blocks are.
+        Blocks that were forgotten meanwhile, or that the index knows by now, are recycled instead.
         """
         known = self.index.match_prefix(sequence_meta, update_cache_info=False).num_matched_blocks
-        old = set(sequence_meta.keys(0, known)) if epoch == self.epoch else {block.key for block in blocks}
-        self.recycle_blocks([block for block in blocks if block.key in old])
-        self.recovered.update((block.key, block.id) for block in blocks if block.key not in old)
+        kept = self.still_read(blocks, epoch).difference(sequence_meta.keys(0, known))
+        self.recycle_blocks([block for block in blocks if block.key not in kept])
+        self.recovered.update((block.key, block.id) for block in blocks if block.key in kept)
+
+    def still_read(self, blocks: list[Block], epoch: int) -> set[BlockKey]:
+        """Return the keys of blocks of ``begin_reading`` that were not forgotten or reset since ``epoch``."""
+        return self.reading.intersection(block.key for block in blocks) if epoch == self.epoch else set()
 
     def settle_reading(self, blocks: list[Block]) -> None:
         """Call the callbacks that wait for blocks of ``begin_reading``. The blocks have an owner again."""
@@ -196,6 +201,16 @@ class CacheEngine:
                 self.recycle_blocks(self.index.detach(node, block - first), forget)
                 return
             first += taken
+
+    def forget(self, sequence_meta: SequenceMeta) -> None:
+        """Forget the blocks of a sequence, and all that follow them. Blocks on their way are forgotten later."""
+        unready = self.index.match_prefix(sequence_meta, update_cache_info=False).unready_node
+        if unready is not None:  # otherwise nobody would ever forget it
+            self.on_settled(unready, partial(self.forget, sequence_meta))
+        self.drop(sequence_meta, 0, lambda node, start: None)
+        keys = sequence_meta.keys(0, sequence_meta.num_blocks)
+        self.recycle_blocks(self.claim(keys))
+        self.reading.difference_update(keys)
 
     def on_settled(self, subject: RadixNode | BlockKey, callback: Callable[[], None]) -> None:
         """Call back once an unready node is ready or discarded, or once a key is no longer in ``reading``."""

@@ -89,7 +89,7 @@ class ReadOp:
             and match_result.unready_node is None
             and not match_result.collides
         )
-        if is_next and self._epoch == engine.epoch:
+        if is_next and len(engine.still_read(self._claimed, self._epoch)) == len(self._claimed):
             checksums = self._layout.checksums_of(frames[-len(self._claimed) :])
             engine.insert(
                 self._plan.sequence_meta, [block.id for block in self._claimed], match_result, checksums
