@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -93,6 +95,34 @@ def test_a_callback_that_raises_fails_its_operation(caplog: pytest.LogCaptureFix
     scheduler.finish(op)
     assert calls.told == ["ready", "abort oops"]
     assert "callback of a transfer" in caplog.text
+
+
+def test_callbacks_of_a_graph_that_raise_stop_neither_it_nor_others(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[str] = []
+
+    def raising(name: str) -> Callable[..., None]:
+        def call(*error: Exception) -> None:
+            told.append(name)
+            raise ZeroDivisionError(name)
+
+        return call
+
+    scheduler, other = TransferScheduler(), Calls()
+    for error in (None, OSError("EIO")):
+        calls = Calls()
+        calls.graph.on_ready, calls.graph.on_complete = raising("ready"), raising("complete")
+        calls.graph.on_abort = raising("abort")
+        calls.op("write", WRITE, calls.op("read", READ))
+        scheduler.submit(calls.graph)
+        while ops := list(scheduler.next_ops()):
+            scheduler.finish(ops[0], error)
+    other.op("write")
+    scheduler.submit(other.graph)
+    scheduler.finish(next(scheduler.next_ops()))
+    assert told == ["ready", "complete", "ready", "abort"]
+    assert other.told == ["ready", "write None", "complete"]
+    assert caplog.text.count("callback of a graph") == 4
+    assert not scheduler.graphs
 
 
 def test_an_empty_graph_is_complete_at_once() -> None:

@@ -95,7 +95,7 @@ class TransferOp:
 
 
 class TransferOpGraph:
-    """Operations that depend on one another, and callbacks, each called at most once.
+    """Operations that depend on one another, and callbacks, each called at most once. What a callback raises is logged.
 
     ``on_ready()``: the operation ``task_end_op`` has completed, or there is none.
     When all operations have ended, ``on_complete()`` is called, or ``on_abort(error)`` with the first error.

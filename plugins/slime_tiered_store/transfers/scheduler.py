@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from slime_tiered_store.transfers.graph import OpStatus, TransferOp, TransferOpGraph, TransferType
 
@@ -30,7 +31,7 @@ class TransferScheduler:
             raise ValueError("this graph has been submitted already")
         self.graphs[graph] = None
         if graph.task_end_op is None:
-            graph.on_ready()
+            _tell(graph.on_ready)
         for op in [op for op in graph.ops if not op.num_unfinished_predecessors]:
             self._make_ready(op)
         self._end_graph(graph)
@@ -90,7 +91,7 @@ class TransferScheduler:
                 elif not each.num_unfinished_predecessors:
                     self._make_ready(each)
             if op is graph.task_end_op and not error:
-                graph.on_ready()
+                _tell(graph.on_ready)
             self._end_graph(graph)
 
     def _end_graph(self, graph: TransferOpGraph) -> None:
@@ -98,9 +99,17 @@ class TransferScheduler:
             return
         del self.graphs[graph]
         if graph.first_error is None:
-            graph.on_complete()
+            _tell(graph.on_complete)
         else:
-            graph.on_abort(graph.first_error)
+            _tell(partial(graph.on_abort, graph.first_error))
+
+
+def _tell(callback: Callable[[], None]) -> None:
+    """Call the callback of a graph. If it raises, its graph goes on, and so do the others."""
+    try:
+        callback()
+    except Exception:
+        logger.exception("The callback of a graph of transfers failed")
 
 
 def _no_end(error: Exception | None) -> Exception | None:
