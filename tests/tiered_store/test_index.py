@@ -48,7 +48,7 @@ def ids(blocks: list[Any]) -> list[int]:
 def test_a_tail_is_one_leaf() -> None:
     index = Index()
     leaf = index.add(1, 2, 3, 4, 5, 6, 7)
-    assert (leaf.size(), leaf.physical_blocks, len(list(index.nodes()))) == (4, [0, 1, 2, 3], 1)
+    assert (leaf.size(), leaf.physical_blocks.tolist(), len(list(index.nodes()))) == (4, [0, 1, 2, 3], 1)
     match = index.match(1, 2, 3, 4, 5, 6, 7)
     assert (match.num_matched_blocks, match.num_ready_matched_blocks) == (4, 4)
     assert ids(match.blocks(1, 3)) == [1, 2]
@@ -71,7 +71,7 @@ def test_the_new_node_of_a_split_is_the_prefix() -> None:
     prefix = leaf.parent
     assert prefix is not None
     assert fork.parent is prefix
-    assert (prefix.physical_blocks, leaf.physical_blocks) == ([0, 1], [2])
+    assert (prefix.physical_blocks.tolist(), leaf.physical_blocks.tolist()) == ([0, 1], [2])
     assert (prefix.lock_cnt, leaf.lock_cnt) == (1, 1)
     assert ids(index.match(1, 2, 3, 4, 5, 6).blocks(0, 3)) == [0, 1, 2]
     path, whole = PathKeys(leaf), sequence(1, 2, 3, 4, 5, 6)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
+from collections.abc import Iterable
 from itertools import accumulate
 from struct import iter_unpack
 from typing import TypeVar
@@ -13,14 +15,15 @@ from slime_tiered_store.tier import Block, BlockKey
 
 __all__ = ["PathKeys", "RadixNode"]
 
-T = TypeVar("T", bytearray, list[int])
+T = TypeVar("T", bytearray, "array[int]")
 
 
 class RadixNode:
     """A run of blocks that follow one another. Only the last one may be short.
 
     ``block_hashes``: the keys, 16 bytes a block. ``tokens``: 4 bytes a token. ``checksums``: 8 bytes a block. All are
-    byte arrays: a byte array loses its end without a copy of what stays. ``physical_blocks``: the ids in the pool.
+    byte arrays: a byte array loses its end without a copy of what stays. ``physical_blocks``: the ids in the pool, 8
+    bytes a block.
     ``lock_cnt``: the number of users of the node or of nodes below it. ``is_detached``: the index no longer finds the
     node, whose blocks are freed when its last user ends.
     ``heap_index``: the position in the heap of evictable leaves, or -1.
@@ -49,14 +52,14 @@ class RadixNode:
         block_hashes: bytes | bytearray,
         tokens: bytes | bytearray,
         checksums: bytes | bytearray,
-        physical_blocks: list[int],
+        physical_block_ids: Iterable[int],
         created: int,
     ) -> None:
         self.parent = parent
         self.block_hashes = bytearray(block_hashes)
         self.tokens = bytearray(tokens)
         self.checksums = bytearray(checksums)
-        self.physical_blocks = physical_blocks
+        self.physical_blocks = array("q", physical_block_ids)
         self.children: dict[BlockKey, RadixNode] = {}
         self.is_ready = True
         self.is_detached = False

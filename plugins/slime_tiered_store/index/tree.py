@@ -95,7 +95,7 @@ class RadixTreeIndex:
             hashes,
             sequence_meta.tokens(start, stop),
             checksums,
-            list(physical_block_ids),
+            physical_block_ids,
             self._tick(),
         )
         parent.children[sequence_meta.key(start)] = node
@@ -256,7 +256,7 @@ class RadixTreeIndex:
     def _free(self, node: RadixNode) -> list[Block]:
         freed = node.blocks()
         self.num_blocks -= node.size()
-        node.physical_blocks = []
+        del node.physical_blocks[:]
         return freed
 
     def _touch(self, path: list[tuple[RadixNode, int]]) -> None:
