@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from slime_tiered_store.frames import CHECKSUM_BYTES
 from slime_tiered_store.index.node import RadixNode
+from slime_tiered_store.keys import KEY_BYTES
 from slime_tiered_store.tier import Block, BlockKey
 
 __all__ = ["MatchResult", "common_blocks"]
@@ -56,10 +57,13 @@ def common_blocks(node: RadixNode, key: Callable[[int], BlockKey], start: int, s
 
     A key covers all blocks before it, so the last key decides, or else a binary search. Cost: O(log(blocks)).
     """
-    low, high = 0, min(node.size(), stop - start)
+    low, high = 0, min(len(node.physical_blocks), stop - start)
     middle = high
     while low < high:
-        if node.key(middle - 1) == key(start + middle - 1):
+        at = (middle - 1) * KEY_BYTES
+        if node.block_hashes[at : at + KEY_BYTES] == key(start + middle - 1):
+            if middle == high:
+                return high
             low = middle
         else:
             high = middle - 1

@@ -274,9 +274,10 @@ class RadixTreeIndex:
     def _common_tokens(self, node: RadixNode, sequence_meta: SequenceMeta, first: int, most: int) -> int:
         """Return how many of a node's first ``most`` blocks have the tokens of ``sequence_meta`` from ``first`` on."""
         step = self.tokens_per_block * TOKEN_BYTES
-        ours = memoryview(node.tokens)[: most * step]  # no copy
-        has_equal_end = first * step + len(ours) in ((first + most) * step, len(sequence_meta.token_bytes))
-        if has_equal_end and sequence_meta.token_bytes.startswith(ours, first * step):
+        begin, size = first * step, most * step
+        ours = node.tokens if len(node.tokens) <= size else memoryview(node.tokens)[:size]  # no copy
+        has_equal_end = len(ours) == size or begin + len(ours) == len(sequence_meta.token_bytes)
+        if has_equal_end and sequence_meta.token_bytes.startswith(ours, begin):
             return most
         return next(
             at for at in range(most)
