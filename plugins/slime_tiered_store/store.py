@@ -140,8 +140,8 @@ class TieredStore:
             plan.release()
 
     async def holds(self, namespace: Namespace, token_ids: npt.ArrayLike) -> bool:
-        """Return True if a tier is said to have all rows of ``token_ids``, without reading them. Raises ``TierFailed``."""
-        sequence = self.sequence(namespace, token_ids)
+        """Return True if a tier is said to have all rows of ``token_ids``. Reads no rows. Raises ``TierFailed``."""
+        sequence = self.sequence_meta(namespace, token_ids)
         known = self._engine_of_open_store().num_known(sequence)
         return known == sequence.num_blocks or await self._shared_blocks(sequence) == sequence.num_blocks
 
