@@ -213,9 +213,7 @@ class Stage:
             facts = self.facts(turn)
             turn.check(facts, self.engine.of(turn.name), self.reader)
             for conversation in turn.conversations:
-                self._answers.setdefault(conversation.prompt, []).append(
-                    conversation.text[len(conversation.prompt) :]
-                )
+                self.remember(conversation)
             new |= dict.fromkeys(facts, turn)
         if not stats["tokenizer"]["refused"]:
             for fact, turn in sorted(new.items(), key=lambda pair: pair[0].number):
@@ -224,6 +222,11 @@ class Stage:
             self.note_losses(turn)
             if turn.heard is None:
                 judge.refused += [turn.asked(place, self.reader) for place in range(len(turn.prompts))]
+
+    def remember(self, conversation: Conversation) -> None:
+        """Note an answer that another client may write."""
+        answer = conversation.text[len(conversation.prompt) :]
+        self._answers.setdefault(conversation.prompt, []).append(answer)
 
     async def look(self) -> dict[str, Any]:
         """Return the router's counters, and note that something was evicted."""
