@@ -11,7 +11,6 @@ from itertools import accumulate, groupby
 from typing import Any, NamedTuple, TypeAlias
 
 from anyio import create_task_group, sleep
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from router_core.errors import StartupError
 from slime_tiered_store.errors import TierFailed
@@ -251,14 +250,13 @@ class NoteLog:
 
 
 async def _again_if_changed(read: Callable[[], Awaitable[list[StoredNote]]]) -> list[StoredNote]:
-    again = AsyncRetrying(
-        stop=stop_after_attempt(_READS),
-        wait=wait_fixed(_READ_AGAIN_S),
-        retry=retry_if_exception_type(NotesChanged),
-        sleep=sleep,
-        reraise=True,
-    )
-    return await again(read)
+    # Not tenacity, see RemoteTier.call.
+    for _ in range(_READS - 1):
+        try:
+            return await read()
+        except NotesChanged:
+            await sleep(_READ_AGAIN_S)
+    return await read()
 
 
 async def once(call: Callable[[], Awaitable[Any]]) -> Any:

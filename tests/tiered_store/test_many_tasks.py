@@ -7,6 +7,8 @@ import os
 import random
 from collections import Counter
 
+import pytest
+
 from slime_tiered_store.engine import GlobalCacheEngine, Plan
 from slime_tiered_store.errors import StoreError, TierFailed
 from slime_tiered_store.frames import Layout
@@ -35,7 +37,7 @@ def end(scheduler: TransferScheduler, tier: PlainTier, op: TransferOp, fails: bo
     scheduler.finish(op, error)
 
 
-def test_many_tasks_leave_nothing_behind() -> None:
+def test_many_tasks_leave_nothing_behind(request: pytest.FixtureRequest) -> None:
     """Three in four transfers work. Up to four wait at a time, and end in any order.
 
     ``SLIME_ROUTER_STORE_TASKS`` is the number of tasks.
@@ -43,6 +45,9 @@ def test_many_tasks_leave_nothing_behind() -> None:
     memory, ssd = PlainMemory(LAYOUT.block_bytes, BLOCKS), PlainTier(LAYOUT.block_bytes, BLOCKS)
     engine, scheduler = GlobalCacheEngine(LAYOUT, memory, ssd), TransferScheduler()
     chance, running, ends = random.Random(1), list[TransferOp](), Counter[str]()
+    gc.collect()
+    gc.disable()  # a server's collector hardly ever frees reference cycles, so there must be none
+    request.addfinalizer(gc.enable)
     before = _count()
     for task in range(TASKS):
         prompt = chance.randrange(20)
@@ -75,12 +80,13 @@ def test_many_tasks_leave_nothing_behind() -> None:
     for each in engine.cache_engines:
         assert each.mempool.num_used_blocks == each.index.num_blocks == 0
     assert ssd.slots == {}
+    assert _count() | {"RadixNode": before["RadixNode"]} == before
+    gc.collect()  # the trees of the reset
     assert _count() == before
 
 
 def _count() -> dict[str, int]:
     """Return the number of living objects of the store, by type."""
-    gc.collect()
     kinds = (RadixNode, TransferOp, Plan, SequenceMeta)
     found = Counter(type(each).__name__ for each in gc.get_objects() if isinstance(each, kinds))
     return {kind.__name__: found[kind.__name__] for kind in kinds if kind is not SequenceMeta}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -557,3 +558,21 @@ async def test_chats_go_on_from_what_a_server_keeps(remote: Remote, start: Start
         assert (third["history"], is_continued(third, second)) == ("exact", True)
         known = await asked(three, user("twice?"), said(twice), user("c"), session="again")
         assert (known["history"], is_continued(known, twice)) == ("exact", True)
+
+
+async def test_calls_leave_no_reference_cycles(remote: Remote) -> None:
+    """A server's garbage collector hardly ever frees cycles of objects that lived as long as a call."""
+    tier = await remote.opened()
+    await put(tier, 0)
+    await got(tier, 0)
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(20):
+            await put(tier, number)
+            await got(tier, number)
+            assert await tier.holds([key_of(number)]) == 1
+        assert gc.collect() < 200  # of 60 calls; the tests before may leave some
+    finally:
+        gc.enable()
+        await tier.aclose()

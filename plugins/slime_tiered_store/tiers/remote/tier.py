@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import TypeVar
 
 import anyio
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from router_core.errors import StartupError
 from slime_tiered_store.errors import BlockCorrupt, BlockMissing, StoreError, TierFailed, TierFull
@@ -232,22 +232,23 @@ class RemoteTier:
     async def call(self, call: Callable[[], Awaitable[T]]) -> T:
         """Make a call in ``timeout_s`` seconds, again if it may help. Raises RemoteError."""
 
-        async def attempt() -> T:
-            async with self._calls:
-                try:
-                    with anyio.fail_after(self._timeout_s):
-                        return await call()
-                except TimeoutError:
-                    raise RemoteError(f"no answer within {self._timeout_s:g} s") from None
+        # Not tenacity: it leaves reference cycles, which the server's garbage collector hardly ever frees.
+        for number in range(self._attempts - 1):
+            try:
+                return await self._attempt(call)
+            except RemoteError as error:
+                if not error.retry:
+                    raise
+            await anyio.sleep(random.uniform(0, min(_FIRST_WAIT_S * 2**number, _LONGEST_WAIT_S)))
+        return await self._attempt(call)
 
-        retrying = AsyncRetrying(
-            stop=stop_after_attempt(self._attempts),
-            wait=wait_random_exponential(_FIRST_WAIT_S, _LONGEST_WAIT_S),
-            retry=retry_if_exception(lambda error: isinstance(error, RemoteError) and error.retry),
-            sleep=anyio.sleep,
-            reraise=True,
-        )
-        return await retrying(attempt)
+    async def _attempt(self, call: Callable[[], Awaitable[T]]) -> T:
+        async with self._calls:
+            try:
+                with anyio.fail_after(self._timeout_s):
+                    return await call()
+            except TimeoutError:
+                raise RemoteError(f"no answer within {self._timeout_s:g} s") from None
 
 
 def _name(key: BlockKey) -> str:
