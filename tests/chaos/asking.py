@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +51,10 @@ class Crowd:
         self.finished: list[Conversation] = []
         self.hurry = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+
+    def outcomes(self, session: str) -> Counter[str]:
+        """Return the outcomes of all requests of ``session``."""
+        return Counter(one.outcome for one in self.asked if one.rids[0].rpartition(".")[0] == session)
 
     # One conversation.
 

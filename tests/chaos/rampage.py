@@ -239,6 +239,8 @@ class Rampage:
                 if conversation in again:
                     conversation.said = await self._crowd.retrieve(conversation)
                     self._judge_retrieved(oracle, conversation, report)
+        for session in {conversation.session for conversation in self._crowd.finished}:
+            await self._judge_session(session, report)
 
     def _judge_answers(self, oracle: Oracle, report: Report) -> None:
         garbled = {rid for engine in self.engines if engine.relay is not None for rid in engine.relay.hit}
@@ -270,6 +272,23 @@ class Rampage:
             report.exact += 1
         else:
             report.flagged[said["inexact_reason"]] += 1
+            is_whole = all(heard.kept_whole for heard in conversation.heard)
+            if is_whole and self._crowd.outcomes(conversation.session).keys() == {"200"}:
+                told = f"{conversation.session}: {said['inexact_reason']}, of nothing but whole answers"
+                report.wrong.append(("a flag that nothing explains", told))
+
+    async def _judge_session(self, session: str, report: Report) -> None:
+        """Check that a session with an answer is complete, unless the router could not read one of its answers."""
+        outcomes = self._crowd.outcomes(session)
+        if not outcomes["200"]:
+            return
+        async with self._http.get(f"/trajectories/{session}") as answer:
+            is_complete = answer.status == 200 and (await answer.json())["complete"]
+        report.sessions += 1
+        report.complete += is_complete
+        if is_complete == bool(outcomes["garbled"]):
+            told = f"{session}: {answer.status}, complete: {is_complete}, {dict(outcomes)}"
+            report.wrong.append(("a session that is complete, or not, without a reason", told))
 
     async def _read_stats(self, report: Report) -> None:
         async with self._http.get("/cache_stats") as answer:

@@ -50,6 +50,8 @@ class Report:
     given_up: int = 0
     exact: int = 0
     flagged: Counter[str] = field(default_factory=Counter)
+    sessions: int = 0
+    complete: int = 0
     updates: int = 0
     whole_updates: int = 0
     stale: int = 0
@@ -68,6 +70,7 @@ class Report:
             f"{self.updates} weight updates through the router, {self.whole_updates} of them taken by every engine",
             f"retrieved: {self.exact} exact, {self.flagged.total()} flagged ({_counts(self.flagged)}), "
             f"{sum(kind == 'retrieved tokens' for kind, _ in self.wrong)} WRONG",
+            f"{self.sessions} sessions, {self.complete} of them complete",
             "",
             *self._kinds(),
             "",
