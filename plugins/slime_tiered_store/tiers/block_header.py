@@ -17,12 +17,14 @@ All numbers are little-endian.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import Struct
 from typing import TypeAlias
 
+import numpy as np
 from xxhash import xxh3_64_intdigest
 
-__all__ = ["HEADER_BYTES", "Buffer", "block_header", "header_of", "mismatch"]
+__all__ = ["HEADER_BYTES", "Buffer", "HeaderRows", "block_header", "header_of", "mismatch"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -31,6 +33,18 @@ _VERSION = 1
 _FIELDS = Struct("<8sII16sQ16x")
 _SUM = Struct("<Q")
 HEADER_BYTES = _FIELDS.size + _SUM.size
+_ROW = np.dtype(
+    [
+        ("magic", "S8"),
+        ("version", "<u4"),
+        ("length", "<u4"),
+        ("key", "V16"),
+        ("checksum", "<u8"),
+        ("zeros", "V16"),
+        ("sum", "<u8"),
+    ]
+)
+_WORDS = HEADER_BYTES // 8
 
 
 def block_header(key: bytes, content: Buffer) -> bytes:
@@ -70,3 +84,33 @@ def mismatch(block: memoryview, key: bytes, at_least: int) -> str | None:
     if len(content) < length:
         return f"it has {len(content)} bytes instead of {length}"
     return None if xxh3_64_intdigest(content) == checksum else "its content has a wrong checksum"
+
+
+class HeaderRows:
+    """The headers of blocks that lie ``slot_bytes`` apart in ``data``, compared all at once.
+
+    A slot begins with a header. ``data`` may be filled anew between two calls.
+    """
+
+    def __init__(self, data: memoryview, slot_bytes: int) -> None:
+        starts = range(0, len(data), slot_bytes)
+        self._fields = [data[start : start + _FIELDS.size] for start in starts]
+        self._found = np.ndarray((len(starts), _WORDS), "<u8", data, strides=(slot_bytes, 8))
+        self._wanted = np.zeros(len(starts), _ROW)
+        self._wanted["magic"], self._wanted["version"] = _MAGIC, _VERSION
+
+    def differing(self, keys: Sequence[bytes], contents: Sequence[Buffer]) -> list[int]:
+        """Return the numbers of those slots whose headers are not what :func:`block_header` returns.
+
+        ``keys`` and ``contents`` are those of the blocks that the first slots should hold.
+        """
+        count = len(keys)
+        wanted, fields = self._wanted[:count], self._fields[:count]
+        wanted["length"] = np.fromiter(map(len, contents), np.uint32, count)
+        wanted["key"] = np.frombuffer(b"".join(keys), "V16")
+        wanted["checksum"] = np.fromiter(map(xxh3_64_intdigest, contents), np.uint64, count)
+        # of the fields that were found: if they are not the wanted ones, the row differs anyway
+        wanted["sum"] = np.fromiter(map(xxh3_64_intdigest, fields), np.uint64, count)
+        rows = wanted.view("<u8").reshape(count, _WORDS)
+        differing: list[int] = np.flatnonzero((rows != self._found[:count]).any(axis=1)).tolist()
+        return differing

@@ -19,16 +19,16 @@ import json
 import logging
 import os
 from dataclasses import asdict, dataclass
-from errno import EIO
 from pathlib import Path
 
 from router_core.errors import StartupError
-from slime_tiered_store.tiers.block_header import HEADER_BYTES, Buffer, block_header, mismatch
+from slime_tiered_store.tiers.block_header import HEADER_BYTES, Buffer, block_header
 from slime_tiered_store.tiers.ssd.file_ops import FileOps
 from slime_tiered_store.tiers.ssd.index_log import IndexLog, index_bytes, index_paths
+from slime_tiered_store.tiers.ssd.run_buffer import RunBuffer
 from slime_tiered_store.tiers.ssd.runs import SlotRun
 
-__all__ = ["Layout", "SsdDirectory", "lock_directory", "read_layout", "read_run"]
+__all__ = ["Layout", "SsdDirectory", "lock_directory", "read_layout"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,10 @@ class Layout:
     def total_bytes(self) -> int:
         """Size of the blocks and of both index files."""
         return self.slots * self.slot_bytes + 2 * index_bytes(self.slots)
+
+    def buffer(self, slots: int) -> RunBuffer:
+        """Return memory for runs of at most ``slots`` slots."""
+        return RunBuffer(slots, self.slot_bytes, self.block_bytes)
 
     @classmethod
     def within(cls, size_bytes: int, block_bytes: int) -> Layout:
@@ -142,9 +146,9 @@ class SsdDirectory:
         if (size := len(run.keys) * slot_bytes) >= _LONG_BYTES:  # meanwhile the next run is prepared
             self._ops.begin_sync(self._fd, run.slot * slot_bytes, size)
 
-    def read(self, run: SlotRun, data: bytearray) -> tuple[list[memoryview], dict[bytes, str]]:
-        """Read blocks, see :func:`read_run`."""
-        return read_run(self._ops, self._fd, self.layout, run, data)
+    def read(self, run: SlotRun, buffer: RunBuffer) -> tuple[list[memoryview], dict[bytes, str]]:
+        """Read blocks, see :meth:`RunBuffer.read`."""
+        return buffer.read(self._ops, self._fd, run)
 
     def sync(self) -> None:
         """Return when all written blocks are on the device."""
@@ -212,27 +216,3 @@ def read_layout(path: Path) -> Layout | None:
                 raise ValueError("store.json is damaged")
             return Layout(block_bytes, slots)
     raise ValueError(f"store.json has another format than {_FORMAT}")
-
-
-def read_run(
-    ops: FileOps, fd: int, layout: Layout, run: SlotRun, data: bytearray
-) -> tuple[list[memoryview], dict[bytes, str]]:
-    """Return as many bytes of each block as its buffer has, and what is wrong with each damaged block, by key.
-
-    The slots are read into ``data``, and the bytes that are returned are parts of it. Checksums are of whole
-    blocks. The buffers stay as they are. Raises OSError.
-    """
-    slot_bytes, view = layout.slot_bytes, memoryview(data)
-    size = len(run.keys) * slot_bytes
-    if ops.read(fd, [view[:size]], run.slot * slot_bytes) < size:
-        raise OSError(EIO, f"the file ends within the slots {run.slot} to {run.slot + len(run.keys) - 1}")
-    contents, damaged = list[memoryview](), dict[bytes, str]()
-    for start, key, into in zip(range(0, size, slot_bytes), run.keys, run.buffers, strict=True):
-        begin = start + HEADER_BYTES
-        content = view[begin : begin + len(into)]
-        contents.append(content)
-        if data[start:begin] != block_header(key, content):  # damaged, or longer than its buffer
-            reason = mismatch(view[start : start + slot_bytes], key, at_least=len(into))
-            if reason is not None:
-                damaged[key] = reason
-    return contents, damaged

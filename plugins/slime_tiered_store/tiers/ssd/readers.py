@@ -10,6 +10,7 @@ from errno import ETIMEDOUT
 from time import monotonic
 
 from slime_tiered_store.tiers.ssd.directory import SsdDirectory
+from slime_tiered_store.tiers.ssd.run_buffer import RunBuffer
 from slime_tiered_store.tiers.ssd.runs import SlotRun, longest_run
 
 __all__ = ["Readers"]
@@ -32,7 +33,7 @@ class Readers:
         self._latest_end = 0.0
         self._running: set[_Read] = set()
         #: Of threads that do not read: new memory would cost more than the copy out of it.
-        self._idle_buffers: list[bytearray] = []
+        self._idle_buffers: list[RunBuffer] = []
 
     async def read(self, runs: Sequence[SlotRun]) -> dict[bytes, str]:
         """Fill the buffers with the beginnings of blocks. Return what is wrong with each damaged block, by key.
@@ -57,14 +58,14 @@ class Readers:
         read.began = monotonic()
         self._running.add(read)
         try:
-            data = self._idle_buffers.pop()
+            buffer = self._idle_buffers.pop()
         except IndexError:
-            slot_bytes = self._directory.layout.slot_bytes
-            data = bytearray(longest_run(slot_bytes) * slot_bytes)
+            layout = self._directory.layout
+            buffer = layout.buffer(longest_run(layout.slot_bytes))
         try:
-            return read.run(data)
+            return read.run(buffer)
         finally:
-            self._idle_buffers.append(data)
+            self._idle_buffers.append(buffer)
             self._running.remove(read)
             self._latest_end = monotonic()
 
@@ -96,10 +97,10 @@ class _Read:
         self._lock = threading.Lock()
         self._is_abandoned = False
 
-    def run(self, data: bytearray) -> dict[bytes, str]:
+    def run(self, buffer: RunBuffer) -> dict[bytes, str]:
         damaged: dict[bytes, str] = {}
         for run in self._runs:
-            contents, wrong = self._directory.read(run, data)
+            contents, wrong = self._directory.read(run, buffer)
             damaged |= wrong
             with self._lock:
                 if self._is_abandoned:

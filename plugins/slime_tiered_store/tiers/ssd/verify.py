@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from slime_tiered_store.tiers.ssd.directory import lock_directory, read_layout, read_run
+from slime_tiered_store.tiers.ssd.directory import lock_directory, read_layout
 from slime_tiered_store.tiers.ssd.file_ops import FileOps
 from slime_tiered_store.tiers.ssd.index_log import read_index
 from slime_tiered_store.tiers.ssd.runs import SlotRun
@@ -55,12 +55,12 @@ def verify_directory(path: Path, ops: FileOps | None = None) -> DirectoryReport:
     try:
         table, skipped = read_index(path, layout.slots, ops)
         damaged = []
-        nothing, data = memoryview(bytearray()), bytearray(layout.slot_bytes)
+        nothing, buffer = memoryview(b""), layout.buffer(1)
         fd = ops.open(path / "blocks", writable=False)
         try:
             for slot, key in table.held():
                 try:
-                    _, wrong = read_run(ops, fd, layout, SlotRun(slot, [key], [nothing]), data)
+                    _, wrong = buffer.read(ops, fd, SlotRun(slot, [key], [nothing]))
                     reason = wrong.get(key)
                 except OSError as error:
                     reason = str(error.strerror)
