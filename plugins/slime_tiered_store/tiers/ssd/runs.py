@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 __all__ = ["SlotRun", "adjacent", "longest_run"]
@@ -23,11 +24,11 @@ def adjacent(
 ) -> Iterator[SlotRun]:
     """Cut blocks, given by slot, key and buffer, into runs of at most 1 MiB, or of one block."""
     at_once = longest_run(slot_bytes)
-    begin = 0
-    for end, slot in enumerate(slots, 1):
-        if end == len(slots) or slots[end] != slot + 1 or end - begin == at_once:
-            yield SlotRun(slots[begin], keys[begin:end], buffers[begin:end])
-            begin = end
+    gaps = [place for place in range(1, len(slots)) if slots[place] != slots[place - 1] + 1]
+    for begin, end in pairwise([0, *gaps, len(slots)]):
+        for first in range(begin, end, at_once):
+            last = min(first + at_once, end)
+            yield SlotRun(slots[first], keys[first:last], buffers[first:last])
 
 
 def longest_run(slot_bytes: int) -> int:

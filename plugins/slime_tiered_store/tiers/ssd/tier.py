@@ -6,6 +6,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from errno import EDQUOT, ENOSPC
 from functools import partial
+from itertools import compress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ _PENDING_BYTES = 256 << 20  # for each directory
 _WAIT_S = 30.0
 _FULL = (ENOSPC, EDQUOT)
 _NOTHING = memoryview(b"")
+_ID, _KEY = itemgetter(0), itemgetter(1)
 
 
 class SsdTier:
@@ -153,18 +156,22 @@ class SsdTier:
         longest = max(map(len, buffers), default=0)
         if longest > self.block_bytes:
             raise ValueError(f"a block has at most {self.block_bytes} bytes, got {longest}")
-        ids = [block_id for block_id, _ in blocks]
+        if len(buffers) != len(blocks):
+            raise ValueError(f"wanted a buffer for each of {len(blocks)} blocks, got {len(buffers)}")
+        ids, keys = list(map(_ID, blocks)), list(map(_KEY, blocks))
         if ids and not 0 <= min(ids) <= max(ids) < self.capacity:
             wrong = min(ids) if min(ids) < 0 else max(ids)
             raise IndexError(f"tier {self.name} has the blocks 0 to {self.capacity - 1}, not {wrong}")
         count, slot_bytes = len(self._directories), self._directories[0].layout.slot_bytes
+        if count == 1:  # no need to choose, which would take half of the time
+            return {0: list(adjacent(ids, keys, buffers, slot_bytes))} if ids else {}
         parts: dict[int, list[SlotRun]] = {}
         for number in range(count):
-            slots = [block_id // count for block_id in ids if block_id % count == number]
-            keys = [key for block_id, key in blocks if block_id % count == number]
-            own = [each for block_id, each in zip(ids, buffers, strict=True) if block_id % count == number]
+            is_here = [block_id % count == number for block_id in ids]
+            slots = [block_id // count for block_id in compress(ids, is_here)]
             if slots:
-                parts[number] = list(adjacent(slots, keys, own, slot_bytes))
+                own_keys, own_buffers = list(compress(keys, is_here)), list(compress(buffers, is_here))
+                parts[number] = list(adjacent(slots, own_keys, own_buffers, slot_bytes))
         return parts
 
     def _failure(self, operation: str, number: int, error: BaseException, required: int) -> BaseException:
