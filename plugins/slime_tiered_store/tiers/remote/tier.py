@@ -239,6 +239,7 @@ class RemoteTier:
             except RemoteError as error:
                 if not error.retry:
                     raise
+            # Of random length, so that routers do not come back together.
             await anyio.sleep(random.uniform(0, min(_FIRST_WAIT_S * 2**number, _LONGEST_WAIT_S)))
         return await self._attempt(call)
 
