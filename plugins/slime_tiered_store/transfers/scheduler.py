@@ -81,7 +81,7 @@ class TransferScheduler:
                 graph.first_error = graph.first_error or error
             # They refer to the plan, which refers to the graph: the cycle would keep frames until the collector runs.
             # The server's collector hardly ever frees what lived as long as an I/O.
-            op.buffers, op.work, op.on_end, op.graph = [], None, _no_end, None
+            op.buffers, op.predecessors, op.work, op.on_end, op.graph = [], [], None, _no_end, None
             graph.num_unfinished -= 1
             for each in op.successors:
                 each.num_unfinished_predecessors -= 1
