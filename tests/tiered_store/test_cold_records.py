@@ -77,11 +77,11 @@ async def test_frames_of_a_read_are_free_when_it_ends(tmp_path: Path) -> None:
         await kept.keep([(key(number), bytes(1 << 20)) for number in range(4)])
         into = bytearray(1 << 20)
         tracemalloc.start()
-        for number in range(4):
-            assert await kept.read(key(number), memoryview(into))
+        for number in range(12):
+            assert await kept.read(key(number % 4), memoryview(into))
         now, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert now < 2 << 20
+        assert now < 6 << 20  # each of four threads of the SSD keeps a buffer of 1.1 MiB
 
 
 @pytest.fixture
