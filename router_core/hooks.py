@@ -106,21 +106,11 @@ class Hooks:
 
     def call_attempt_failed(self, worker: Worker, request: Request, error: HTTPError | None) -> None:
         """Call each plugin; an exception is logged."""
-        for plugin, function in self.attempt_failed:
-            try:
-                function(worker, request, error)
-            except Exception:
-                logger.exception("plugin %r failed in attempt_failed", plugin)
+        _call_each("attempt_failed", self.attempt_failed, worker, request, error)
 
     def client_gone(self, exchange: Exchange) -> bool:
         """Call each plugin; returns True when one of them has told the worker to stop. An exception is logged."""
-        told = False
-        for plugin, function in self._client_gone:
-            try:
-                told = bool(function(exchange)) or told
-            except Exception:
-                logger.exception("plugin %r failed in client_gone", plugin)
-        return told
+        return any(_call_each("client_gone", self._client_gone, exchange))
 
     async def call_pre_request(self, exchange: Exchange) -> Reply | None:
         """Call each plugin in turn until one returns a reply, and return that reply; None without one."""
@@ -187,11 +177,18 @@ class Hooks:
 
     def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
         """Call each plugin; an exception is logged."""
-        for plugin, function in self._worker_changed:
-            try:
-                function(worker, change)
-            except Exception:
-                logger.exception("plugin %r failed in worker_changed", plugin)
+        _call_each("worker_changed", self._worker_changed, worker, change)
+
+
+def _call_each(hook: str, found: list[tuple[str, Callable[..., Any]]], *arguments: object) -> list[Any]:
+    """Call the function of each plugin, and return the results; an exception is logged."""
+    results = []
+    for plugin, function in found:
+        try:
+            results.append(function(*arguments))
+        except Exception:
+            logger.exception("plugin %r failed in %s", plugin, hook)
+    return results
 
 
 def _a_reply(plugin: str, hook: str, reply: object) -> Reply:
