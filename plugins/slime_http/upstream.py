@@ -88,7 +88,8 @@ class Upstream(Pool):
             sent_at = self.loop.time()
             reply = connection.begin(method, head, body)
             try:
-                await reply.head()
+                while not reply.status:
+                    await reply.news()
             except WorkerBroke as error:
                 if error.answered or self._retired or self.loop.time() - sent_at > _RACE_S:
                     raise
@@ -106,7 +107,8 @@ class Upstream(Pool):
             raise
         reply = connection.begin(method, head, body)
         try:
-            await reply.head()
+            while not reply.status:
+                await reply.news()
         except BaseException:
             reply.close()
             raise

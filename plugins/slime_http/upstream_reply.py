@@ -81,12 +81,9 @@ class UpstreamReply:
         WorkerTimeout, but only after all pieces that came before were returned.
         """
         while not self._chunks:
-            if self._error is not None:
-                raise self._error
             if self.complete:
                 return b""
-            self._waiter = self._loop.create_future()
-            await self._waiter
+            await self.news()
         if len(self._chunks[0]) < _LARGE_BYTES:
             data = self.take()
         else:
@@ -117,13 +114,12 @@ class UpstreamReply:
         self._size = 0
         return data
 
-    async def head(self) -> None:
-        """Wait for status and headers."""
-        while not self.status:
-            if self._error is not None:
-                raise self._error
-            self._waiter = self._loop.create_future()
-            await self._waiter
+    def news(self) -> asyncio.Future[None]:
+        """Return a future that ends when more of the reply has come. Raises WorkerBroke and WorkerTimeout."""
+        if self._error is not None:
+            raise self._error
+        self._waiter = self._loop.create_future()
+        return self._waiter
 
     def close(self) -> None:
         """Give up: close the connection at once if anything is still to come. Idempotent."""
