@@ -126,7 +126,8 @@ class _App:
             with router.clients.cancelling(receive, exchange) as watched:
                 reply = await router.respond(exchange)
                 started = True
-                await relay(reply, scope["method"], send, watched.end)
+                if (rest := relay(reply, scope["method"], send, watched.end)) is not None:
+                    await rest
         except ClientDisconnect:
             return
         except asyncio.CancelledError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import ssl
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 
 from router_core.errors import HTTPError, NoWorker, WorkerBroke, WorkerTimeout, WorkerUnreachable
@@ -15,7 +15,7 @@ from router_core.reply import Reply
 from router_core.request import Request
 from router_core.types import Send
 from router_core.workers import Worker, least_in_flight
-from slime_http.asgi import send_now_of
+from slime_http.asgi import send_now_of, send_whole
 from slime_http.limits import Limits
 from slime_http.upstream import Upstream
 
@@ -162,33 +162,36 @@ class Proxy:
         return [*self._upstreams.values(), *self._leaving]
 
 
-async def relay(reply: Reply, method: str, send: Send, before_last: Callable[[], None]) -> None:
-    """Pass ``reply`` on, piece by piece as it comes; ``send`` waits while the client is slow.
+def relay(reply: Reply, method: str, send: Send, before_last: Callable[[], None]) -> Awaitable[None] | None:
+    """Pass ``reply`` on. Returns None if all of it is sent, else an awaitable that sends it as it comes.
 
-    ``before_last`` is called before the last piece is sent, to stop watching the client.
-    Raises what reading the reply raises, possibly after status and headers were sent.
+    ``before_last`` is called before the last piece, to stop watching the client. Raises what reading the reply raises.
     """
-    headers, status, body = reply.headers, reply.status, reply.body
+    headers, status, body = reply.headers, reply.status, reply.whole()
     bodiless = method == "HEAD" or status in _NO_BODY
     if status in _NO_BODY:
         # No body follows, but a server would wait for as many bytes as Content-Length says.
         headers = [pair for pair in headers if pair[0] != b"content-length"]
     elif body is not None and not bodiless and reply.header(b"content-length") is None:
         headers = [*headers, (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
     if body is not None:
-        body = reply.whole()
         before_last()
-        await send({"type": "http.response.body", "body": b"" if bodiless else body})
-        return
-    # A server sends the head only with the first event of the body.
-    await send({"type": "http.response.body", "body": b"", "more_body": True})
-    send_now = send_now_of(send)
-    last = False
-    while not last:
-        if send_now is not None:
-            await reply.pump(send_now)
-        piece, last = await reply.next_piece()
-        if last:
-            before_last()
-        await send({"type": "http.response.body", "body": b"" if bodiless else piece, "more_body": not last})
+        return send_whole(send, status, headers, b"" if bodiless else body)
+
+    async def stream() -> None:
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        # A server sends the head only with the first event of the body.
+        await send({"type": "http.response.body", "body": b"", "more_body": True})
+        send_now = send_now_of(send)
+        last = False
+        while not last:
+            if send_now is not None:
+                await reply.pump(send_now)
+            piece, last = await reply.next_piece()
+            if last:
+                before_last()
+            await send(
+                {"type": "http.response.body", "body": b"" if bodiless else piece, "more_body": not last}
+            )
+
+    return stream()

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
-__all__ = ["ASGIApp", "Headers", "Message", "Receive", "Scope", "Send", "SendNow", "send_now_of"]
+__all__ = [
+    "ASGIApp",
+    "Headers",
+    "Message",
+    "Receive",
+    "Scope",
+    "Send",
+    "SendNow",
+    "send_now_of",
+    "send_whole",
+]
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -23,3 +33,19 @@ def send_now_of(send: Send) -> SendNow | None:
     """Return the ``send_now`` of the object that the method ``send`` is bound to, or None if there is none."""
     found: SendNow | None = getattr(getattr(send, "__self__", None), "send_now", None)
     return found
+
+
+def send_whole(send: Send, status: int, headers: Headers, body: bytes) -> Awaitable[None] | None:
+    """Send a whole answer by ``send``. Returns None if it is sent, else an awaitable that sends it.
+
+    The router's server takes a whole answer at once, without two coroutines for its messages.
+    """
+    at_once = getattr(getattr(send, "__self__", None), "send_whole", None)
+    if at_once is not None and at_once(status, headers, body):
+        return None
+    return _send_messages(send, status, headers, body)
+
+
+async def _send_messages(send: Send, status: int, headers: Headers, body: bytes) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

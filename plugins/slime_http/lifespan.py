@@ -8,8 +8,8 @@ import logging
 import uvicorn
 from uvicorn.lifespan.on import LifespanOn, LifespanSendMessage
 
+from slime_http.client_connection import Observer
 from slime_http.errors import StartupError
-from slime_http.server_request import Observer
 
 __all__ = ["OBSERVERS", "Lifespan"]
 

@@ -16,9 +16,10 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from slime_http.asgi import ASGIApp
+from slime_http.client_connection import ClientConnection, Observer
 from slime_http.request_head import connection_scope, request_scope
 from slime_http.response_head import error_answer
-from slime_http.server_request import ClientConnection, Observer, ServerRequest
+from slime_http.server_request import ServerRequest
 from slime_http.write_flow import WriteFlow
 
 __all__ = ["Protocol"]

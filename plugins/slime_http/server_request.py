@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from slime_http.asgi import ASGIApp, Message, Scope
+from slime_http.client_connection import ClientConnection
 from slime_http.error_codes import MAX_ERROR_BYTES
 from slime_http.response_head import error_answer, response_lines
-from slime_http.write_flow import WriteFlow
 
-__all__ = ["ClientConnection", "Observer", "ServerRequest"]
+__all__ = ["ServerRequest"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,33 +26,6 @@ _LARGE_BYTES = 64 * 1024
 _NO_BODY = (204, 304)
 _SHUTTING_DOWN = "the server is shutting down"
 _LAST_CHUNK = b"0\r\n\r\n"
-
-#: Called with a request when the application has returned.
-Observer: TypeAlias = "Callable[[ServerRequest], object]"
-
-
-class ClientConnection(ABC):
-    """The connection on which a request came."""
-
-    transport: asyncio.Transport
-    flow: WriteFlow
-    observers: Sequence[Observer]
-
-    @abstractmethod
-    def read_on(self) -> None:
-        """Resume reading: the application waits for more of the body."""
-
-    @abstractmethod
-    def continued(self) -> None:
-        """Start the time for the body: "100 Continue" was sent."""
-
-    @abstractmethod
-    def answered(self, request: ServerRequest) -> None:
-        """Go on to the next request, or close: the answer to ``request`` is written."""
-
-    @abstractmethod
-    def ended(self, request: ServerRequest) -> None:
-        """Forget the task of ``request``: the application has returned."""
 
 
 class ServerRequest:
@@ -221,6 +193,15 @@ class ServerRequest:
             self.started = True
         else:
             raise RuntimeError(f"the ASGI message {kind!r} cannot be sent now")
+
+    def send_whole(self, status: int, headers: Iterable[Iterable[bytes]], body: bytes) -> bool:
+        """Send a whole answer. Returns False, and does nothing, when only :meth:`send` can send it."""
+        if self.started or self.disconnected or self._connection.flow.is_full:
+            return False
+        self._send_start(status, headers)
+        self.started = True
+        self._send_body(body, True)
+        return True
 
     def send_now(
         self, piece: bytes | Callable[[], bytes], before: Iterable[Callable[[bytes], object]]

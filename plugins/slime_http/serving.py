@@ -21,10 +21,10 @@ import uvicorn
 import uvloop
 
 from slime_http.asgi import ASGIApp, Scope
+from slime_http.client_connection import Observer
 from slime_http.lifespan import Lifespan
 from slime_http.memory import return_large_blocks, tune_gc
 from slime_http.server_protocol import Protocol
-from slime_http.server_request import Observer
 
 __all__ = ["CLIENT_TIMEOUT_S", "bind", "run", "serving", "url_of"]
 

@@ -7,10 +7,12 @@ import asyncio
 import pytest
 
 from core.servers import on_both_loops
+from deadlines import until
 from http1.conversations import (
     GET,
     GET_1_0,
     HEAD,
+    SOON_S,
     Answer,
     alone,
     answering,
@@ -19,7 +21,7 @@ from http1.conversations import (
     respond,
     watch_server,
 )
-from slime_http.asgi import Receive, Scope, Send
+from slime_http.asgi import Receive, Scope, Send, send_whole
 from slime_http.serving import serving
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
@@ -205,3 +207,57 @@ async def test_an_application_that_says_chunked_leaves_it_to_the_server() -> Non
     assert answer == Answer(200, [(b"connection", b"close")], b"one")
     answer, _ = await asked(answering(headers=[coding], status=204))
     assert answer == Answer(204, [], b"")
+
+
+# Whole answers without messages.
+
+
+async def test_whole_answer_waits_for_a_slow_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = watch_server(monkeypatch)
+    large = LARGE * 32
+    at_once: list[bool] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        rest = send_whole(send, 200, [(b"content-length", b"%d" % len(large))], large)
+        at_once.append(rest is None)
+        if rest is not None:
+            await rest
+
+    async with serving(alone(app)) as url, connected(url, receive_buffer=64 * 1024) as client:
+        await client.say(GET * 2)
+        await until(lambda: len(at_once) == 2)
+        assert len(seen.written) == 1
+        for _ in range(2):
+            assert (await client.answer()).body == large
+    assert at_once == [True, False]
+
+
+async def test_whole_answer_to_a_client_that_has_gone_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = watch_server(monkeypatch)
+    ended = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        rest = send_whole(send, 200, [(b"content-length", b"2")], b"ok")
+        assert rest is not None
+        await rest
+        ended.set()
+
+    async with serving(alone(app)) as url:
+        async with connected(url) as client:
+            await client.say(GET)
+            await until(lambda: bool(seen.connections) and seen.connections[0].served is not None)
+        await asyncio.wait_for(ended.wait(), SOON_S)
+    assert seen.written == []
+
+
+async def test_whole_answer_comes_once() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for body in (b"one", b"two"):
+            if (rest := send_whole(send, 200, [(b"content-length", b"3")], body)) is not None:
+                with pytest.raises(RuntimeError, match="cannot be sent now"):
+                    await rest
+
+    answer, kept = await asked(alone(app))
+    assert (answer.body, kept) == (b"one", True)

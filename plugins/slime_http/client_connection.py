@@ -1,0 +1,42 @@
+"""Interface of a client's connection, as its requests see it."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from slime_http.write_flow import WriteFlow
+
+if TYPE_CHECKING:
+    from slime_http.server_request import ServerRequest
+
+__all__ = ["ClientConnection", "Observer"]
+
+#: Called with a request when the application has returned.
+Observer: TypeAlias = "Callable[[ServerRequest], object]"
+
+
+class ClientConnection(ABC):
+    """The connection on which a request came."""
+
+    transport: asyncio.Transport
+    flow: WriteFlow
+    observers: Sequence[Observer]
+
+    @abstractmethod
+    def read_on(self) -> None:
+        """Resume reading: the application waits for more of the body."""
+
+    @abstractmethod
+    def continued(self) -> None:
+        """Start the time for the body: "100 Continue" was sent."""
+
+    @abstractmethod
+    def answered(self, request: ServerRequest) -> None:
+        """Go on to the next request, or close: the answer to ``request`` is written."""
+
+    @abstractmethod
+    def ended(self, request: ServerRequest) -> None:
+        """Forget the task of ``request``: the application has returned."""
