@@ -11,37 +11,19 @@ import asyncio
 import math
 import select
 import ssl
-from abc import ABC, abstractmethod
 
 import httptools
 
 from slime_http.asgi import Headers
 from slime_http.errors import WorkerBroke, WorkerTimeout
 from slime_http.hop_by_hop import NOT_RETURNED, PLAIN_CONNECTION
-from slime_http.limits import Limits
+from slime_http.pool import Pool
 from slime_http.upstream_reply import Source, UpstreamReply
 
-__all__ = ["Connection", "Pool"]
+__all__ = ["Connection"]
 
 #: Request bodies are handed to the transport in slices of this size, and wait while its buffer is full.
 _SLICE = 256 * 1024
-
-
-class Pool(ABC):
-    """The part of a pool that its connections call."""
-
-    url: str
-    limits: Limits
-    loop: asyncio.AbstractEventLoop
-    heard_at: float
-
-    @abstractmethod
-    def put_back(self, connection: Connection) -> None:
-        """Keep ``connection``, which is free again, for another request."""
-
-    @abstractmethod
-    def forget(self, connection: Connection) -> None:
-        """Remove ``connection``, which is closed."""
 
 
 class Connection(Source):
@@ -68,11 +50,13 @@ class Connection(Source):
         self._framed = self._sized = self._streams = False
         self._ended = self._keep_alive = False
         self._named: list[bytes] = []
+        #: Pieces of an event stream that came in one read.
+        self._events: list[bytes] = []
 
     # One exchange.
 
     def begin(self, method: str, head: bytes, body: bytes) -> UpstreamReply:
-        """Send a request. Await the head of the returned reply with :meth:`UpstreamReply.head`."""
+        """Send a request. The reply that is returned has its head once its ``status`` is not 0."""
         transport = self._transport
         assert transport is not None  # narrowing: connected before it is used
         self._reset(method)
@@ -198,12 +182,18 @@ class Connection(Source):
             return
         self._answered = True
         self._unparsed += len(data)
+        fault: Exception | None = None
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
+            fault = error
+        if self._events:
+            events, self._events = self._events, []
+            self._put(b"".join(events))  # one write to the client, and one wake-up of a reader
+        if fault is not None:
             if not self._message_done:
-                cause = error.__context__
-                self.break_off(str(cause) if isinstance(cause, _Refused) else f"broke HTTP: {error}")
+                cause = fault.__context__
+                self.break_off(str(cause) if isinstance(cause, _Refused) else f"broke HTTP: {fault}")
                 return
             self._keep_alive = False  # the answer is complete; the error is in the bytes after it
         if self._message_done:
@@ -281,6 +271,12 @@ class Connection(Source):
 
     def on_body(self, body: bytes) -> None:
         self._unparsed = 0
+        if self._streams:
+            self._events.append(body)
+        else:
+            self._put(body)
+
+    def _put(self, body: bytes) -> None:
         reply, transport = self._reply, self._transport
         if reply is not None and reply.put(body) and not self._held and transport is not None:
             self._held = True

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from slime_http.asgi import Headers
-from slime_http.connection import Connection, Pool
+from slime_http.connection import Connection
 from slime_http.errors import BadRequest, WorkerBroke, WorkerUnreachable
 from slime_http.hop_by_hop import NOT_SENT, PLAIN_CONNECTION
 from slime_http.limits import Limits
+from slime_http.pool import Pool
 from slime_http.upstream_reply import UpstreamReply
 
 __all__ = ["Upstream"]
