@@ -22,6 +22,7 @@ from deadlines import HANG_S
 from radix_cache.tokenizers.conftest import Loaded
 from radix_cache.tokenizers.vocabularies import VOCABULARIES
 from slime_fairness.turns import FairThreads
+from slime_radix_cache.tokens import fast_tokenizer
 from slime_radix_cache.tokens.backend import own_copy
 from slime_radix_cache.tokens.encoding import Encoder
 from slime_radix_cache.tokens.fast_tokenizer import ComparedTokenizer, fast_copy, reference_of
@@ -124,6 +125,18 @@ def test_a_tokenizer_that_differs_is_not_used(
     assert own is not None
     assert fast_copy(own) is None
     assert "fastokens is not used" in caplog.text
+
+
+def test_all_tokens_special_tokens_in_texts_and_rows_of_spaces_are_compared(llama3: Any) -> None:
+    own = own_copy(llama3)
+    assert own is not None
+    compared = set(fast_tokenizer._probes(own))
+    assert compared >= {
+        own.decode([number], skip_special_tokens=False) for number in range(own.get_vocab_size())
+    }
+    for added in own.get_added_tokens_decoder().values():
+        assert compared >= {f"a{added.content}b", f" {added.content} ", added.content[1:]}
+    assert compared >= {"a\u2003\u2003\u2003b 1\u2003\u2003\u2003", "\t\u3000", " " * 600}
 
 
 def test_without_fastokens_the_tokenizers_library_works(monkeypatch: pytest.MonkeyPatch, llama3: Any) -> None:
