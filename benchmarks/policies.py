@@ -108,7 +108,7 @@ def _memory_mb(size: int, part: int) -> float:
     number = 0
     while seen.size < Settings().max_tree_size // part - max(size, 2048):
         prompt = Prompt.of(b'"text":%d%s' % (number, b"x" * size))
-        seen.add(prompt, 1 << number % 64, Use(number), horizons)
+        seen.add(prompt, seen.find(prompt), 1 << number % 64, Use(number), horizons)
         number += 1
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

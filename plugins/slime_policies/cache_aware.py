@@ -12,9 +12,9 @@ from router_core.workers import least_in_flight
 from slime_policies.horizons import Horizons
 from slime_policies.kv_events import Blocks
 from slime_policies.long_requests import LongRequests
-from slime_policies.matches import Match, cheapest, cost_of, exact_sizes, match_of, without
+from slime_policies.matches import Match, Offered, cheapest, cost_of, exact_sizes, match_of, without
 from slime_policies.pending import Pending
-from slime_policies.prefixes import Prefixes, Prompt, Use
+from slime_policies.prefixes import Node, Prefixes, Prompt, Use
 from slime_policies.recent_sessions import RecentSessions
 from slime_policies.settings import Settings, unbalanced
 from slime_policies.worker_state import REQUEST, WorkerState
@@ -34,7 +34,7 @@ _MAX_BITS = 4096
 #: A worker has clearly less of a prompt than was believed if more than so many tokens are missing, and more than this
 #: part of the believed ones. After so many shortfalls the worker's horizon moves.
 _SHORT_TOKENS, _SHORT_PART, _SHORTFALLS = 512, 0.25, 3
-_NO_WORKERS: tuple[Sequence[Worker], list[WorkerState], int] = ((), [], 0)
+_NO_WORKERS = Offered((), [], 0, {})
 
 
 @dataclass(slots=True)
@@ -104,8 +104,8 @@ class CacheAware:
         self._pending = Pending()
         self._long = LongRequests()
         self._recent = RecentSessions()
-        #: The workers of the last choice, their states and their bits. The next choice mostly has the same workers.
-        self._last: tuple[Sequence[Worker], list[WorkerState], int] = _NO_WORKERS
+        #: The workers of the last choice. The next choice mostly has the same workers.
+        self._last = _NO_WORKERS
 
     def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
         return self.choose(exchange, workers)
@@ -118,16 +118,19 @@ class CacheAware:
     ) -> Worker:
         """Return the worker with the least cost. ``home``: the worker that already has the conversation, if one has."""
         prompt = Prompt.of(exchange.request.body)
-        if not prompt.parts:
+        if not prompt.digests:
             return least_in_flight(workers)
         if self._bits > _MAX_BITS:
             self.forget_all()
         now = self._clock()
-        states, bits = self._states_of(workers)
+        offered = self._last
+        if workers is not offered.workers and workers != offered.workers:
+            offered = self._last = Offered.of(workers, [self.state(worker) for worker in workers])
         exact: Mapping[int, int] = {}
         if self.blocks is not None:
-            exact = exact_sizes(self.blocks, exchange.request.body, prompt.size, workers, states)
-        matches = self._match(prompt, bits, exact)
+            exact = exact_sizes(self.blocks, exchange.request.body, prompt.size, offered)
+        nodes = self._prefixes.find(prompt)
+        matches = self._match(prompt, nodes, offered.bits, exact)
         if home is not None:
             bit = self.state(home.worker).bit
             own = match_of(bit, matches)
@@ -145,8 +148,8 @@ class CacheAware:
         if self._has_thresholds and unbalanced([worker.in_flight for worker in workers], self._settings):
             chosen = workers.index(least_in_flight(workers))
         else:
-            chosen = cheapest(workers, states, matches, now, recent)
-        state = states[chosen]
+            chosen = cheapest(offered, matches, now, recent)
+        state = offered.states[chosen]
         self._choices += 1
         state.chosen = self._choices
         if is_new:
@@ -154,13 +157,13 @@ class CacheAware:
         _, _, matched, before = match_of(state.bit, matches)
         state.add(workers[chosen], (prompt.size - matched) / prompt.per_token, now)
         if workers[chosen].server.worker_type != "prefill":  # a prefill worker does not decode
-            self._long.count(exchange, state)
+            self._long.count(exchange, state, prompt.start)
         use = Use(self._choices)
-        self._prefixes.add(prompt, state.bit, use, self._horizons)
+        self._prefixes.add(prompt, nodes, state.bit, use, self._horizons)
         if isinstance(earlier := exchange.notes.get(self._note), _Belief):
             self._pending.remove(earlier.use.number)  # the earlier attempt failed
         if state.bit in exact:
-            self._pending.add(use.number, state.bit, tuple(digest for digest, _ in prompt.parts), now)
+            self._pending.add(use.number, state.bit, prompt.digests, now)
         # A prompt without an answer may not be computed yet, so missing tokens would not prove an eviction.
         checked = before.number if before is not None and before.is_answered else 0
         exchange.notes[self._note] = _Belief(state, use, matched / prompt.size, checked)
@@ -177,57 +180,39 @@ class CacheAware:
         self._bits += 1
         return WorkerState(1 << (self._bits - 1))
 
-    def _states_of(self, workers: Sequence[Worker]) -> tuple[list[WorkerState], int]:
-        """Return the state of each of ``workers``, and their bits."""
-        known, states, bits = self._last
-        if workers != known:
-            states, bits = [self.state(worker) for worker in workers], 0
-            for state in states:
-                bits |= state.bit
-            self._last = workers[:], states, bits
-        return states, bits
-
-    def _match(self, prompt: Prompt, having: int, exact: Mapping[int, int]) -> list[Match]:
+    def _match(
+        self, prompt: Prompt, nodes: Sequence[Node], having: int, exact: Mapping[int, int]
+    ) -> list[Match]:
         """Return the parts of ``prompt`` that the workers ``having``, given as bits, have in their caches.
 
-        ``exact``: by bit, the bytes that a worker has for certain. Such a worker's match has no last use.
+        ``nodes``: the known prefixes of ``prompt``. ``exact``: by bit, the bytes that a worker has for certain. Such a
+        worker's match has no last use.
         """
         known_bits = 0
         for bit in exact:
             known_bits |= bit
         weight = _MISSING / prompt.per_token
-        cost = 0.0  # of the parts so far, for a worker that has none of them
-        #: For workers that have the parts so far and no more: the workers' bits, the cost and the bytes of these parts,
-        #: and the last use of the last part.
+        cost = 0.0  # of the nodes so far, for a worker that has none of them
+        #: For workers that have the nodes so far and no more: the workers' bits, the cost and the bytes of these nodes,
+        #: and the last use of the last node.
         ends: list[tuple[int, float, int, Use | None]] = []
         #: The bytes and the cost of each prefix, for workers whose bytes are known.
         marks: list[tuple[int, float]] = []
-        size = evicted = visits = 0
-        price = weight  # the cost of a byte of the part
+        size = 0
         use: Use | None = None
-        find = self._prefixes.get  # looked up once: a prompt has up to 388 prefixes
-        for digest, more in prompt.parts:
-            known = find(digest)
-            if known is None:
-                break
-            before, use = use, known.use
-            if use is not before:  # the parts of a turn have the same use
-                evicted = self._horizons.evicted_by(use.number)
+        for node in nodes:
             if known_bits:
                 marks.append((size, cost))
-            if having:
-                holders = known.workers & ~evicted if evicted else known.workers
-                if known_bits:
-                    holders = holders & ~known_bits | self._pending.at(digest) & known_bits
-                if (still := having & holders) != having:
-                    ends.append((having ^ still, cost, size, before))
-                    having = still
-            size += more
-            if known.visits != visits:  # mostly equal to those of the part before
-                visits = known.visits
-                groups = visits / _GROUP
-                price = weight / (1.0 + groups * groups)
-            cost += more * price
+            holders = node.workers & ~self._horizons.evicted_by(node.use.number)
+            if known_bits:
+                holders = holders & ~known_bits | self._pending.at(node.digests[-1]) & known_bits
+            if (still := having & holders) != having:
+                ends.append((having ^ still, cost, size, use))
+                having = still
+            use = node.use
+            groups = node.visits / _GROUP
+            cost += (node.size - size) * weight / (1.0 + groups * groups)
+            size = node.size
         ends.append((having, cost, size, use))
         whole = cost + (prompt.size - size) * weight
         marks.append((size, cost))

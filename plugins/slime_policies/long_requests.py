@@ -26,10 +26,10 @@ class LongRequests:
         self._mean = MeanLength()
         self._counted: dict[Exchange, tuple[WorkerState, int]] = {}
 
-    def count(self, exchange: Exchange, state: WorkerState) -> None:
-        """Count ``exchange`` in the load of a worker until it ends, and nowhere else."""
+    def count(self, exchange: Exchange, state: WorkerState, start: int | None) -> None:
+        """Count ``exchange`` in the load of a worker until it ends, and nowhere else. ``start``: of the prompt."""
         self._end(exchange)  # another worker may have failed the request
-        limit = limit_beside_prompt(exchange.request.body)
+        limit = limit_beside_prompt(exchange.request.body, start)
         if not limit:
             return
         self._mean.learn(limit)

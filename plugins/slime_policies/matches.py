@@ -14,7 +14,7 @@ from slime_policies.kv_events.prompt_ids import PromptIds
 from slime_policies.prefixes import Use
 from slime_policies.worker_state import REQUEST, WorkerState
 
-__all__ = ["Match", "cheapest", "cost_of", "exact_sizes", "match_of", "without"]
+__all__ = ["Match", "Offered", "cheapest", "cost_of", "exact_sizes", "match_of", "without"]
 
 
 class Match(NamedTuple):
@@ -30,6 +30,24 @@ class Match(NamedTuple):
     use: Use | None
 
 
+class Offered(NamedTuple):
+    """The workers of a choice, and the state of each.
+
+    ``bits``: the bits of all workers. ``places``: by bit, the place of the worker.
+    """
+
+    workers: Sequence[Worker]
+    states: list[WorkerState]
+    bits: int
+    places: dict[int, int]
+
+    @classmethod
+    def of(cls, workers: Sequence[Worker], states: list[WorkerState]) -> Offered:
+        """Return ``workers``, which have these ``states``."""
+        places = {state.bit: place for place, state in enumerate(states)}
+        return cls(workers[:], states, sum(places), places)
+
+
 def match_of(bit: int, matches: Sequence[Match]) -> Match:
     """Return the match of the worker ``bit``, which is in one of ``matches``."""
     return next(match for match in matches if match.bits & bit)
@@ -40,32 +58,25 @@ def without(bits: int, matches: Sequence[Match]) -> list[Match]:
     return [match._replace(bits=left) for match in matches if (left := match.bits & ~bits)]
 
 
-def cheapest(
-    workers: Sequence[Worker],
-    states: Sequence[WorkerState],
-    matches: Sequence[Match],
-    now: float,
-    further: Sequence[float] = (),
-) -> int:
+def cheapest(offered: Offered, matches: Sequence[Match], now: float, further: Sequence[float] = ()) -> int:
     """Return the place of the worker with the least cost; of equal workers, the place of the one chosen longest ago.
 
     ``further``: a further cost of each worker, in tokens.
     """
-    common = max(matches, key=lambda match: match.bits.bit_count()) if len(matches) > 1 else matches[0]
-    usual = common.cost
-    costs: dict[int, float] = {}  # by bit, of the workers outside the largest match
-    for bits, cost, _, _ in matches:
-        if bits != common.bits:
-            while bits:
-                bit = bits & -bits
-                bits ^= bit
-                costs[bit] = cost
+    states, places = offered.states, offered.places
     totals = [
         state.load(worker, now) if state.waiting else REQUEST * (worker.in_flight + state.more)
-        for worker, state in zip(workers, states, strict=True)
+        for worker, state in zip(offered.workers, states, strict=True)
     ]
-    if costs:
-        totals = [total + costs.get(state.bit, usual) for total, state in zip(totals, states, strict=True)]
+    if len(matches) > 1:
+        usual = max(matches, key=_count).cost  # what most workers lack is left out of all costs
+        for bits, cost, _, _ in matches:
+            if cost != usual:
+                more = cost - usual
+                while bits:
+                    bit = bits & -bits
+                    bits ^= bit
+                    totals[places[bit]] += more
     if further:
         totals = [*map(add, totals, further)]
     least = min(totals)
@@ -75,15 +86,17 @@ def cheapest(
     return turns.index(min(turns))
 
 
-def exact_sizes(
-    blocks: Blocks, body: bytes, most: int, workers: Sequence[Worker], states: Sequence[WorkerState]
-) -> dict[int, int]:
+def _count(match: Match) -> int:
+    return match.bits.bit_count()
+
+
+def exact_sizes(blocks: Blocks, body: bytes, most: int, offered: Offered) -> dict[int, int]:
     """Return, for each worker whose blocks are in sync, its bit and the bytes of the prompt that it has.
 
     The prompt is read from ``body``. The bytes are at most ``most``.
     """
     places, in_sync = [], []
-    for place, worker in enumerate(workers):
+    for place, worker in enumerate(offered.workers):
         if (own := blocks.in_sync(worker.id)) is not None:
             places.append(place)
             in_sync.append(own)
@@ -93,7 +106,7 @@ def exact_sizes(
     held = blocks.tokens_held(ids, in_sync)
     per_token = ids.bytes_per_token()
     return {
-        states[place].bit: min(most, int(tokens * per_token))
+        offered.states[place].bit: min(most, int(tokens * per_token))
         for place, tokens in zip(places, held, strict=True)
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slime_policies.holders import Holders
@@ -18,7 +19,7 @@ _MOST = 4096
 class _Sent:
     at: float
     bit: int
-    digests: tuple[int, ...]
+    digests: Sequence[int]
 
 
 class Pending:
@@ -37,7 +38,7 @@ class Pending:
         """Return the workers, as bits, that were sent the prefix."""
         return self._holders.at(digest)
 
-    def add(self, number: int, bit: int, digests: tuple[int, ...], now: float) -> None:
+    def add(self, number: int, bit: int, digests: Sequence[int], now: float) -> None:
         """Note that a worker, given as a bit, was sent request ``number``, whose prefixes have these ``digests``."""
         while self._sent:
             oldest = next(iter(self._sent))

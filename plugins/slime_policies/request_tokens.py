@@ -33,9 +33,11 @@ def limit_of(body: bytes) -> int | None:
     return next((limit for name in _LIMITS if (limit := _number(body, name)) is not None), None)
 
 
-def limit_beside_prompt(body: bytes) -> int | None:
-    """Return a limit as :func:`limit_of` does, but search only before the prompt and in the last 1,024 bytes. O(1)."""
-    start, _ = find_prompt(body)
+def limit_beside_prompt(body: bytes, start: int | None) -> int | None:
+    """Return a limit as :func:`limit_of` does, but search only before the prompt and in the last 1,024 bytes. O(1).
+
+    ``start``: the place of the prompt in ``body``, as :func:`slime_policies.prompt_key.find_prompt` finds it.
+    """
     found = _LIMIT.search(body, 0, start or _TAIL) or _LIMIT.search(body, max(start or 0, len(body) - _TAIL))
     return int(found[1]) if found is not None else None
 

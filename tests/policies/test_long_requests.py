@@ -9,6 +9,7 @@ import pytest
 from policies.asking import Clock, asking, ready, words
 from router_core import Exchange, Worker
 from slime_policies import Auto, CacheAware, LeastInflight, Policy, Settings
+from slime_policies.prompt_key import find_prompt
 from slime_policies.request_tokens import limit_beside_prompt
 from slime_policies.tokens_in_flight import TokensInFlight
 
@@ -120,7 +121,7 @@ def test_long_answer_is_no_load_of_a_prefill_worker() -> None:
     ],
 )
 def test_limit_is_read_before_and_behind_the_prompt(body: bytes, limit: int | None) -> None:
-    assert limit_beside_prompt(body) == limit
+    assert limit_beside_prompt(body, find_prompt(body)[0]) == limit
 
 
 @pytest.mark.parametrize("limit", [0, 999_999_999])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 
 from slime_policies.horizons import Horizons
 from slime_policies.prefixes import Prefixes, Prompt, Use
@@ -13,17 +14,13 @@ def prompt(text: str) -> Prompt:
 
 
 def add(seen: Prefixes, of: Prompt, worker: int) -> None:
-    seen.add(of, worker, Use(1), Horizons())
+    seen.add(of, seen.find(of), worker, Use(1), Horizons())
 
 
 def matched(seen: Prefixes, of: Prompt) -> int:
-    """Bytes of the beginnings that are known, as far as each shorter one is."""
-    size = 0
-    for digest, longer in of.parts:
-        if seen.get(digest) is None:
-            break
-        size += longer
-    return size
+    """Bytes of the longest known prefix."""
+    nodes = seen.find(of)
+    return nodes[-1].size if nodes else 0
 
 
 def test_the_length_of_a_known_prefix_is_found() -> None:
@@ -40,16 +37,16 @@ def test_the_length_of_a_known_prefix_is_found() -> None:
 
 
 def test_of_a_short_prompt_the_end_counts_too() -> None:
-    assert Prompt.of(b"").parts == ()
+    assert Prompt.of(b"").digests == []
     for size in (1, 15, 100):
-        assert sum(more for _, more in prompt("x" * size).parts) == prompt("x" * size).size
-        assert prompt("x" * size).parts[-1] != prompt("x" * size + "y").parts[-1]
+        assert prompt("x" * size).covered == prompt("x" * size).size
+        assert prompt("x" * size).digests[-1] != prompt("x" * size + "y").digests[-1]
 
 
 def test_a_prefix_of_another_prompt_is_another_prefix() -> None:
     """Equal parts in other places have other digests."""
     one, two = prompt("a" * 256 + "b" * 256 + "c" * 600), prompt("d" * 256 + "b" * 256 + "c" * 600)
-    assert not {digest for digest, _ in one.parts} & {digest for digest, _ in two.parts}
+    assert not {*one.digests} & {*two.digests}
 
 
 def test_the_map_knows_which_workers_have_a_prefix_and_how_many_requests_had_it() -> None:
@@ -57,11 +54,8 @@ def test_the_map_knows_which_workers_have_a_prefix_and_how_many_requests_had_it(
     shared = "x" * 1000
     add(seen, prompt(shared + "one" * 300), 1)
     add(seen, prompt(shared + "two" * 300), 4)
-    states = [seen.get(digest) for digest, _ in prompt(shared + "one" * 300).parts]
-    assert all(state is not None for state in states)
-    assert [(state.workers, state.visits) for state in states if state is not None] == [
-        *[(5, 2)] * 7, *[(1, 1)] * (len(states) - 7)
-    ]  # fmt: skip
+    nodes = seen.find(prompt(shared + "one" * 300))
+    assert [(node.workers, node.visits, len(node.digests)) for node in nodes] == [(5, 2, 7), (1, 1, 4)]
 
 
 def test_ids_have_more_bytes_a_token_than_text() -> None:
@@ -70,7 +64,7 @@ def test_ids_have_more_bytes_a_token_than_text() -> None:
 
 def test_the_megabytes_of_a_huge_prompt_are_not_all_looked_at() -> None:
     huge = prompt("x" * (3 << 20))
-    assert huge.size == sum(size for _, size in huge.parts) == 1 << 20
+    assert huge.size == huge.covered == 1 << 20
 
 
 def test_memory_stays_below_the_limit_and_evicts_the_oldest() -> None:
@@ -85,16 +79,26 @@ def test_memory_stays_below_the_limit_and_evicts_the_oldest() -> None:
         assert kept == [True] + [number - earlier < 4 for earlier in range(1, number + 1)]
 
 
-def test_an_ending_is_forgotten_before_its_beginning() -> None:
+def test_nodes_have_what_a_map_of_single_prefixes_has() -> None:
+    """The model has an entry for each prefix. A longer one is evicted before its beginning."""
     rng = random.Random(3)
-    roots = ["".join(rng.choices("abcdef", k=700)) for _ in range(5)]
-    seen = Prefixes(6_000)
-    added = []
-    for _ in range(300):
-        text = rng.choice(roots) + "".join(rng.choices("abcdef", k=rng.randrange(2000)))
-        added.append(prompt(text))
-        add(seen, added[-1], 1)
-        assert seen.size <= 6_000
-        for other in added[-10:]:
-            flags = [seen.get(digest) is not None for digest, _ in other.parts]
-            assert flags == sorted(flags, reverse=True)
+    roots = ["".join(rng.choices("abcdef", k=size)) for size in (20, 100, 700, 700, 3000)]
+    seen, horizons = Prefixes(9_000), Horizons()
+    model: OrderedDict[int, tuple[int, int, int]] = OrderedDict()
+    texts = [""]
+    for number in range(1, 1000):
+        text = rng.choice(texts[-10:]) if rng.random() < 0.5 else rng.choice(roots)
+        texts.append(text[: rng.randrange(4000)] + "".join(rng.choices("abcdef", k=rng.randrange(600))))
+        asked, bit = prompt(texts[-1]), 1 << rng.randrange(6)
+        nodes = seen.find(asked)
+        found = [(node.workers, node.visits, node.use.number) for node in nodes for _ in node.digests]
+        assert found == [model[digest] for digest in asked.digests if digest in model]
+        seen.add(asked, nodes, bit, Use(number), horizons)
+        for digest in reversed(asked.digests):
+            workers, visits, used = model.pop(digest, (0, 0, number))
+            model[digest] = workers & ~horizons.evicted_by(used) | bit, visits + 1, number
+        while len(model) > sum(len(node.digests) for node in seen._order):
+            model.popitem(last=False)
+        if rng.random() < 0.1:
+            horizons.move(bit, rng.randrange(number))
+        assert 0 < seen.size <= 9_000
