@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import add
 from typing import NamedTuple
 
 from router_core import Exchange, Worker
@@ -142,13 +143,20 @@ class CacheAware:
             matches = [
                 match._replace(cost=match.cost / home.turns) for match in (*without(bit, matches), own)
             ]
+        kind = workers[0].server.worker_type
         # A decode worker is chosen for each request, not once for the session.
-        is_new = home is None and exchange.session is not None and workers[0].server.worker_type != "decode"
-        recent = self._recent.counts(workers, now, _SESSION) if is_new else ()
+        is_new = home is None and exchange.session is not None and kind != "decode"
+        further = self._recent.counts(workers, now, _SESSION) if is_new else []
+        more = (
+            self._long.more(exchange, prompt.start) if kind != "prefill" else 0
+        )  # a prefill worker does not decode
+        if more:
+            avoided = [REQUEST * (state.long - state.more) for state in offered.states]
+            further = [*map(add, further, avoided)] if further else avoided
         if self._has_thresholds and unbalanced([worker.in_flight for worker in workers], self._settings):
             chosen = workers.index(least_in_flight(workers))
         else:
-            chosen = cheapest(offered, matches, now, recent)
+            chosen = cheapest(offered, matches, now, further)
         state = offered.states[chosen]
         self._choices += 1
         state.chosen = self._choices
@@ -156,8 +164,7 @@ class CacheAware:
             self._recent.add(workers[chosen], workers, now)
         _, _, matched, before = match_of(state.bit, matches)
         state.add(workers[chosen], (prompt.size - matched) / prompt.per_token, now)
-        if workers[chosen].server.worker_type != "prefill":  # a prefill worker does not decode
-            self._long.count(exchange, state, prompt.start)
+        self._long.count(exchange, state, more)
         use = Use(self._choices)
         self._prefixes.add(prompt, nodes, state.bit, use, self._horizons)
         if isinstance(earlier := exchange.notes.get(self._note), _Belief):

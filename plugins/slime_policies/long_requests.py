@@ -20,26 +20,31 @@ class LongRequests:
     """Counts a request whose ``max_new_tokens`` are ``n`` times the mean as ``n / 2``, rounded down, from 1 to 8.
 
     The mean is about that of the last 256 requests with a limit. If all limits are equal, each request counts as one.
+    Such requests avoid each other by the whole count. For all other requests, those of a worker count less than one
+    request: a worker that has just ended a request can begin the next one at once, so it should get that.
     """
 
     def __init__(self) -> None:
         self._mean = MeanLength()
         self._counted: dict[Exchange, tuple[WorkerState, int]] = {}
 
-    def count(self, exchange: Exchange, state: WorkerState, start: int | None) -> None:
-        """Count ``exchange`` in the load of a worker until it ends, and nowhere else. ``start``: of the prompt."""
-        self._end(exchange)  # another worker may have failed the request
+    def more(self, exchange: Exchange, start: int | None) -> int:
+        """Return how many further requests ``exchange`` stands for. ``start``: the place of the prompt in the body."""
         limit = limit_beside_prompt(exchange.request.body, start)
         if not limit:
-            return
+            return 0
         self._mean.learn(limit)
-        more = min(_MOST, int(limit / (_FOR_EACH * self._mean.tokens))) - 1
-        if more > 0:
-            state.more += more
+        return max(0, min(_MOST, int(limit / (_FOR_EACH * self._mean.tokens))) - 1)
+
+    def count(self, exchange: Exchange, state: WorkerState, more: int) -> None:
+        """Count ``more`` further requests for ``exchange`` at a worker until it ends, and nowhere else."""
+        self._end(exchange)  # another worker may have failed the request
+        if more:
+            state.add_long(more)
             self._counted[exchange] = state, more
             exchange.on_close(partial(self._end, exchange))
 
     def _end(self, exchange: Exchange) -> None:
         state, more = self._counted.pop(exchange, (None, 0))
         if state is not None:
-            state.more -= more
+            state.add_long(-more)

@@ -19,15 +19,17 @@ class WorkerState:
 
     ``bit`` stands for the worker in the map of prefixes; 0: its cache was forgotten, and it has another state now.
     ``chosen``: the number of the last choice of the worker. ``missed``: last uses of prefixes that were believed to be
-    in its cache, but were not. ``more``: what its long requests add to the number of its requests in flight.
+    in its cache, but were not. ``long``: further requests that its requests for long answers stand for. ``more``: what
+    these add to the number of its requests in flight, always less than one.
     """
 
-    __slots__ = ("at", "bit", "chosen", "missed", "more", "waiting")
+    __slots__ = ("at", "bit", "chosen", "long", "missed", "more", "waiting")
 
     def __init__(self, bit: int) -> None:
         self.bit = bit
         self.chosen = 0
-        self.more = 0
+        self.long = 0
+        self.more = 0.0
         self.waiting = 0.0
         self.at = 0.0
         self.missed: list[int] = []
@@ -41,6 +43,11 @@ class WorkerState:
         self.waiting = left if left > 0 and in_flight else 0.0
         self.at = now
         return REQUEST * in_flight + _WAITING * self.waiting
+
+    def add_long(self, requests: int) -> None:
+        """Count so many further requests for long answers, or fewer if ``requests`` is negative."""
+        self.long += requests
+        self.more = self.long / (1 + self.long)
 
     def add(self, worker: Worker, tokens: float, now: float) -> None:
         """Count ``tokens`` that ``worker`` has to prefill from ``now`` on."""
