@@ -102,3 +102,14 @@ def test_nodes_have_what_a_map_of_single_prefixes_has() -> None:
         if rng.random() < 0.1:
             horizons.move(bit, rng.randrange(number))
         assert 0 < seen.size <= 9_000
+
+
+def test_conversation_has_a_node_for_each_turn() -> None:
+    """So the time of a choice grows with the turns, not with the prefixes, of which there are far more."""
+    seen = Prefixes(1 << 20)
+    texts = ["".join(random.Random(turn).choices("abcdef", k=20_000)) for turn in range(3)]
+    for turn in range(3):
+        add(seen, prompt("".join(texts[: turn + 1])), 1)
+    nodes = seen.find(prompt("".join(texts)))
+    assert len(nodes) == 3
+    assert sum(len(node.digests) for node in nodes) > 100
