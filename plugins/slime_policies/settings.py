@@ -49,7 +49,7 @@ class Settings:
     ``prefill_policy`` and ``decode_policy``: None stands for ``policy``.
     """
 
-    policy: str = "least_inflight"
+    policy: str = "auto"
     prefill_policy: str | None = None
     decode_policy: str | None = None
     pairs: bool = False
@@ -164,7 +164,8 @@ def add_policy_options(parser: argparse.ArgumentParser, policies: list[str], for
     """Add the flags to ``parser``."""
     parser.add_argument(
         "--policy", choices=policies, default=Settings().policy,
-        help="how a worker is chosen; a session keeps its worker, except with auto and consistent_hashing"
+        help="how a worker is chosen; a session keeps its worker, with auto until that worker is overloaded, and"
+        " with consistent_hashing the hash ring decides"
         " (default: %(default)s)",
     )  # fmt: skip
     for kind, choices in (("prefill", [*policies, *for_prefill]), ("decode", policies)):

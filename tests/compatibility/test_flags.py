@@ -19,7 +19,7 @@ PLUGINS = ("--plugin", "openai")
 #: Defaults of flags that mean the same with us and begin elsewhere. The page on operations says why.
 OTHER_DEFAULTS = {
     "--host": "127.0.0.1",
-    "--policy": "least_inflight",
+    "--policy": "auto",
     "--worker-startup-check-interval": 1,
     "--health-check-interval-secs": 10,
     "--health-check-timeout-secs": 20,

@@ -168,7 +168,7 @@ async def test_a_session_that_asks_two_models_gets_both(start: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    "policy", ["least_inflight", "round_robin", "random", "power_of_two", "cache_aware", "manual"]
+    "policy", ["auto", "least_inflight", "round_robin", "random", "power_of_two", "cache_aware", "manual"]
 )
 async def test_no_policy_leaves_the_model(start: Start, policy: str) -> None:
     servers = [*alphas_and_beta(), Server("/models/beta", served="beta")]

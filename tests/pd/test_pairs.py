@@ -497,7 +497,7 @@ def test_the_flags_of_a_policy_count_for_either_half(caplog: pytest.LogCaptureFi
     assert caplog.messages == []
     policies = [plugin for _, plugin in router_plugins(router) if isinstance(plugin, PairPolicies)]
     kinds = {kind: type(policy).__name__ for kind, policy in policies[0].policies.items()}
-    assert kinds == {"regular": "LeastInflight", "prefill": "CacheAware", "decode": "Manual"}
+    assert kinds == {"regular": "Auto", "prefill": "CacheAware", "decode": "Manual"}
 
 
 def test_mini_lb_overrides_all_policies_and_warns(caplog: pytest.LogCaptureFixture) -> None:

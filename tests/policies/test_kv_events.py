@@ -416,7 +416,7 @@ async def test_prefill_workers_are_followed_for_their_own_policy(
 
 def test_flags_without_effect_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        build(["--kv-events"])
+        build(["--policy", "random", "--kv-events"])
         build(["--policy", "cache_aware", "--kv-events-max-blocks", "5"])
     assert caplog.messages == [
         "--kv-events has no effect: it is for policy auto or cache_aware",

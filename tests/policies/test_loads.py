@@ -37,6 +37,7 @@ from slime_policies.request_tokens import MeanLength, completions_of, limit_of, 
 from slime_policies.tokens_in_flight import PROMPT_WEIGHT, TokensInFlight
 from slime_testing import Running
 
+LEAST = ("--policy", "least_inflight")
 FAST = ("--load-poll-interval-secs", "0.05")
 
 
@@ -90,7 +91,7 @@ async def test_requests_in_flight_need_no_sender(start: Start, name: str) -> Non
 def test_a_flag_without_effect_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         build(["--policy", "round_robin", "--load", "tokens"])
-        build(["--load", "tokens", "--load-poll-interval-secs", "2"])
+        build(["--policy", "least_inflight", "--load", "tokens", "--load-poll-interval-secs", "2"])
     assert caplog.messages == [
         "--load has no effect: it is for policy least_inflight or power_of_two",
         "--load-poll-interval-secs has no effect: it is for --load engine",
@@ -304,7 +305,7 @@ class Reporting:
 async def reporting(start: Start, *workers: Reporting, flags: tuple[str, ...] = ()) -> AsyncIterator[Running]:
     async with AsyncExitStack() as stack:
         urls = [await stack.enter_async_context(serving(worker.app)) for worker in workers]
-        running = await stack.enter_async_context(start("--load", "engine", *FAST, *flags))
+        running = await stack.enter_async_context(start(*LEAST, "--load", "engine", *FAST, *flags))
         await add(running, *urls)
         yield running
 
@@ -351,7 +352,7 @@ async def test_a_worker_that_recovers_is_known_again(start: Start) -> None:
 @pytest.mark.anyio
 async def test_only_a_policy_with_loads_of_engines_polls(start: Start, load: str) -> None:
     worker = Reporting([{"num_tokens": 4}])
-    async with serving(worker.app) as url, start("--load", load) as running:
+    async with serving(worker.app) as url, start(*LEAST, "--load", load) as running:
         await add(running, url)
         await anyio.sleep(0.2)
     assert not worker.polls
@@ -363,7 +364,7 @@ async def test_work_of_others_at_an_engine_sends_requests_elsewhere(start: Start
     async with (
         served(lambda: model, slow) as busy,
         served(lambda: model, slow) as calm,
-        start("--load", "engine", *FAST, "--disable-health-check") as running,
+        start(*LEAST, "--load", "engine", *FAST, "--disable-health-check") as running,
     ):
         workers = await add(running, str(busy.client.base_url), str(calm.client.base_url))
         loads = load_in(running, workers[0])
@@ -454,7 +455,7 @@ async def test_the_mean_length_is_learned_from_streams_and_whole_answers(
 ) -> None:
     async with (
         served(lambda: model, EngineSettings(tokens_per_second=200)) as engine,
-        start("--load", "tokens", "--disable-health-check") as running,
+        start(*LEAST, "--load", "tokens", "--disable-health-check") as running,
     ):
         (worker,) = await add(running, str(engine.client.base_url))
         loads = load_in(running, worker)
@@ -486,7 +487,7 @@ async def test_a_retry_moves_the_tokens(start: Start) -> None:
         return JSONResponse({"text": "x", "meta_info": {}})
 
     apps = [Starlette(routes=[Route("/generate", act, methods=["POST"])]) for act in (refuse, wait)]
-    flags = ("--load", "tokens", "--disable-health-check", "--retry-initial-backoff-ms", "1")
+    flags = (*LEAST, "--load", "tokens", "--disable-health-check", "--retry-initial-backoff-ms", "1")
     async with serving(apps[0]) as one, serving(apps[1]) as two, start(*flags) as running:
         refusing, waiting = await add(running, one, two)
         waiting.in_flight += 1  # so that the other is asked first
@@ -509,7 +510,7 @@ async def test_a_pair_counts_prompts_at_one_and_answers_at_the_other(start: Star
         StandIn("decode", HANG, stream({"text": "x", "meta_info": {}})),
         StandIn("decode", HANG),
     ]
-    flags = ("--load", "tokens", "--disable-circuit-breaker")
+    flags = (*LEAST, "--load", "tokens", "--disable-circuit-breaker")
     async with between(start, *halves, flags=flags) as running:
         prefills = [half.worker for half in halves[:2]]
         decodes = [half.worker for half in halves[2:]]

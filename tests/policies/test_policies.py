@@ -104,10 +104,11 @@ def test_a_value_that_cannot_work_is_told(
 
 def test_a_flag_for_another_policy_is_taken_and_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        build(["--balance-abs-threshold", "0"])  # as slime starts the gateway, whose default is cache_aware
+        build(["--policy", "random", "--balance-abs-threshold", "0"])
     assert caplog.messages == [
         "--balance-abs-threshold has no effect: it is for policy auto or cache_aware or bucket"
     ]
     caplog.clear()
+    build(["--balance-abs-threshold", "0"])  # as slime starts the gateway, whose default is cache_aware
     build(["--policy", "cache_aware", "--balance-abs-threshold", "0"])
     assert caplog.messages == []

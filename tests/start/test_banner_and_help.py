@@ -56,7 +56,7 @@ def test_banner_names_the_policy_of_a_plugin_first(
     monkeypatch.syspath_prepend(tmp_path)
     lines = told(monkeypatch, caplog, "--middleware-paths", "my_policy")
     assert [line.split(maxsplit=1)[1] for line in lines if line.startswith("  policy ")] == [
-        "plugin my_policy, then least_inflight"
+        "plugin my_policy, then auto"
     ]
     assert any(line.split() == ["plugin", "my_policy", "Takes", "the", "first"] for line in lines)
 
