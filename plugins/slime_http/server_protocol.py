@@ -169,8 +169,6 @@ class Protocol(ClientConnection):
             keep_alive=is_1_1 and parser.should_keep_alive(),
             expects_continue=is_1_1 and self._expects_continue,
         )
-        if self.observers:
-            request.began = self._loop.time()
         is_first = self._is_idle
         self._newest = request
         if is_first:

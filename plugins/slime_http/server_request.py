@@ -35,7 +35,7 @@ class ServerRequest:
     has given the head. ``written``, ``complete``: a part of the answer, or all of it, was written. ``disconnected``:
     the client has gone. ``expects_continue``: it may wait for "100 Continue" before it sends the body. ``status``: the
     answer's status, or 0. ``error``: the beginning of an error's body. ``streamed_at``: when the first chunk was
-    written, or 0.0. ``began``: when the head was complete. Both are loop times; ``began`` is set for observers only.
+    written, or 0.0. ``began``: when the application was called. Both are loop times; ``began`` is set for observers only.
     """
 
     __slots__ = (
@@ -122,6 +122,8 @@ class ServerRequest:
             if self.disconnected:
                 return  # refused after its head was read: it must have no effect
             self.begun = True
+            if self._connection.observers:
+                self.began = asyncio.get_running_loop().time()
             result = await self._app(self.scope, self.receive, self.send)
             if result is not None:
                 raise TypeError(f"an ASGI application returned {result!r}, wanted None")

@@ -153,7 +153,9 @@ class CacheAware:
         if more:
             avoided = [REQUEST * (state.long - state.more) for state in offered.states]
             further = [*map(add, further, avoided)] if further else avoided
-        if self._has_thresholds and unbalanced([worker.in_flight for worker in workers], self._settings):
+        # The gateway's policy knows no sessions, so its thresholds say nothing about a conversation that has a worker.
+        thresholds_apply = self._has_thresholds and home is None
+        if thresholds_apply and unbalanced([worker.in_flight for worker in workers], self._settings):
             chosen = workers.index(least_in_flight(workers))
         else:
             chosen = cheapest(offered, matches, now, further)

@@ -277,7 +277,7 @@ SLIME = {
 }
 
 TRAINERS = {
-    "slime": (SLIME, ["--balance-abs-threshold"]),
+    "slime": (SLIME, []),
     "slime of 2026": (
         {
             "prometheus_port": 4321,

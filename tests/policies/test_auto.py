@@ -73,6 +73,16 @@ def test_moved_session_does_not_move_back_for_a_small_gain() -> None:
     assert policy.moves == 1
 
 
+def test_thresholds_of_the_gateway_move_no_session() -> None:
+    """Slime's launch line has the threshold 0."""
+    workers = home, other = ready(0, 1)
+    policy = Auto(Settings(balance_abs_threshold=0), Clock())
+    long = words(1, 40_000)
+    policy(turn("a", long), workers)
+    home.in_flight, other.in_flight = 10, 0
+    assert policy(turn("a", long), workers) is home
+
+
 def test_session_has_nothing_to_lose_after_its_worker_dropped_the_cache() -> None:
     workers = home, other = ready(0, 1)
     policy = Auto(Settings(), Clock())

@@ -147,7 +147,8 @@ async def test_a_key_that_all_clients_show_cannot_be_asked_to_name_sessions() ->
 
 async def test_user_names_one_session_for_the_worker_too(start: Start) -> None:
     """The policies and the core see the same session name."""
-    async with start("--plugin", "engine", "--engine-workers", "3", *ALL) as running:
+    flags = ("--plugin", "engine", "--engine-workers", "3", "--policy", "round_robin")
+    async with start(*flags, *ALL) as running:
         for name in ("a", "b", "a", "b", "a"):
             body = {"text": "Hi", "sampling_params": {"max_new_tokens": 1}, "user": name}
             await running.client.post("/generate", json=body)
