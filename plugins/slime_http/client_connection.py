@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ClientConnection", "Observer"]
 
-#: Called with a request when the application has returned.
+#: Called with a request when the application has returned. It must not raise.
 Observer: TypeAlias = "Callable[[ServerRequest], object]"
 
 
@@ -24,6 +24,8 @@ class ClientConnection(ABC):
     transport: asyncio.Transport
     flow: WriteFlow
     observers: Sequence[Observer]
+    #: The time of the event loop.
+    time: Callable[[], float]
 
     @abstractmethod
     def read_on(self) -> None:

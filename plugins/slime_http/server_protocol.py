@@ -52,6 +52,7 @@ class Protocol(ClientConnection):
         self._state = app_state
         self._connections, self._tasks = server_state.connections, server_state.tasks
         self._loop = _loop or asyncio.get_running_loop()
+        self.time = self._loop.time
         self._client_timeout_s = client_timeout_s
         self._keep_alive_s = keep_alive_s
         self.observers = observers

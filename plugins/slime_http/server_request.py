@@ -35,13 +35,14 @@ class ServerRequest:
     has given the head. ``written``, ``complete``: a part of the answer, or all of it, was written. ``disconnected``:
     the client has gone. ``expects_continue``: it may wait for "100 Continue" before it sends the body. ``status``: the
     answer's status, or 0. ``error``: the beginning of an error's body. ``streamed_at``: when the first chunk was
-    written, or 0.0. ``began``: when the application was called. Both are loop times; ``began`` is set for observers only.
+    written, or 0.0. ``began``, ``ended``: when the application was called, and when it returned; for observers only.
+    All three are loop times.
     """
 
     __slots__ = (
         "_app", "_body", "_connection", "_event", "_has_news", "_head", "_is_chunked", "_is_head", "_left",
-        "_more_body", "_size", "began", "begun", "complete", "disconnected", "error", "expects_continue",
-        "keep_alive", "scope", "started", "status", "streamed_at", "task", "transport", "written",
+        "_more_body", "_size", "began", "begun", "complete", "disconnected", "ended", "error",
+        "expects_continue", "keep_alive", "scope", "started", "status", "streamed_at", "task", "transport", "written",
     )  # fmt: skip
 
     def __init__(
@@ -62,7 +63,7 @@ class ServerRequest:
         self.begun = self.started = self.written = self.complete = self.disconnected = False
         self.expects_continue = expects_continue
         self.status = 0
-        self.streamed_at = self.began = 0.0
+        self.streamed_at = self.began = self.ended = 0.0
         self.error = b""
         #: Parts of the body that ``receive`` has not returned yet. ``_has_news``: ``receive`` can return at once.
         self._body: list[bytes] = []
@@ -123,7 +124,7 @@ class ServerRequest:
                 return  # refused after its head was read: it must have no effect
             self.begun = True
             if self._connection.observers:
-                self.began = asyncio.get_running_loop().time()
+                self.began = self._connection.time()
             result = await self._app(self.scope, self.receive, self.send)
             if result is not None:
                 raise TypeError(f"an ASGI application returned {result!r}, wanted None")
@@ -137,8 +138,10 @@ class ServerRequest:
             logger.exception("%s: the application failed", self._target)
             self._give_up(500, "internal error; the log has the traceback")
         finally:
-            for observe in self._connection.observers if self.begun else ():
-                observe(self)
+            if self.begun and (observers := self._connection.observers):
+                self.ended = self._connection.time()
+                for observe in observers:
+                    observe(self)
             self._connection.ended(self)
 
     def _give_up(self, status: int, message: str) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+from router_core.proxy import PATH, SENT_AT, WORKER
+from router_core.types import Scope
 from slime_http.error_codes import code_in
-from slime_metrics.histogram import Histogram
+from slime_metrics.histogram import BATCH, Histogram
 from slime_metrics.labels import OTHER, Labels, error_codes
 
-__all__ = ["QUICK_S", "REMOVED", "Counts", "Kind", "Series"]
+__all__ = ["REMOVED", "Counts", "Ended", "Kind", "Series"]
 
 #: Value of the label ``worker`` for workers that were removed more than ``_REMOVED_S`` ago.
 REMOVED = "removed"
@@ -18,7 +20,7 @@ REMOVED = "removed"
 _REMOVED_S = 600.0
 _MAX_REMOVED = 100
 #: A request that reaches its worker within these seconds counts as one that did not wait.
-QUICK_S = 0.001
+_QUICK_S = 0.001
 
 
 class Kind(NamedTuple):
@@ -30,21 +32,32 @@ class Kind(NamedTuple):
     worker: str
 
 
-class Series:
-    """The requests of one kind, counted at their end.
+class Ended(Protocol):
+    """A request that has ended; a ServerRequest has these attributes. Times are in seconds."""
 
-    ``whole``: durations from the head of the request to the end of the answer; ``new``: its list.
+    scope: Scope
+    began: float
+    ended: float
+    streamed_at: float
+    status: int
+    complete: bool
+    error: bytes
+
+
+class Series:
+    """The requests of one kind.
+
+    ``whole``: durations from the head of the request to the end of the answer.
     ``to_first_byte``: to the first byte of a stream. ``incomplete``: answers that broke off.
 
-    Three more have only the requests that waited longer than ``QUICK_S``. ``waiting``: the time until the worker that
+    Three more have only the requests that waited longer than ``_QUICK_S``. ``waiting``: the time until the worker that
     answered got the request. ``asking``: the time from then to the end. ``both``: the whole duration.
     """
 
-    __slots__ = ("asking", "both", "incomplete", "new", "to_first_byte", "waiting", "whole")
+    __slots__ = ("asking", "both", "incomplete", "to_first_byte", "waiting", "whole")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.whole = Histogram(bounds)
-        self.new = self.whole.new
         self.to_first_byte = Histogram(bounds)
         self.waiting = Histogram(bounds)
         self.asking = Histogram(bounds)
@@ -84,11 +97,14 @@ class Series:
 class Counts:
     """All series. Their number has a bound, whatever clients send and however often workers come and go.
 
+    Requests that have ended are counted ``BATCH`` at a time, while the processor's caches have this code. One by one,
+    each took some microseconds under load.
     ``clock``: seconds. Only functions without ``await`` change this: one event loop needs no lock.
     """
 
     def __init__(self, bounds: Sequence[float], clock: Callable[[], float]) -> None:
-        self.series: dict[Kind, Series] = {}
+        self._series: dict[Any, Series] = {}  # by Kind
+        self._ended: list[Ended] = []
         #: Errors by status and code.
         self.errors: Counter[tuple[int, str]] = Counter()
         #: Failed attempts by worker and error.
@@ -105,17 +121,58 @@ class Counts:
         self._labels = labels
         self._codes = error_codes()  # all plugins are loaded
 
+    @property
+    def series(self) -> dict[Kind, Series]:
+        """The series of now."""
+        self.settle()
+        return self._series
+
+    def add(self, request: Ended) -> None:
+        """Count ``request``, now or with others."""
+        self._ended.append(request)
+        if len(self._ended) >= BATCH:
+            self.settle()
+
+    def settle(self) -> None:
+        """Count the requests that were added."""
+        ended, self._ended = self._ended, []
+        series_of = self._series
+        for request in ended:
+            scope, began, status = request.scope, request.began, request.status
+            state = scope["state"]
+            try:
+                series = series_of[scope["method"], scope["path"], status, state[WORKER].url]
+                waited_s = state[SENT_AT] - began
+            except KeyError:  # no worker has answered, the path was changed, or it is the first such request
+                path = state.get(PATH, scope["path"])
+                worker = state[WORKER].url if WORKER in state else ""
+                series = self.of(scope["method"], path, status, worker)
+                waited_s = state.get(SENT_AT, began) - began
+            whole_s = request.ended - began
+            series.whole.observe(whole_s)
+            if waited_s > _QUICK_S:
+                series.waited(whole_s, waited_s)
+            if status != 200 or request.streamed_at or not request.complete:
+                self._note_unusual(series, request)
+
+    def _note_unusual(self, series: Series, request: Ended) -> None:
+        if request.streamed_at:
+            series.to_first_byte.observe(request.streamed_at - request.began)
+        if not request.complete:
+            series.incomplete += 1
+        if request.status >= 400:
+            self._error(request.status, request.error)
+
     def of(self, method: str, path: str, status: int, worker: str) -> Series:
         """Return the series of a request, whose values are replaced by labels from closed sets."""
         labels = self._labels
         kind = Kind(labels.method(method), labels.path(path), labels.status(status), self._named(worker))
-        found = self.series.get(kind)
+        found = self._series.get(kind)
         if found is None:
-            found = self.series[kind] = Series(self.bounds)
+            found = self._series[kind] = Series(self.bounds)
         return found
 
-    def error(self, status: int, body: bytes) -> None:
-        """Count an answer with an error."""
+    def _error(self, status: int, body: bytes) -> None:
         code = code_in(body)
         self.errors[Labels.status(status), code if code in self._codes else OTHER] += 1
 
@@ -133,12 +190,14 @@ class Counts:
 
     def worker_removed(self, worker: str) -> None:
         """Keep the numbers of ``worker`` for a while, since its last requests still run."""
+        self.settle()  # while the worker is known
         self._workers.discard(worker)
         self._removed[worker] = self._clock()
         self.tidy()
 
     def tidy(self) -> None:
-        """Add up the numbers of workers that were removed a while ago: no counter falls."""
+        """Count all requests, and add up the numbers of workers that were removed a while ago: no counter falls."""
+        self.settle()
         too_many, latest = len(self._removed) - _MAX_REMOVED, self._clock() - _REMOVED_S
         old = {
             worker
@@ -148,11 +207,11 @@ class Counts:
         if old:
             for worker in old:
                 del self._removed[worker]
-            self._merge_series(kind for kind in [*self.series] if kind.worker in old)
+            self._merge_series(kind for kind in [*self._series] if kind.worker in old)
             for worker, code in [key for key in self.failed if key[0] in old]:
                 self.failed[REMOVED, code] += self.failed.pop((worker, code))
 
     def _merge_series(self, kinds: Iterable[Kind]) -> None:
         for kind in kinds:
-            series = self.series.pop(kind)
+            series = self._series.pop(kind)
             self.of(kind.method, kind.path, kind.status, REMOVED).add(series)

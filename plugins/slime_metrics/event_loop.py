@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import anyio
 
 from slime_metrics.histogram import Histogram
@@ -12,9 +14,10 @@ LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5
 _INTERVAL_S = 0.5
 
 
-async def watch_lag(lag: Histogram) -> None:
-    """Observe the lag in ``lag`` twice a second, without end."""
+async def watch_lag(lag: Histogram, each: Callable[[], object]) -> None:
+    """Observe the lag in ``lag`` twice a second, without end. ``each`` is called each time."""
     while True:
         due = anyio.current_time() + _INTERVAL_S
         await anyio.sleep(_INTERVAL_S)
         lag.observe(max(0.0, anyio.current_time() - due))
+        each()

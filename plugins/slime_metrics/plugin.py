@@ -85,7 +85,8 @@ class MetricsPlugin:
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
         self._measured.time = asyncio.get_running_loop().time
-        router.tasks.start_soon(watch_lag, self._lag)
+        # Requests that have ended are held in memory until they are counted.
+        router.tasks.start_soon(watch_lag, self._lag, self._counts.settle)
         async with AsyncExitStack() as stack:
             if self.settings.port is not None:
                 await stack.enter_async_context(self._exposition.on(self.settings.host, self.settings.port))

@@ -1,21 +1,17 @@
 """Measures each request, also those that are refused or that the router answers itself.
 
-This code runs for each request, so it avoids calls and coroutines; ``benchmarks/metrics.py`` measures it.
+``benchmarks/metrics.py`` measures what this costs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from time import monotonic
-from typing import Any
 
-from router_core.proxy import PATH, SENT_AT, WORKER
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
 from slime_http.error_codes import MAX_ERROR_BYTES
 from slime_http.lifespan import OBSERVERS
-from slime_http.server_request import ServerRequest
-from slime_metrics.counts import QUICK_S, Counts, Series
-from slime_metrics.histogram import BATCH
+from slime_metrics.counts import Counts
 
 __all__ = ["Answer", "Measured"]
 
@@ -26,7 +22,7 @@ class Answer:
     def __init__(self, inner: Send, scope: Scope, time: Callable[[], float]) -> None:
         self._inner = inner
         self._time = time
-        self.began = time()
+        self.began = self.ended = time()
         self.scope = scope
         self.status = 0
         self.streamed_at = 0.0
@@ -58,7 +54,6 @@ class Measured:
     def __init__(self, app: ASGIApp, counts: Counts) -> None:
         self._app = app
         self._counts = counts
-        self._series: dict[Any, Series] = counts.series
         self.is_observing = False
         self.time: Callable[[], float] = monotonic  # until the event loop is there
 
@@ -69,7 +64,7 @@ class Measured:
                 return self._watched({**scope, "state": dict(scope.get("state") or {})}, receive, send)
             observers = scope.get("extensions", {}).get(OBSERVERS)
             if observers is not None:
-                observers.append(self._end)
+                observers.append(self._counts.add)
                 self.is_observing = True
         return self._app(scope, receive, send)
 
@@ -78,33 +73,5 @@ class Measured:
         try:
             await self._app(scope, receive, answer.send)
         finally:
-            self._end(answer)
-
-    def _end(self, answer: Answer | ServerRequest) -> None:
-        scope, began, status = answer.scope, answer.began, answer.status
-        state = scope["state"]
-        try:
-            series = self._series[scope["method"], scope["path"], status, state[WORKER].url]
-            waited_s = state[SENT_AT] - began
-        except KeyError:  # no worker has answered, the path was changed, or it is the first such request
-            path = state.get(PATH, scope["path"])
-            worker = state[WORKER].url if WORKER in state else ""
-            series = self._counts.of(scope["method"], path, status, worker)
-            waited_s = state.get(SENT_AT, began) - began
-        whole_s = self.time() - began
-        new = series.new
-        new.append(whole_s)
-        if len(new) >= BATCH:
-            series.whole.settle()
-        if waited_s > QUICK_S:
-            series.waited(whole_s, waited_s)
-        if status != 200 or answer.streamed_at or not answer.complete:
-            self._note_unusual(series, answer)
-
-    def _note_unusual(self, series: Series, answer: Answer | ServerRequest) -> None:
-        if answer.streamed_at:
-            series.to_first_byte.observe(answer.streamed_at - answer.began)
-        if not answer.complete:
-            series.incomplete += 1
-        if answer.status >= 400:
-            self._counts.error(answer.status, answer.error)
+            answer.ended = self.time()
+            self._counts.add(answer)

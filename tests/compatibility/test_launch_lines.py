@@ -276,7 +276,7 @@ SLIME = {
     "request_timeout_secs": 14400,
 }
 
-TRAINERS = {
+TRAINERS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "slime": (SLIME, []),
     "slime of 2026": (
         {
