@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from router_core.proxy import PATH, SENT_AT, WORKER
 from router_core.types import Scope
 from slime_http.error_codes import code_in
-from slime_metrics.histogram import BATCH, Histogram
+from slime_metrics.histogram import Histogram
 from slime_metrics.labels import OTHER, Labels, error_codes
 
 __all__ = ["REMOVED", "Counts", "Ended", "Kind", "Series"]
@@ -21,6 +21,8 @@ _REMOVED_S = 600.0
 _MAX_REMOVED = 100
 #: A request that reaches its worker within these seconds counts as one that did not wait.
 _QUICK_S = 0.001
+#: More requests would take more memory than the processor's caches have.
+_BATCH = 32
 
 
 class Kind(NamedTuple):
@@ -97,7 +99,7 @@ class Series:
 class Counts:
     """All series. Their number has a bound, whatever clients send and however often workers come and go.
 
-    Requests that have ended are counted ``BATCH`` at a time, while the processor's caches have this code. One by one,
+    Requests that have ended are counted ``_BATCH`` at a time, while the processor's caches have this code. One by one,
     each took some microseconds under load.
     ``clock``: seconds. Only functions without ``await`` change this: one event loop needs no lock.
     """
@@ -130,7 +132,7 @@ class Counts:
     def add(self, request: Ended) -> None:
         """Count ``request``, now or with others."""
         self._ended.append(request)
-        if len(self._ended) >= BATCH:
+        if len(self._ended) >= _BATCH:
             self.settle()
 
     def settle(self) -> None:
