@@ -17,8 +17,8 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from benchmarks.options import Options, flags, read
 from benchmarks.peers import Running, router, started
-from benchmarks.processes import LOAD_CORE, child, free_port, leave_cleanly, require
+from benchmarks.processes import LOAD_CORE, leave_cleanly, quick_worker, require
 from benchmarks.report import EXACT, Column, Report
 from benchmarks.samples import Samples, request_body, save_tokenizer
 
@@ -86,17 +86,6 @@ def _turn(options: Options, directory: Path) -> _Turn:
     payload["meta_info"]["routed_experts"] = base64.b64encode(experts.astype("<i4").tobytes()).decode()
     request = json.loads(request_body(prompt, sampled)) | {"return_routed_experts": True}
     return _Turn(json.dumps(request).encode(), json.dumps(payload).encode(), prompt + answer.text, experts)
-
-
-@contextmanager
-def _worker(directory: Path, turn: _Turn) -> Iterator[str]:
-    generated, chat = directory / "generated.json", directory / "chat.json"
-    generated.write_bytes(turn.answer)
-    chat.write_bytes(b"{}")
-    port = free_port()
-    command = [sys.executable, "-m", "benchmarks.quick_worker", str(port), str(generated), str(chat)]
-    with child("worker", command, core=LOAD_CORE, directory=directory):
-        yield f"http://127.0.0.1:{port}"
 
 
 def _flags(memory_bytes: int, disk: Path) -> Sequence[str]:
@@ -191,7 +180,7 @@ async def _measure_all(report: Report, options: Options, parent: Path | None) ->
     with tempfile.TemporaryDirectory(dir=parent) as name:
         directory = Path(name)
         turn = _turn(options, directory)
-        with _worker(directory, turn) as worker:
+        with quick_worker(directory, turn.answer) as worker:
             for number, peer in enumerate(options.pick(_PEERS, tiny=_TINY_PEERS)):
                 place = directory / str(number)
                 place.mkdir()

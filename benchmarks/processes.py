@@ -14,7 +14,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["LOAD_CORE", "PROXY_CORE", "Child", "CoreClock", "child", "free_port", "leave_cleanly", "require"]
+__all__ = [
+    "LOAD_CORE",
+    "PROXY_CORE",
+    "Child",
+    "CoreClock",
+    "child",
+    "free_port",
+    "leave_cleanly",
+    "quick_worker",
+    "require",
+]
 
 PROXY_CORE = 0
 LOAD_CORE = 1
@@ -161,3 +171,18 @@ def _python_path() -> Iterator[str]:
     yield str(_ROOT / "plugins")
     if inherited := os.environ.get("PYTHONPATH"):
         yield inherited
+
+
+@contextmanager
+def quick_worker(directory: Path, answer: bytes) -> Iterator[str]:
+    """Run ``benchmarks.quick_worker`` on the core of the load. It answers ``/generate`` with ``answer``.
+
+    Yields its URL. ``directory``: for its files.
+    """
+    generated, chat = directory / "generated.json", directory / "chat.json"
+    generated.write_bytes(answer)
+    chat.write_bytes(b"{}")
+    port = free_port()
+    command = [sys.executable, "-m", "benchmarks.quick_worker", str(port), str(generated), str(chat)]
+    with child("worker", command, core=LOAD_CORE, directory=directory):
+        yield f"http://127.0.0.1:{port}"

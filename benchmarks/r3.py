@@ -21,8 +21,8 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -36,7 +36,7 @@ import uvloop
 from benchmarks.download import download
 from benchmarks.options import Options, parse, present
 from benchmarks.peers import Peer, Running, gateway, nginx_proxy, router, started
-from benchmarks.processes import LOAD_CORE, PROXY_CORE, CoreClock, child, free_port, leave_cleanly, require
+from benchmarks.processes import LOAD_CORE, PROXY_CORE, CoreClock, leave_cleanly, quick_worker, require
 from benchmarks.report import EXACT, Column, Report
 from benchmarks.samples import Samples, request_body, save_tokenizer
 
@@ -88,7 +88,7 @@ async def main(options: Options) -> int:
         turn = _turn(options, directory)
         loads = _LOADS if not options.tiny else _TINY_LOADS
         per_round = sum(at_once * times for at_once, times in loads.values())
-        with _worker(directory, turn) as url:
+        with quick_worker(directory, turn.answer) as url:
             await _listening(url)
             async with AsyncExitStack() as stack:
                 peers = _peers(options, directory)
@@ -152,17 +152,6 @@ def _turn(options: Options, directory: Path) -> _Turn:
         experts,
         rows,
     )
-
-
-@contextmanager
-def _worker(directory: Path, turn: _Turn) -> Iterator[str]:
-    generated, chat = directory / "generated.json", directory / "chat.json"
-    generated.write_bytes(turn.answer)
-    chat.write_bytes(b"{}")
-    port = free_port()
-    command = [sys.executable, "-m", "benchmarks.quick_worker", str(port), str(generated), str(chat)]
-    with child("worker", command, core=LOAD_CORE, directory=directory):
-        yield f"http://127.0.0.1:{port}"
 
 
 async def _listening(url: str) -> None:
