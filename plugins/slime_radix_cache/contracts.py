@@ -150,8 +150,7 @@ class TurnContext(Protocol):
 
     ``spans``: ``(number, start, end, is_whole)`` of each turn of the session in this context. ``is_whole``: the
     client kept the whole response. ``sampled``: ``(key, start, end)`` of each response in the context, also of other
-    sessions. Equal keys mean the same response. But a record of only the beginning of another session's response has
-    a key of its own.
+    sessions. Equal keys mean the same response.
     """
 
     @property

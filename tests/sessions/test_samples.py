@@ -287,3 +287,32 @@ async def test_branches_behind_a_cut_share_only_what_they_kept(start: Start) -> 
                 kept = same.index(False) if False in same else len(same)
                 masks[kept] = whole[asked : asked + kept]
             assert masks == {2: [1, 1], 4: [0, 0, 1, 1], 6: [0, 0, 0, 0, 1, 1]}
+
+
+@pytest.mark.parametrize("giver", ["/sessions/a", ""])
+async def test_records_of_one_response_of_another_session_are_trained_on_once(
+    start: Start, giver: str
+) -> None:
+    """One branch continues what was recorded while the response ran, the other one the whole response."""
+    async with chatting(start, "word " * 30, "More.", tokens_per_second=100) as chat:
+        client, told = chat.running.client, ""
+        body = {"text": "Hi", "stream": True}
+        async with client.stream("POST", f"{giver}/generate", json=body) as stream:
+            async for line in stream.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                is_early, told = "word word" not in told, orjson.loads(line.removeprefix("data: "))["text"]
+                if is_early and "word word" in told:
+                    await chat.post(
+                        f"{giver}/generate", text=f"Hi{told} found:"
+                    )  # which records the beginning
+                    await chat.post("/sessions/b/generate", text=f"Hi{told} one:")
+        await chat.post("/sessions/b/generate", text=f"Hi{told} two:")
+        shorter, longer = sorted(
+            (await samples_of(client, "b")).samples, key=lambda sample: len(sample.tokens)
+        )
+        asked, part = shorter.start, shorter.loss_mask.index(0)
+        assert shorter.tokens[: asked + part] == longer.tokens[: asked + part]
+        trained = [[0] * (each.start - asked) + each.loss_mask[:part] for each in (shorter, longer)]
+        assert [sum(each) for each in zip(*trained, strict=True)] == [1] * part
+        assert longer.loss_mask[part:].count(1) > part

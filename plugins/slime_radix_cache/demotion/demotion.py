@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 
 from slime_radix_cache.demotion.asked import AskedRequests
 from slime_radix_cache.demotion.directory import Directory, Entry
-from slime_radix_cache.demotion.grown import GrownParts
 from slime_radix_cache.demotion.numbered import NumberedSegments, is_beginning
 from slime_radix_cache.demotion.records import packed_record, place_of, read_record
 from slime_radix_cache.demotion.runs import Runs
+from slime_radix_cache.index.longer_records import LongerRecords
 from slime_radix_cache.index.losses import digests_in
 from slime_radix_cache.index.segments import Context, Response, Segment, Versions
 from slime_radix_cache.index.trajectories import Trajectories
@@ -33,7 +33,7 @@ class Demotion:
 
     Callbacks: ``forget(serial)`` for each record that is not needed any more. ``gone(serial)`` for each segment that is
     lost for good. ``on_notice()`` when a limit is exceeded. ``on_change(entry)`` when a demoted segment changes.
-    ``on_grown(session, part, whole)`` with the serials of a beginning and of a longer record of the same response.
+    ``on_grown(part, whole)`` with the serials of a beginning and of a longer record of the same response.
 
     ``memory``: the segments in memory. ``demoted``: counts of demotions by reason. ``promoted``: count of promotions.
     """
@@ -50,12 +50,12 @@ class Demotion:
         self.sessions: Counter[str] = Counter()
         self.on_notice: Callable[[], None] = lambda: None
         self.on_change: Callable[[Entry], None] = lambda entry: None
-        self.on_grown: Callable[[str, int, int], None] = lambda session, part, whole: None
+        self.on_grown: Callable[[int, int], None] = lambda part, whole: None
         #: Returns True if other routers may have continued what is saved.
         self.is_shared: Callable[[], bool] = lambda: False
         self._trajectories = trajectories
         self._restored_serial: int | None = None
-        self.grown = GrownParts()
+        self.grown: LongerRecords[int] = LongerRecords()
         #: Serials of other runs' segments that are gone for good: a note about them may still come, or come again.
         self.dropped: set[int] = set()
         self._asked = AskedRequests()
@@ -110,16 +110,16 @@ class Demotion:
 
     def note_grown(self, segment: Segment) -> None:
         """Note the pairs that ``segment`` is in: a beginning, and a longer record of the same response."""
-        if isinstance(segment, Response) and segment.session is not None:
-            for pair in self._trajectories.sessions.grown(segment):
+        if isinstance(segment, Response):
+            for pair in self._trajectories.longer.pairs_of(segment):
                 part, whole = (self.memory.serials[one] for one in pair)
-                if self.grown.add(segment.session, part, whole):
-                    self.on_grown(segment.session, part, whole)
+                if self.grown.add(part, whole):
+                    self.on_grown(part, whole)
 
-    def learn_grown(self, session: str, part: int, whole: int) -> None:
+    def learn_grown(self, part: int, whole: int) -> None:
         """Note that another router has recorded the response ``part`` again as ``whole``, with more tokens."""
-        self.grown.add(session, part, whole)
-        self._grow(session, part, whole)
+        self.grown.add(part, whole)
+        self._grow(part, whole)
 
     def may_go(self, segment: Segment) -> bool:
         """Return True if ``segment`` is in memory, and no request and no segment in memory needs it."""
@@ -233,16 +233,16 @@ class Demotion:
 
     def _reconnect(self, segment: Segment, serial: int) -> None:
         """Connect ``segment`` again with other records of the same response, and with unanswered requests."""
-        if isinstance(segment, Response) and segment.session is not None:
-            for pair in self.grown.of(segment.session, serial):
-                self._grow(segment.session, *pair)
+        if isinstance(segment, Response):
+            for pair in self.grown.pairs_of(serial):
+                self._grow(*pair)
         for request in self._asked.take(serial):
             self._trajectories.sessions.unanswered.restored(request, segment)
 
-    def _grow(self, session: str, part_serial: int, whole_serial: int) -> None:
+    def _grow(self, part_serial: int, whole_serial: int) -> None:
         part, whole = map(self.memory.segments.get, (part_serial, whole_serial))
         if isinstance(part, Response) and isinstance(whole, Response):
-            self._trajectories.sessions.grew(session, part, whole)
+            self._trajectories.longer.add(part, whole)
 
     def sizes_of(self, session: str) -> list[tuple[Versions, int]]:
         """Return the versions and the number of tokens of each response of ``session``, oldest first."""
@@ -291,9 +291,9 @@ class Demotion:
         self.gone(serial)
         if not self.runs.is_own(serial):
             self.dropped.add(serial)
+        self.grown.remove(serial)
         if session is None:
             return
         self.sessions[session] -= 1
         if not self.sessions[session]:
             del self.sessions[session]
-        self.grown.remove(session, serial)

@@ -30,7 +30,7 @@ __all__ = [
     "unpacked",
 ]
 
-FORMAT = "slime-router demoted trajectories 3"
+FORMAT = "slime-router demoted trajectories 4"
 
 
 class WrongNote(ValueError):
@@ -73,9 +73,8 @@ class Dropped(NamedTuple):
 
 
 class Grew(NamedTuple):
-    """The response ``part`` of ``session`` is the beginning of the response ``whole``."""
+    """The record ``part`` is the beginning of ``whole``, a longer record of the same response."""
 
-    session: str
     part: bytes
     whole: bytes
 

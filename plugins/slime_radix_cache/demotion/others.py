@@ -175,7 +175,7 @@ class OtherRouters:
         runs = self._demotion.runs
         for key in (note.part, note.whole):
             runs.add(key)
-        self._demotion.learn_grown(note.session, runs.serial(note.part), runs.serial(note.whole))
+        self._demotion.learn_grown(runs.serial(note.part), runs.serial(note.whole))
 
     def _settle(self, session: str, run: bytes) -> None:
         runs = self.open.get(session, set())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, islice
+from itertools import groupby, islice, starmap
 from typing import Any
 
 from router_core.errors import StartupError
@@ -50,7 +50,7 @@ class Past:
 
     def __init__(self, notes: Sequence[StoredNote], tokenizer: str, *, is_shared: bool = False) -> None:
         self.segments: dict[bytes, Demoted] = {}
-        self.grown: dict[tuple[str, bytes], bytes] = {}
+        self.grown: dict[bytes, bytes] = {}
         self.lost: dict[Lost, None] = {}
         self.unanswered: set[str] = set()
         self.side_records: dict[bytes, SideRecord] = {}
@@ -107,7 +107,7 @@ class Past:
             case Dropped():
                 self.dropped.add(note.key)
             case Grew():
-                self.grown[note.session, note.part] = note.whole
+                self.grown[note.part] = note.whole
             case Begun():
                 open_sessions.add(note.session)
             case Settled():
@@ -142,7 +142,7 @@ class Past:
             *self.side_records.values(),
             *map(AskedAgain, self.asked_again),
             *dropped,
-            *self._grown(),
+            *starmap(Grew, self.grown.items()),
             *self.rows,
             *self.lost,
             *self._unanswered(),
@@ -150,9 +150,6 @@ class Past:
         rest = iter([self._begun, *known])
         while some := list(islice(rest, _TOGETHER)):
             yield packed(some)
-
-    def _grown(self) -> Iterator[Grew]:
-        return (Grew(session, part, whole) for (session, part), whole in self.grown.items())
 
     def _unanswered(self) -> Iterator[Unanswered]:
         return map(Unanswered, self.unanswered)

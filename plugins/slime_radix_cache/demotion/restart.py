@@ -83,15 +83,13 @@ def _follow(demotion: Demotion, trajectories: Trajectories, writer: NoteWriter, 
     losses.texts.on_mark = lambda digest: writer.add(Lost("text", *digest))
     demotion.forget = lambda serial: writer.add(Dropped(runs.key(serial)))
     demotion.on_change = lambda entry: writer.add(note_of(entry, runs))
-    demotion.on_grown = lambda session, part, whole: writer.add(
-        Grew(session, runs.key(part), runs.key(whole))
-    )
+    demotion.on_grown = lambda part, whole: writer.add(Grew(runs.key(part), runs.key(whole)))
 
 
 def _restore_grown(past: Past, demotion: Demotion) -> None:
-    for (session, part), longer in past.grown.items():
+    for part, longer in past.grown.items():
         whole: bytes | None = longer
         while whole is not None and whole not in past.segments:
-            whole = past.grown.get((session, whole))
+            whole = past.grown.get(whole)
         if whole is not None and part in past.segments:
-            demotion.grown.add(session, demotion.runs.serial(part), demotion.runs.serial(whole))
+            demotion.grown.add(demotion.runs.serial(part), demotion.runs.serial(whole))

@@ -53,8 +53,8 @@ class _Needed:
                 subject = (Begun, session)
             case Demoted(key=key) | SideRecord(key=key) | Dropped(key=key):
                 subject = (Demoted, key)
-            case Grew(session=session, part=part):
-                subject = (Grew, session, part)
+            case Grew(part=part):
+                subject = (Grew, part)
             case Lost() | Unanswered():
                 subject = (type(note), note)
             case _:

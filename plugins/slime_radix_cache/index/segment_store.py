@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from slime_radix_cache.index.ages import Ages
+from slime_radix_cache.index.longer_records import LongerRecords
 from slime_radix_cache.index.segments import Context, Giver, Prompt, Response, Segment, Versions
 from slime_radix_cache.index.sessions import Sessions
 from slime_radix_cache.index.starts import Starts
@@ -76,6 +77,7 @@ class SegmentStore:
         self._starts = Starts()
         self._ages = Ages()
         self._sessions = Sessions()
+        self.longer: LongerRecords[Response] = LongerRecords()
         self._payload_bytes = 0
         self._generation = 0
         self.demotion: Demotion | None = None
@@ -146,12 +148,8 @@ class SegmentStore:
         node = self._node_of(text, known)
         parent, kept = context if context is not None else (None, 0)
         for segment in node.ends:
-            if (
-                isinstance(segment, Prompt)
-                and segment.parent is parent
-                and segment.kept == kept
-                and segment.ids == ids
-            ):
+            place = segment.parent, segment.kept, segment.ids
+            if isinstance(segment, Prompt) and place == (parent, kept, ids):
                 confirm(segment, doubt)
                 if segment.giver is not None:  # None: the tokenizer makes these tokens of the text
                     segment.giver = segment.giver.with_another(giver.sessions) if giver is not None else None
@@ -216,8 +214,8 @@ class SegmentStore:
         self._starts.add(response)
         if session is not None:
             self._sessions.add(session, response)
-            if part is not None and part in part.node.ends and _is_beginning(part, response):
-                self._sessions.grew(session, part, response)
+        if part is not None and part in part.node.ends and _is_beginning(part, response):
+            self.longer.add(part, response)
         self._add(response, _RESPONSE_BYTES)
         return response
 
@@ -261,6 +259,7 @@ class SegmentStore:
         self._index.unbegin(response, begin)
         if response.session is not None:
             self._sessions.remove(response.session, response)
+        self.longer.remove(response)
         self.response_removed(response)
 
 

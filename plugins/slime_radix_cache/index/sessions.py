@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
 
 from slime_radix_cache.index.segments import Context, Response
 from slime_radix_cache.index.text_node import Node
 from slime_radix_cache.index.unanswered import Unanswered
 
-__all__ = ["Running", "Sessions", "drop_part", "responses_at"]
-
-T = TypeVar("T")
+__all__ = ["Running", "Sessions", "responses_at"]
 
 
 @dataclass(eq=False, slots=True)
@@ -35,8 +32,6 @@ class Sessions:
         #: A single response is kept without a list, which would take 90 bytes.
         self._responses: dict[str, Response | list[Response]] = {}
         self._running: dict[str, dict[Running, None]] = {}
-        #: By session. Key: a record of the beginning of a response. Value: a longer record of the same response.
-        self._longer: dict[str, dict[Response, Response]] = {}
         self.unanswered = Unanswered()
 
     def __len__(self) -> int:
@@ -78,32 +73,12 @@ class Sessions:
             known.pop()
         else:
             known.remove(response)
-        drop_part(self._longer, session, response)
-
-    def grew(self, session: str, part: Response, longer: Response) -> None:
-        """Note that ``longer`` is a record of the same response as ``part``, with more tokens."""
-        self._longer.setdefault(session, {})[part] = longer
 
     def sort(self, session: str, place: Callable[[Response], int]) -> None:
         """Put the responses of ``session`` in the order of ``place``."""
         known = self._responses.get(session)
         if isinstance(known, list):
             known.sort(key=place)
-
-    def grown(self, response: Response) -> list[tuple[Response, Response]]:
-        """Return the pairs ``(part, longer)`` of :meth:`grew` that have ``response``."""
-        known = self._longer.get(response.session, {}) if response.session is not None else {}
-        return [pair for pair in known.items() if response in pair]
-
-    def longer(self, session: str) -> dict[Response, Response]:
-        """Return, for each record of only the beginning of a response, the longest record of that response."""
-        known = self._longer.get(session, {})
-        found = {}
-        for part, whole in known.items():
-            while whole in known:
-                whole = known[whole]
-            found[part] = whole
-        return found
 
     def begin(self, running: Running) -> None:
         """Add a running request, until :meth:`end`."""
@@ -142,22 +117,3 @@ def responses_at(nodes: Iterable[Node], session: str) -> Iterator[Response]:
     for node in nodes:
         if node.begun is not None:
             yield from node.begun_by(session)
-
-
-def drop_part(longer: dict[str, dict[T, T]], session: str, gone: T) -> None:
-    """Remove ``gone`` from ``longer[session]``, which leads from a record of a beginning to a longer record.
-
-    Where ``gone`` is the longer record, the longer record of ``gone`` takes its place. If ``gone`` has no longer
-    record, the pair is removed.
-    """
-    parts = longer.get(session)
-    if parts is None:
-        return
-    behind = parts.pop(gone, None)
-    for part in [part for part, whole in parts.items() if whole == gone]:
-        if behind is not None:
-            parts[part] = behind
-        else:
-            del parts[part]
-    if not parts:
-        del longer[session]

@@ -88,8 +88,8 @@ class Trajectories(SegmentStore):
         return self._sessions.newest()
 
     def longer_of(self, session: str) -> dict[Response, Response]:
-        """See :meth:`Sessions.longer`."""
-        return self._sessions.longer(session)
+        """Return, for each record of only the beginning of a response, the longest record of that response."""
+        return {one: self.longer.longest(one) for one in self.responses_of(session) if one in self.longer}
 
     def has_lost(self, session: str) -> bool:
         """Return True if something of ``session`` is lost or not exact. O(1); rarely a false positive."""

@@ -154,10 +154,8 @@ class LoggedTrajectories(Trajectories):
             self._unwritten.append(segment_record(segment, self._serials, self._parts_of(segment)))
 
     def _parts_of(self, segment: Segment) -> tuple[int, ...]:
-        if not isinstance(segment, Response) or segment.session is None:
-            return ()
-        longer = self.longer_of(segment.session)
-        return tuple(self._serials[part] for part, whole in longer.items() if whole is segment)
+        parts = self.longer.parts_of(segment) if isinstance(segment, Response) else ()
+        return tuple(self._serials[part] for part in parts)
 
     def _remove(self, segment: Segment) -> None:
         super()._remove(segment)
@@ -211,8 +209,8 @@ class LoggedTrajectories(Trajectories):
             )
             for serial in record.parts:
                 part = replay.segments.get(serial)
-                if isinstance(part, Response) and record.session is not None:
-                    self._sessions.grew(record.session, part, response)
+                if isinstance(part, Response):
+                    self.longer.add(part, response)
         self.unpin(context)
 
     def _replay_removal(self, record: Gone) -> None:

@@ -53,7 +53,7 @@ def branches(
 
     A continued response is no leaf, even if the client kept only a part of it. The recorded beginning of a longer
     response is a leaf only if its continuation was lost. ``candidates(text)`` counts the contexts that ``text`` may
-    stand for. ``longer``: see :meth:`Sessions.longer`.
+    stand for. ``longer``: see :meth:`Trajectories.longer_of`.
     """
     continued = continued_in(responses)
     continued |= {whole for part, whole in longer.items() if part in continued}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -29,7 +30,8 @@ class Turn:
 
     Numbers are in the order in which responses came. ``prompt``: equal for responses to the same prompt.
     ``finish_reason``: from the engine; None if the end was not seen, or if the engine's value is not a JSON object.
-    ``parts``: records of beginnings of ``response``.
+    ``wholes``: for each record of only the beginning of a response in the context of a turn, the longest record of that
+    response. All turns share it.
     """
 
     number: int
@@ -38,7 +40,7 @@ class Turn:
     tokens: int
     finish_reason: dict[str, Any] | None
     response: Response
-    parts: tuple[Response, ...] = ()
+    wholes: Mapping[Segment, Response]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,7 @@ class TurnContext:
 
     ``spans``: ``(number, start, end, is_whole)`` of each turn of the session in the context, in tokens. A turn is not
     whole if the client kept only a part of the response. ``sampled``: ``(key, start, end)`` of each response, also of
-    other sessions. The key is that of the recorded response. But a record of the beginning of a turn of this session
-    has the key of the whole turn. ``inexact_reason``: None if the record is exact.
+    other sessions. Equal keys mean the same response. ``inexact_reason``: None if the record is exact.
     """
 
     record: Record
@@ -80,26 +81,29 @@ class SessionTurns:
         """Return the turns of ``session``, oldest first. O(their segments)."""
         responses = self._trajectories.responses_of(session)
         continued = continued_in(responses)
-        longer = self._trajectories.longer_of(session)
-        parts = {
-            part: whole for part, whole in longer.items() if part in continued or not part.continuation_lost
-        }
+        wholes = self._wholes(responses, continued)
         numbers: dict[Response, int] = {}
-        for response in dict.fromkeys(parts.get(one, one) for one in responses):
+        for response in dict.fromkeys(wholes.get(one, one) for one in responses):
             numbers[response] = len(numbers)
-        places = numbers | {part: numbers[whole] for part, whole in parts.items()}
         return [
             Turn(
                 number,
-                self._before(response, places),
+                self._before(response, numbers, wholes),
                 (response.parent, response.kept),
                 len(response),
                 _reason_of(response),
                 response,
-                tuple(part for part, whole in parts.items() if whole is response),
+                wholes,
             )
             for response, number in numbers.items()
         ]
+
+    def _wholes(self, responses: Sequence[Response], continued: Set[Segment]) -> dict[Segment, Response]:
+        """Return the value of :attr:`Turn.wholes`."""
+        longer = self._trajectories.longer
+        own = (one for one in responses if not one.continuation_lost)
+        recorded = (one for one in chain(own, continued) if isinstance(one, Response))
+        return {part: longer.longest(part) for part in recorded if part in longer}
 
     def expect(self, session: str) -> list[Turn]:
         """See :class:`slime_radix_cache.contracts.SessionTurns`."""
@@ -108,16 +112,20 @@ class SessionTurns:
             raise nothing_kept(self._trajectories, session)
         return turns
 
-    def _before(self, response: Response, numbers: dict[Response, int]) -> int | None:
+    def _before(
+        self, response: Response, numbers: dict[Response, int], wholes: dict[Segment, Response]
+    ) -> int | None:
         context = (response.parent, response.kept) if response.parent is not None else None
         for segment, kept in links(context):
-            if kept and isinstance(segment, Response) and segment in numbers:
-                return numbers[segment]
+            if kept and isinstance(segment, Response):
+                number = numbers.get(wholes.get(segment, segment))
+                if number is not None:
+                    return number
         return None
 
     def context(self, turn: Turn, turns: Sequence[Turn]) -> TurnContext:
         """Return the context of ``turn``, one of ``turns``. O(its tokens); safe in any thread."""
-        turn_of: dict[Segment, Turn] = {part: one for one in turns for part in (one.response, *one.parts)}
+        turn_of = {one.response: one for one in turns}
         context = turn.response, len(turn.response)
         record = record_of(context, session=turn.response.session)
         spans: list[tuple[int, int, int, bool]] = []
@@ -125,8 +133,8 @@ class SessionTurns:
         end = len(record.tokens)
         for segment, length in links(context):
             if isinstance(segment, Response) and length:
-                own = turn_of.get(segment)
-                whole = own.response if own is not None else segment
+                whole = turn.wholes.get(segment, segment)
+                own = turn_of.get(whole)
                 sampled.append((whole, end - length, end))
                 if own is not None:
                     spans.append((own.number, end - length, end, length == len(whole)))

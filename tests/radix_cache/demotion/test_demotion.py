@@ -6,12 +6,15 @@ import pytest
 
 from radix_cache.direct import generate, read
 from radix_cache.toy import EOS, pack, sampled, trajectories
+from slime_radix_cache.capture.row_recorder import RowRecorder
+from slime_radix_cache.demotion.cold_trajectories import ColdTrajectories
 from slime_radix_cache.demotion.demotion import Demotion
 from slime_radix_cache.index.losses import Count
 from slime_radix_cache.index.segments import Context, Giver, Prompt, Response, Segment
 from slime_radix_cache.index.sessions import Running
 from slime_radix_cache.index.text_index import text_of
 from slime_radix_cache.index.trajectories import Trajectories
+from slime_radix_cache.retrieval.session_turns import SessionTurns
 
 
 class Cold:
@@ -195,6 +198,19 @@ def test_longer_record_of_a_response_is_still_known(cold: Cold, kept: Trajectori
         assert not kept.longer_of("s")
         cold.promote(cold.demotion.of_session("s"))
         assert {one.ids: whole.ids for one, whole in kept.longer_of("s").items()} == longer
+
+
+def test_longer_record_of_another_session_is_still_known(cold: Cold, kept: Trajectories) -> None:
+    part = kept.record(None, pack(1), b"a", sampled(2), None)
+    generate(kept, "ab<", sampled(6), "s")
+    kept.record(None, pack(1), b"a", sampled(2, 1), None, instead_of=part)
+    generate(kept, "aba<", sampled(5), "s")
+    for _ in range(3):
+        source = SessionTurns(kept, str, RowRecorder(kept), ColdTrajectories(kept))
+        one, two = (source.context(turn, turns).sampled[0] for turns in [source.turns("s")] for turn in turns)
+        assert (one[0], one[1:], two[1:]) == (two[0], (1, 2), (1, 3))
+        cold.demote()
+        cold.promote(cold.demotion.of_session("s"))
 
 
 def test_part_is_not_withdrawn_while_a_demoted_response_continues_it(cold: Cold, kept: Trajectories) -> None:

@@ -41,12 +41,12 @@ def shortened_notes(*contents: Sequence[Any]) -> list[list[Any]]:
 def test_needless_notes_go_and_the_others_stay_in_place() -> None:
     assert shortened_notes(
         [BEGUN, Begun("s"), demoted(b"a"), demoted(b"b")],
-        [demoted(b"a", 2), Grew("s", b"a", b"b"), Settled("s")],
-        [Dropped(b"b"), Dropped(b"other"), demoted(b"c"), Grew("s", b"a", b"c"), Ended()],
+        [demoted(b"a", 2), Grew(b"a", b"b"), Settled("s")],
+        [Dropped(b"b"), Dropped(b"other"), demoted(b"c"), Grew(b"a", b"c"), Ended()],
     ) == [
         [BEGUN],
         [demoted(b"a", 2)],
-        [Dropped(b"b"), Dropped(b"other"), demoted(b"c"), Grew("s", b"a", b"c"), Ended()],
+        [Dropped(b"b"), Dropped(b"other"), demoted(b"c"), Grew(b"a", b"c"), Ended()],
     ]
 
 

@@ -84,7 +84,7 @@ def test_part_of_a_response_that_was_not_continued_is_no_leaf() -> None:
             kept.unpin(match.context)
         assert [tokens_of(branch) for branch in leaves(kept)] == [[1, 1, 2, 2]]
         (turn,) = SessionTurns(kept, spell, RowRecorder(kept), ColdTrajectories(kept)).turns("s")
-        assert (turn.tokens, turn.parts) == (3, (part,))
+        assert (turn.tokens, turn.wholes) == (3, {part: turn.response})
 
 
 def test_partly_kept_response_is_no_leaf() -> None:
