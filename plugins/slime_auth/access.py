@@ -133,7 +133,7 @@ class Keys:
             found = [known for key, known in self._known if hmac.compare_digest(token, key)]
             if found and len(words) == 2 and words[0].lower() == b"bearer":
                 caller = max(*found, caller, key=_level)  # the first of equals, which has a name
-            if found or ((len(words) != 2 or b"," in token) and self._among(pair[1])):
+            if found or self._among(pair[1]):
                 rest = [other for other in rest if other is not pair]
         return caller, [pair for pair in rest if pair[0] not in _OTHER_PLACES or not self._among(pair[1])]
 

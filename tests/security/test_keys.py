@@ -206,6 +206,9 @@ async def test_the_routers_keys_reach_no_worker_and_other_ones_do(start: Start) 
             f"Bearer {ADMIN}, Bearer theirs",
             f"Bearer {ADMIN},",
             f"Bearer {ADMIN} x",
+            f"{ADMIN} x",
+            f"{ADMIN}, x",
+            f"Digest key={ADMIN}",
             "many " * 65 + "x",
         ]
         passed = ["Bearer theirs", "Basic dTpw", "", f"Bearer {ADMIN}x", 'Digest username="a", realm="b"']
@@ -409,7 +412,7 @@ def test_both_keys_are_compared_whichever_it_is(monkeypatch: pytest.MonkeyPatch)
     for shown, level in ((TRAFFIC, Level.TRAFFIC), (ADMIN, Level.ADMIN), ("wrong", Level.OPEN)):
         compared.clear()
         assert keys.authenticate([(b"authorization", b"Bearer " + shown.encode())])[0].level is level
-        assert compared == [TRAFFIC.encode(), ADMIN.encode()]
+        assert compared[:2] == [TRAFFIC.encode(), ADMIN.encode()]
 
 
 def test_a_namespace_does_not_tell_its_secrets() -> None:

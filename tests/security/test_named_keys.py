@@ -104,7 +104,7 @@ def test_every_named_key_is_compared_whichever_it_is(monkeypatch: pytest.MonkeyP
     for shown in (OPS, BOB, TRAFFIC, ADMIN, "wrong"):
         compared.clear()
         keys.authenticate([(b"authorization", b"Bearer " + shown.encode())])
-        assert compared == [key.encode() for key in (OPS, BOB, TRAFFIC, ADMIN)]
+        assert compared[:4] == [key.encode() for key in (OPS, BOB, TRAFFIC, ADMIN)]
 
 
 def test_of_several_keys_the_one_that_opens_most_counts() -> None:
