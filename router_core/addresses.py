@@ -15,11 +15,11 @@ class AddressRules(Protocol):
         ...
 
     async def admit(self, url: str) -> None:
-        """Check ``url`` as :meth:`check` does, and the addresses that its name resolves to. Raises BadRequest."""
+        """Check the text of ``url``, and the addresses that its name resolves to. Raises BadRequest."""
         ...
 
     def reachable(self, url: str, address: str) -> bool:
-        """Return True when ``url`` may be at the IP address ``address``, the peer of its connection."""
+        """Return True when the worker at ``url`` may have the IP ``address``, which its connection leads to."""
         ...
 
 
@@ -34,5 +34,5 @@ class _Anywhere:
         return True
 
 
-#: The rules when no plugin registers that component: any server may be a worker.
+#: The rules when no plugin registers ``"worker_addresses"``: any server may be a worker.
 ANYWHERE: AddressRules = _Anywhere()

@@ -28,7 +28,7 @@ class _Admin:
         for kind in pool.kinds:
             if not any(worker.kind == kind and worker.is_healthy for worker in pool):
                 which = "worker" if kind == "regular" else f"{kind} worker"
-                reason = f"none of {len(pool)} workers is a {which} that is ready"
+                reason = f"no {which} is ready (registered: {len(pool)})"
                 return JSON({"status": "not ready", "reason": reason}, 503)
         return JSON({"status": "ready", "healthy_workers": pool.healthy, "total_workers": len(pool)})
 

@@ -40,9 +40,10 @@ _METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
 
 def make_app(router: Router, middleware: Iterable[Callable[..., Any]] = ()) -> ASGIApp:
-    """Wrap the application of ``router`` in ``middleware``, the outermost first, by ``cls(app, router=router)``.
+    """Make the application of ``router``, and wrap it in middleware.
 
-    Raises PluginError when a route is claimed twice.
+    Each class in ``middleware`` is called with ``(app, router=router)``; the first class is the outermost of these.
+    The hook ``asgi_middleware`` of the plugins wraps the result. Raises PluginError when a route is claimed twice.
     """
     inner = _App(router)
     app: ASGIApp = inner
@@ -82,7 +83,7 @@ class _App:
         return self._answered(scope, receive, send)
 
     async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if "\n" in scope["path"]:  # it would go to a worker: Starlette's patterns match no line break
+        if "\n" in scope["path"]:  # Starlette would match no route, and a worker would get it
             await send_error(BadRequest("the path has a line break in it"), send)
             return
         try:

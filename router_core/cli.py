@@ -56,7 +56,7 @@ def command_line(arguments: Sequence[str]) -> tuple[Parser, Loaded]:
         add_core_options(parser)
     loaded.add_options(parser)
     for name in DEFAULT_PLUGINS:
-        # The parser refuses their flags: ``--api-key`` without the plugin auth would protect nothing.
+        # The flags of a default plugin that is left out are refused: ``--api-key`` without auth protects nothing.
         if name not in loaded.names:
             leave_out(parser, name, _flags_of(name))
     if {"-h", "--help"} & set(arguments):

@@ -65,7 +65,7 @@ async def let_finish(receive: Receive) -> None:
 
 
 async def send_error(error: HTTPError, send: Send, unread: Receive | None = None) -> None:
-    """Answer a request with ``error``. ``unread``: the ``receive`` of an unread body, which is discarded."""
+    """Answer a request with ``error``. ``unread``: the ``receive`` of a body to discard."""
     body = error_body(error)
     headers = [_JSON, (b"content-length", b"%d" % len(body)), *error.headers]
     if unread is not None or isinstance(error, ShuttingDown):
@@ -82,8 +82,8 @@ class Watch:
     """Detects clients that hang up, and cancels their blocks ``with watch.cancelling(receive, exchange):``.
 
     Before it cancels a block, it calls ``on_disconnect``; if this returns True, the block has two seconds to end.
-    The exchange ends with its block. Most requests end within milliseconds, so one timer serves all: only a request
-    that still runs when the timer fires gets a task that waits for its client to hang up.
+    The exchange ends with its block. Most requests end within milliseconds, so one timer serves all requests. Only a
+    request that still runs when the timer fires gets a task. That task waits for the client to hang up.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_disconnect: Callable[[Exchange], bool]) -> None:
@@ -95,7 +95,7 @@ class Watch:
 
     @property
     def exchanges(self) -> Iterator[Exchange]:
-        """The exchanges of clients that are being answered, and the exchanges that plugins made for these."""
+        """The exchanges of the clients' requests in flight, and the exchanges that plugins made for these requests."""
         for watched in chain(self._young, self._old):
             yield from watched.exchange.all_parts()
 
@@ -121,7 +121,7 @@ class Watch:
 
 
 class _Watched:
-    """One request under a Watch."""
+    """One request that a Watch watches."""
 
     __slots__ = ("_cancelled", "_grace", "_over", "_receive", "_task", "_waiting", "_watch", "exchange")
 
@@ -142,7 +142,7 @@ class _Watched:
         return self
 
     def end(self) -> None:
-        """Stop watching. Call this before the last piece is sent: afterwards servers report a disconnect, too."""
+        """Stop watching. Call this before the last piece is sent: after it, ``receive`` reports a disconnect."""
         self._over = True
 
     def begin(self) -> None:
@@ -176,6 +176,6 @@ class _Watched:
             self._waiting.cancel()
         self._waiting = None  # the task's error refers to this object: the cycle would keep a body alive
         if self._cancelled:
-            # The cancellation ends here, even one caught within the block, unless other code cancelled the task too.
+            # This cancellation ends here, even if the block has caught it, unless other code cancelled the task too.
             return self._task.uncancel() == 0 and kind is asyncio.CancelledError
         return False

@@ -23,19 +23,19 @@ _UNREAD = object()
 _MAX_NAME = 1024
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
-#: Finds the session of a request that names no session in its headers, or by ``session_id`` in its body.
+#: Finds the session of a request that has none in its headers, and no ``session_id`` in its body.
 SessionSource: TypeAlias = "Callable[[Request], str | None]"
 
 
 class Exchange:
     """One request on its way through the hooks, a context manager that releases the worker's lease.
 
-    ``session``: used in place of the request's session, even if it is None. ``sources``: see :func:`session_of`.
+    ``session``: replaces the session that the request names; None: no session. ``sources``: see :func:`session_of`.
     ``parent``: the client's exchange, if a plugin made this exchange for it. Then this exchange has the parent's
     ``scope``, and begins with the parent's ``client_disconnected`` and ``worker_filter``.
     ``worker``: the leased worker. ``notes``: data of plugins about this request, by plugin name.
     ``scope``: the ASGI scope of the client's request. Middleware may leave data for hooks in it.
-    ``client_disconnected``: the client has hung up or aborted the request, so nothing new may begin for it.
+    ``client_disconnected``: the client has hung up or aborted the request, so no new work may begin.
     ``worker_filter``: returns True for each eligible worker, or raises an HTTPError. A plugin sets it before a worker
     is chosen.
     """
@@ -94,7 +94,7 @@ class Exchange:
 
     @property
     def client(self) -> str | None:
-        """The client's name for FairTurns: the session in the request's headers, else the client's address."""
+        """The client's name in FairTurns (turns for long work): the session in the headers, else the address."""
         if self.parent is not None:
             return self.parent.client
         return client_of(self.request, self._address)
@@ -146,10 +146,10 @@ class Exchange:
         self.close()
 
     def close(self) -> None:
-        """End the exchange: release the lease, and close the connection if bytes are left. Idempotent.
+        """End the exchange: release the lease, and close the connection to the worker if bytes are unread. Idempotent.
 
-        Drops all references: plugins' notes often refer to the exchange, and such a cycle would keep a body alive
-        until the next garbage collection.
+        Calls the functions of :meth:`on_close`. Drops all references: plugins' notes often refer to the exchange, and
+        such a cycle would keep a body in memory until the next garbage collection.
         """
         if self._closed:
             return
@@ -209,7 +209,7 @@ def check_length(what: str, name: str) -> None:
 def _check(name: str) -> None:
     check_length("the name of a session", name)
     if not name.isprintable() and _CONTROL.search(name):  # GET /trajectories/{session} could not name it
-        raise BadRequest("the name of a session has no control characters, such as a line break")
+        raise BadRequest("the name of a session must have no control characters, such as a line break")
 
 
 def _in_headers(request: Request) -> str | None:

@@ -200,7 +200,7 @@ def _a_reply(plugin: str, hook: str, reply: object) -> Reply:
 
 
 def _checked(plugin: str, hook: str, headers: Headers, target: object = b"") -> Headers:
-    """Return a copy of ``headers``, which ``plugin`` has changed. Raises PluginFailed for what cannot be sent."""
+    """Return a copy of ``headers``, which ``plugin`` has changed. Raises PluginFailed if they cannot be sent."""
     wrong = [pair for pair in headers if not _is_header(pair)] if isinstance(headers, list) else [headers]
     if not isinstance(target, bytes):
         raise failure(plugin, hook, TypeError(f"the target is {target!r}; wanted bytes"))
@@ -228,7 +228,10 @@ def failure(plugin: str, hook: str, error: Exception) -> HTTPError:
 
 @contextmanager
 def attribute_errors(plugin: str, doing: str) -> Iterator[None]:
-    """Name the plugin in its error at start: a MissingComponent or PluginError; other StartupErrors pass unchanged."""
+    """Name the plugin in its error at start.
+
+    A MissingComponent gets the name. Other StartupErrors pass unchanged. Any other exception becomes a PluginError.
+    """
     try:
         yield
     except MissingComponent as error:

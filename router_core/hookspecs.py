@@ -1,7 +1,7 @@
 """All hooks. Read this module before you write a plugin; docs/hooks.md has the details.
 
-Pluggy registers plugins, and ``hooks`` calls them one after the other, in ``--plugin`` order. So a later plugin sees
-what an earlier plugin did. ``post_response`` runs in reverse order, like the layers of an onion. ``tryfirst`` and
+Pluggy registers plugins. The module ``hooks`` calls them one after the other, in ``--plugin`` order, so a later plugin
+sees what an earlier plugin did. ``post_response`` runs in reverse order, like the layers of an onion. ``tryfirst`` and
 ``trylast`` move an implementation to the beginning or the end of the ``--plugin`` order. ``pre_request`` and
 ``post_response`` may be plain or async functions. An implementation may leave out arguments that it does not need.
 """
@@ -68,8 +68,9 @@ def routes(router: Router) -> Sequence[BaseRoute]:  # type: ignore[empty-body]
 def asgi_middleware(app: ASGIApp, router: Router) -> ASGIApp:  # type: ignore[empty-body]
     """Wrap the whole application in ASGI middleware.
 
-    When: once, after ``routes``; the first plugin's is the outermost. It sees a request before authorization and
-    routing, which use the path and headers that it passes on. It must pass on scopes other than ``http``.
+    When: once, after ``routes``; the first plugin's middleware is the outermost. Middleware sees a request before
+    authorization and routing, which use the path and headers that it passes on. It must pass on scopes other than
+    ``http``.
     An exception in the hook ends the start; an exception while a request is served becomes a bare 500.
     """
 
@@ -111,8 +112,8 @@ def select_worker(exchange: Exchange, workers: Sequence[Worker]) -> Worker | Non
 def sender(inner: Sender, router: Router) -> Sender:  # type: ignore[empty-body]
     """Wrap the sender ``inner``, and return the wrapper; return ``inner`` itself when there is nothing to do.
 
-    When: once, after ``setup``; the first plugin's is the outermost, the innermost is the proxy. Each request to a
-    worker goes through the wrapper: the client's request, and each ``ask_again`` of a plugin. An HTTPError of the
+    When: once, after ``setup``; the first plugin's wrapper is the outermost, the proxy is innermost. Each request to
+    a worker goes through the wrapper: the client's request, and each ``ask_again`` of a plugin. An HTTPError of the
     wrapper reaches the client as it is; any other exception becomes a 500.
     """
 

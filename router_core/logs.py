@@ -28,5 +28,5 @@ def start_logging(settings: Settings) -> None:
     lines = Lines(FORMATS[settings.log_format](), handlers)
     logging.basicConfig(level=_LEVELS[settings.log_level], handlers=[lines])
     if settings.log_retention_days and settings.log_dir is None:
-        logging.warning("--log-retention-days has no effect: it is for --log-dir")
+        logging.warning("--log-retention-days has no effect without --log-dir")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # else it logs a line for each health probe

@@ -34,7 +34,7 @@ class WorkerPool:
         self.kinds: tuple[WorkerType, ...] = ("regular",)
         self.keeps_sessions = True
         self._sessions: OrderedDict[str, Worker] = OrderedDict()
-        self._set_aside: set[Worker] = set()  # plugins know that these get no requests
+        self._set_aside: set[Worker] = set()  # plugins were told that these get no requests
         self._on_change = on_change
 
     def require(self, *kinds: WorkerType) -> None:
@@ -112,8 +112,8 @@ class WorkerPool:
         """Send no new requests to ``worker`` until ``owner`` releases it; requests in flight go on.
 
         Each owner has at most one hold of a worker, and releases only that hold. The owners ``"joining"`` and
-        ``"draining"`` belong to the core; ``"health"``, ``"weights"`` and ``"control"`` to plugins. ``state``: see
-        :class:`Hold`. Registering the worker again removes all holds.
+        ``"draining"`` belong to the core, all others to plugins. ``state``: see :class:`Hold`.
+        Registering the worker again removes all holds.
         """
         others = {name: hold for name, hold in worker.server.holds.items() if name != owner}
         self._change(worker, others | {owner: Hold(reason, state)})
@@ -139,7 +139,7 @@ class WorkerPool:
             self._on_change(worker, "readmitted")
 
     def set_version(self, worker: Worker, version: str | None) -> None:
-        """Set the weight version that the router assumes of ``worker``; None: unknown. Nothing else sets it."""
+        """Set the weight version that the router assumes for ``worker``; None: unknown. All changes go through here."""
         worker.weight_version = version
 
     def split(self, worker: Worker, size: int) -> None:
@@ -176,7 +176,7 @@ class WorkerPool:
         return self._usable[kind]
 
     def standings(self) -> str:
-        """Return each worker's state and reason for getting no requests, for the first 20 workers."""
+        """Return the URL and state of the first 20 workers in one line, and why those that get no requests get none."""
         told = [worker.standing() for worker in islice(self, _MAX_TOLD)]
         more = len(self) - len(told)
         return (

@@ -24,7 +24,7 @@ _DRAINED_S = 0.05
 #: Seconds to wait for a worker's answer when it registers.
 FIRST_LOOK_S = 2.0
 _MAX_INFO_BYTES = 1 << 20
-#: Most requests in flight: a whole fleet may register at once, and each request waiting in httpx slows the others.
+#: Most requests at once: a whole fleet may register together, and each request that waits in httpx slows the others.
 _ASKED_AT_ONCE = 64
 
 

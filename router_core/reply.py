@@ -96,7 +96,7 @@ class Reply:
         return self._body
 
     def replace_body(self, body: bytes | BodySource) -> None:
-        """Replace the body, and drop ``Content-Length``; :func:`relay` adds the length of a whole body."""
+        """Replace the body, and drop ``Content-Length``; ``proxy.relay`` adds the length of a whole body."""
         self.headers = [pair for pair in self.headers if pair[0] != b"content-length"]
         if isinstance(body, bytes):
             self._close_source()
@@ -105,7 +105,7 @@ class Reply:
             self._body, self._source = None, body
 
     def pass_through(self, wrap: Callable[[BodySource], BodySource]) -> None:
-        """Replace the stream by ``wrap(stream)``, which must close the stream. Does nothing to a whole body."""
+        """Replace the stream by ``wrap(stream)``, whose ``close`` must close the stream. Leaves a whole body."""
         if self._source is not None:
             self.replace_body(wrap(self._source))
 
@@ -129,7 +129,7 @@ class Reply:
         return piece, last
 
     async def pump(self, send_now: Callable[[bytes, Iterable[Callable[[bytes], None]]], bool]) -> None:
-        """Pass pieces on by ``send_now``, if the source has ``pump``, until :meth:`next_piece` has to be called."""
+        """Give pieces to ``send_now`` until :meth:`next_piece` has to be called. Does nothing without ``pump``."""
         if (pump := getattr(self._source, "pump", None)) is not None:
             feeds = [tap.feed for tap in self._taps]
             await pump(lambda piece: send_now(piece, feeds))

@@ -84,7 +84,7 @@ class RequestIds:
 
 
 class _Named:
-    """Wraps ``send`` so that the answer has the id. ``send_now`` is the server's own, if it has one."""
+    """Wraps ``send`` so that the answer has the id. ``send_now``: the server's function of that name, or None."""
 
     def __init__(self, send: Send, request_id: bytes) -> None:
         self._send = send

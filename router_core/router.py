@@ -147,7 +147,7 @@ class Router:
 
     @property
     def http(self) -> httpx.AsyncClient:
-        """An HTTP client for rare calls: probes and control. It ignores the environment's proxies; set a timeout."""
+        """An HTTP client for rare calls: probes and control. It ignores proxies in the environment. Set a timeout."""
         return self._serving.http
 
     def worker_transport(self, **options: Any) -> httpx.AsyncBaseTransport:
@@ -232,7 +232,7 @@ class Router:
     async def ask_again(self, exchange: Exchange, request: Request) -> Reply:
         """Send ``request`` through the chain of senders to a newly chosen worker, and move the exchange's lease to it.
 
-        For plugins that mend a reply, in ``post_response`` or while its body is read. ``pre_request`` and
+        For plugins that repair a reply, in ``post_response`` or while its body is read. ``pre_request`` and
         ``post_response`` are not called; ``select_worker`` and ``attempt_failed`` are. The caller closes the reply, and
         calls ``exchange.release()`` while no request runs. Raises HTTPError.
         """
@@ -288,7 +288,7 @@ class Router:
     # Weights.
 
     async def announce_weights(self, version: str, source: str) -> WeightUpdate | None:
-        """Set ``version`` for the workers in use and the fleet, and call the plugins; None if the fleet has it."""
+        """Set ``version`` for the workers in use and for the fleet, and call the plugins; None if the fleet had it."""
         for worker in self.pool:  # before the wait for the lock: later the workers may have a newer version
             if worker.in_use:  # the versions of other workers are unknown
                 self.pool.set_version(worker, version)

@@ -155,6 +155,6 @@ class Settings:
 
 
 def add_core_options(parser: argparse.ArgumentParser) -> None:
-    """Add the core's flags. A flag that the engines' own gateway has, too, has the same name here."""
+    """Add the core's flags. Where the engines' own gateway has such a flag, the name is the same."""
     add_flags(parser, Settings)
     add_request_id_options(parser)

@@ -23,7 +23,7 @@ def version_named(value: object) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
-    """The fleet's move from ``previous`` (None: unknown) to ``version``; ``source``: its origin."""
+    """The fleet's move from ``previous`` (None: unknown) to ``version``; ``source``: what told the router of it."""
 
     version: str
     previous: str | None

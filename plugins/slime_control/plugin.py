@@ -218,7 +218,7 @@ class Control:
             self._abort(worker, request)
 
     def _abort(self, worker: Worker, request: Request) -> bool:
-        """Abort ``request`` at ``worker``. Returns True when it has rids, and an abort of each was sent.
+        """Abort ``request`` at ``worker``. Returns True when the request has rids, and an abort of each was sent.
 
         An abort that would end other requests is not sent: the engine notices the closed connection seconds later.
         """

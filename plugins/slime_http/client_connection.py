@@ -33,7 +33,7 @@ class ClientConnection(ABC):
 
     @abstractmethod
     def continued(self) -> None:
-        """Start the time for the body: "100 Continue" was sent."""
+        """Start the deadline for the body: "100 Continue" was sent."""
 
     @abstractmethod
     def answered(self, request: ServerRequest) -> None:

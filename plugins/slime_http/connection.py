@@ -115,8 +115,8 @@ class Connection(Source):
     def quiet(self) -> bool:
         """True when the connection is open and the kernel holds nothing unread from the worker.
 
-        Unread bytes would be taken for the next request's answer. A close by the worker would cost that request a
-        second attempt. The check takes half a microsecond.
+        Unread bytes would be taken for the next request's answer. A close by the worker would cost the next
+        request a second attempt. The check takes half a microsecond.
         """
         return self.open and not self._arrivals(0)
 
@@ -200,7 +200,7 @@ class Connection(Source):
             self._finish()
         elif self._unparsed > self._pool.limits.head_bytes:
             self.break_off(f"sent more than {self._pool.limits.head_bytes} bytes without a header or a body")
-        elif self._head_done:  # before that, no byte extends the first-byte deadline
+        elif self._head_done:  # until the head is complete, no byte extends the first-byte deadline
             now = self._pool.heard_at = self._pool.loop.time()
             self.deadline = now + self._pool.limits.silence_s
 

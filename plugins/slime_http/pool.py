@@ -1,4 +1,4 @@
-"""Interface of the connections to one worker, as each of them sees it."""
+"""Interface of the pool of connections to one worker, as a connection sees it."""
 
 from __future__ import annotations
 

@@ -59,7 +59,8 @@ class Protocol(ClientConnection):
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         # A request that follows a request with "Connection: close" is no error; it is not answered.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        #: The request being answered (or answered last), the request being read (or read last), and all between them.
+        #: ``served``: the request being answered, or answered last. ``_newest``: the request being read, or read last.
+        #: ``_waiting``: the requests after ``served``, in order.
         self.served: ServerRequest | None = None
         self._newest: ServerRequest | None = None
         self._waiting: deque[ServerRequest] = deque()
@@ -69,7 +70,7 @@ class Protocol(ClientConnection):
         #: Bytes since the last body bytes: of a head, of trailers, of chunk extensions.
         self._overhead = 0
         self._fault = "the request is not valid HTTP/1.1"
-        #: Event loop time by which the client must have sent more, or None. True: more of a request that has begun.
+        #: Event loop time by which the client must have sent more, or None. ``_is_rest_due``: more of a begun request.
         self._due: float | None = None
         self._is_rest_due = False
         self._timer: asyncio.TimerHandle | None = None

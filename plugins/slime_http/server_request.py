@@ -31,12 +31,13 @@ _LAST_CHUNK = b"0\r\n\r\n"
 class ServerRequest:
     """A request and the answer to it.
 
-    ``keep_alive``: the connection stays open after the answer. ``begun``: the task runs. ``started``: the application
+    ``keep_alive``: the connection stays open after the answer. ``begun``: the application was called. ``started``: it
     has given the head. ``written``, ``complete``: a part of the answer, or all of it, was written. ``disconnected``:
-    the client has gone. ``expects_continue``: it may wait for "100 Continue" before it sends the body. ``status``: the
-    answer's status, or 0. ``error``: the beginning of an error's body. ``streamed_at``: when the first chunk was
-    written, or 0.0. ``began``, ``ended``: when the application was called, and when it returned; for observers only.
-    All three are loop times.
+    the client has gone. ``expects_continue``: the client may wait for "100 Continue" before it sends the body.
+    ``status``: the answer's status, or 0. ``error``: the beginning of an error's body.
+
+    Event loop times in seconds, or 0.0: ``streamed_at`` (the first chunk was written), ``began`` (the application was
+    called) and ``ended`` (it returned). ``began`` and ``ended`` are set only if there are observers.
     """
 
     __slots__ = (

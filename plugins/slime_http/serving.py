@@ -162,7 +162,7 @@ class _Server(uvicorn.Server):
         return f"{targets.total()} ({', '.join(told)})" if told else "0"
 
     async def _stop_when_the_lifespan_ends(self) -> None:
-        # The lifespan ends by itself only when background work crashes. The application cannot answer any more.
+        # The lifespan ends by itself only when background work crashes. Then the application cannot answer any more.
         await self.lifespan.shutdown_event.wait()
         self.crashed = True
         self.stop()
@@ -174,7 +174,7 @@ def _target(scope: Scope) -> str:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening TCP socket on ``host:port`` (0: any free port). Raises OSError when the port is taken."""
+    """Return a listening TCP socket on ``host:port`` (0: any free port). Raises OSError, such as when the port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY on accepted sockets only if the listener names IPPROTO_TCP. Else answers may wait 40 ms.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -260,7 +260,7 @@ def run(
     """Serve ``app`` on a socket of :func:`bind` in the foreground until SIGTERM, SIGINT or SIGHUP; then finish.
 
     ``on_start`` is called with the base URL when requests are accepted, ``on_stop`` at the signal. Requests that are
-    still running ``grace_s`` seconds later are cancelled. A second signal ends at once. ``client_timeout_s`` and
+    still running ``grace_s`` seconds later are cancelled. A second signal ends the server at once. ``client_timeout_s`` and
     ``options`` are as for :func:`serving`.
     Raises StartupError when the application's lifespan fails.
     """

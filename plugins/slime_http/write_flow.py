@@ -24,7 +24,7 @@ class WriteFlow:
     """The writing side of one connection. ``timeout_s``: time for a client to take 64 KiB, or all that is left.
 
     ``is_full``: the transport's buffer is full. No timer runs while the client reads as fast as the router writes.
-    A transport with TLS does not count the bytes that it has encrypted, so the kernel is asked how many were taken.
+    A transport with TLS does not count the bytes that it has encrypted, so the kernel tells how many were taken.
     """
 
     __slots__ = (
@@ -94,7 +94,7 @@ class WriteFlow:
         self._transport.abort()
 
     def log_refusal(self, status: int, message: str) -> None:
-        """Log that the client's request is refused before the application sees it."""
+        """Log that the server refuses the client's request."""
         logger.warning("%s: its request is refused (%d): %s", self._name, status, message)
 
     @property

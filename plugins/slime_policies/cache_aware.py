@@ -32,8 +32,8 @@ _GROUP = 16.0
 _SESSION = REQUEST / 2
 #: The largest number of bits for workers. A worker that comes back gets a new bit. Beyond this number all is forgotten.
 _MAX_BITS = 4096
-#: A worker has clearly less of a prompt than was believed if more than so many tokens are missing, and more than this
-#: part of the believed ones. After so many shortfalls the worker's horizon moves.
+#: A shortfall: a worker lacks more than ``_SHORT_TOKENS`` of the tokens that it was believed to have, and more than the
+#: part ``_SHORT_PART`` of them. After ``_SHORTFALLS`` shortfalls the worker's horizon moves.
 _SHORT_TOKENS, _SHORT_PART, _SHORTFALLS = 512, 0.25, 3
 _NO_WORKERS = Offered((), [], 0, {})
 
@@ -56,7 +56,7 @@ class Home(NamedTuple):
     """The worker that has a conversation. ``lacking``: tokens of the prompt that this worker has to prefill.
 
     Another worker is chosen only if its cost is lower by more than ``margin`` tokens. ``turns``: expected requests of
-    the conversation. A worker prefills what it lacks once for all of them, so each bears a part of that cost.
+    the conversation. A worker prefills what it lacks once for all these requests, so each bears a part of that cost.
     """
 
     worker: Worker
@@ -79,8 +79,8 @@ class CacheAware:
     A part of the prompt that all workers have, or none, makes no difference. ``benchmarks/scheduling`` has chosen these
     numbers. For the first request of a session, each session that a worker got lately counts as half a request.
 
-    The router believes that a worker has each prefix that it was sent. Engines evict: a prefix whose last use is not
-    later than a worker's horizon counts as evicted there.
+    The router believes that a worker has each prefix that it was sent. Engines evict: a worker has a horizon, the
+    number of a choice. A prefix whose last use is not a later choice counts as evicted there.
 
     With ``--kv-events``, if the prompt is given as ids, the blocks of a worker that is in sync with its engine replace
     the belief. Prompts that the worker was sent and has not answered yet count, too.
@@ -248,7 +248,7 @@ class CacheAware:
         return self._note in exchange.notes
 
     def answered(self, exchange: Exchange, prompt_tokens: int, cached_tokens: int) -> None:
-        """Move the worker's horizon when the worker had clearly less than was believed for the third time.
+        """Move the worker's horizon at the third answer with clearly fewer cached tokens than was believed.
 
         The horizon becomes the oldest last use of the three prefixes. A single shortfall proves too little: an engine
         evicts in the order of its own steps, so it may still have a prefix with an older last use.

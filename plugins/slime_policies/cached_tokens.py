@@ -20,8 +20,8 @@ class CachedTokens:
     """A tap that gives ``note`` the number of prompt tokens, and how many of these the engine had in its cache.
 
     It reads ``prompt_tokens`` and ``cached_tokens``, as SGLang and vLLM write them in ``meta_info`` and in ``usage``.
-    It stops when it has found both; in an answer with several sequences, both are the first sequence's. An answer
-    without both is ignored.
+    It stops when it has found both; in an answer with several sequences, both are the first sequence's. An answer that
+    lacks one of them is ignored.
     """
 
     __slots__ = ("_cached", "_is_done", "_note", "_prompt", "_reply", "_rest")
@@ -58,7 +58,7 @@ class CachedTokens:
         self._note(self._prompt, self._cached)
 
     def close(self, complete: bool) -> None:
-        """Search the body if a plugin has read it: a tap gets no pieces of such a body."""
+        """Search the body if a plugin has read it and then replaced the reply: the tap got no pieces of it."""
         if not complete and (body := self._reply.body) is not None:
             self.feed(body)
 

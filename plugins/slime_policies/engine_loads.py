@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 _PATHS = (b"/v1/loads?include=core", b"/get_load")
 #: A poll takes this long at most, and no longer than the interval of the polls.
 _TIMEOUT_S = 1.0
-#: A load that was polled longer ago than so many intervals is unknown.
+#: A load that was polled longer ago than this many intervals is unknown.
 _INTERVALS = 3
 _MAX_BYTES = 1 << 20
 

@@ -20,8 +20,8 @@ class LongRequests:
     """Counts a request whose ``max_new_tokens`` are ``n`` times the mean as ``n / 2``, rounded down, from 1 to 8.
 
     The mean is about that of the last 256 requests with a limit. If all limits are equal, each request counts as one.
-    Such requests avoid each other by the whole count. For all other requests, those of a worker count less than one
-    request: a worker that has just ended a request can begin the next one at once, so it should get that.
+    A long request counts each other long request in full. For a short request, all long requests of a worker together
+    add less than one request to the worker's load. So the next request goes to a worker that has just ended one.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class LongRequests:
         return max(0, min(_MOST, int(limit / (_FOR_EACH * self._mean.tokens))) - 1)
 
     def count(self, exchange: Exchange, state: WorkerState, more: int) -> None:
-        """Count ``more`` further requests for ``exchange`` at a worker until it ends, and nowhere else."""
+        """Count ``more`` further requests for ``exchange`` at one worker only, until the exchange ends."""
         self._end(exchange)  # another worker may have failed the request
         if more:
             state.add_long(more)

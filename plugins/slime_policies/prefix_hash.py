@@ -18,8 +18,8 @@ class PrefixHash:
 
     Prompts whose first ``prefix_token_count`` tokens are the same belong to one worker on a
     :class:`slime_policies.ring.WorkerRing`. That worker is not chosen if it has more than ``prefix_hash_load_factor``
-    times the mean load. The mean load includes this request. Then, or without a prompt, the worker with the fewest
-    requests in flight is chosen.
+    times the mean load. The mean load includes this request. In that case, or without a prompt, the worker with the
+    fewest requests in flight is chosen.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -20,7 +20,7 @@ PROMPT_WEIGHT = 0.25
 
 
 class CountedRequest:
-    """Tokens of one request at ``worker``. ``prompt``: 0 once the first byte of the answer is there.
+    """Tokens of one request at ``worker``. ``prompt``: tokens to prefill, 0 after the answer's first byte.
 
     ``answer``: tokens to decode. ``single``: the answer is one completion. ``at``: the time of the choice.
     """

@@ -8,7 +8,7 @@ from router_core.request import Request
 
 __all__ = ["abort_prefix", "check_rid"]
 
-#: A name of so many characters never exceeds the limit in bytes of ``check_length``.
+#: A name of at most this many characters never exceeds the limit in bytes of ``check_length``.
 _SURELY_SHORT = 256
 #: The largest number of names in one request.
 _MOST_NAMES = 1 << 16

@@ -36,8 +36,8 @@ def contradiction(
     """Return the name of the first figure of ``answer`` that contradicts another figure or the request, or None.
 
     ``answer`` is one object of an unstreamed ``/generate`` answer, or is assembled from a stream. ``prompt_tokens``:
-    tokens that were sent, None if unknown. ``rid``: the request's name, None if unknown. ``columns``: the columns of
-    the logprobs, if they were read before. O(tokens): 16 µs for 258 tokens with logprobs.
+    the number of tokens sent, None if unknown. ``rid``: the request's name, None if unknown. ``columns``: the columns
+    of the logprobs, if they were read before. O(tokens): 16 µs for 258 tokens with logprobs.
     """
     meta = answer.get("meta_info")
     if meta is None:

@@ -19,13 +19,13 @@ _LONGEST_PATH = 64
 
 
 class UnknownPath(HTTPError):
-    """No route of the engine has this path, which is like a known one."""
+    """The engine does not have the path of the request, but a known path is similar."""
 
     status, type, code = 404, "not_found_error", "UNKNOWN_PATH"
 
 
 class MisspeltPaths:
-    """Finds the path that was meant. ``own``: patterns of the paths that the router answers itself."""
+    """Finds the known path closest to a misspelt path. ``own``: patterns of the paths that the router answers itself."""
 
     def __init__(self, own: Iterable[re.Pattern[str]]) -> None:
         literal = (path.pattern[1:-1].replace("\\", "") for path in own if "(" not in path.pattern)

@@ -38,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="each worker has N data-parallel ranks, and is not asked for their number (default: %(default)s)",
+        help="number of data-parallel ranks of each worker; above 1, workers are not asked (default: %(default)s)",
     )
     add_gateway_flags(parser)
 

@@ -6,8 +6,8 @@ beside cumulative counters. Aborts have shapes of their own (SGLang's ``Tokenize
 - Abort in the waiting queue: no ``prompt_tokens``, all text, all logprobs, ``completion_tokens`` of all tokens. In a
   stream, cumulative or incremental, ``output_ids`` is only the *last* id.
 - Such an abort joined to unread deltas, in one event (``_coalesce_streaming_chunks``): each field has first its deltas,
-  then its value in the abort. ``output_ids`` ends with the last id again, the text with all text, and each list of
-  logprobs with all logprobs.
+  then its value in the abort. ``output_ids`` ends with the last id again. The text ends with all text, and each list
+  of logprobs ends with all logprobs.
 - Any abort in older versions: only ``id`` and ``finish_reason``.
 """
 
@@ -62,7 +62,7 @@ class AnswerSoFar:
         self._held: bytes | None = None
         self._text_is_told = False
         self._is_shared = True
-        #: The weight version that an event named last. True: events named different versions.
+        #: The weight version that an event named last. ``_has_versions``: events named different versions.
         self._version: Any = None
         self._has_versions = False
         #: ``id`` and ``prompt_tokens``, from the first event with tokens that has them.
@@ -198,7 +198,7 @@ class AnswerSoFar:
             self._version = version
 
     def _see_request(self, meta: dict[str, Any]) -> None:
-        """Note an event with tokens whose figures are of another request: an engine has mixed up streams."""
+        """Note if an event with tokens belongs to another request: an engine has mixed up its streams."""
         if self._ids:
             for figure in _OF_THE_REQUEST:
                 told = meta.get(figure)
@@ -206,7 +206,7 @@ class AnswerSoFar:
                     self.rewritten = True
 
     def _see_mode(self, ids: list[int], news: News, aborted: bool) -> None:
-        """Note if the event repeats earlier ones. Any stream's abort may do so; it counts only if it has all ids."""
+        """Note if the event repeats earlier events or only adds tokens. An abort that fits both streams is ignored."""
         if news.has_all:
             self.cumulative |= not aborted or (news.ids is ids and len(ids) > 1)
         else:

@@ -270,7 +270,7 @@ def test_each_mistake_is_told_in_one_line_with_its_cure(
             "--rate-limit-tokens-per-second 5",
             "--rate-limit-tokens-per-second has no effect: it is for --max-",
         ),
-        ("--log-retention-days 3", "--log-retention-days has no effect: it is for --log-dir"),
+        ("--log-retention-days 3", "--log-retention-days has no effect without --log-dir"),
         ("--api-key k --admin-api-key k", "--admin-api-key is the same key as --api-key: every client"),
     ],
 )

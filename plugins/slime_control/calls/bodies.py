@@ -25,7 +25,7 @@ __all__ = [
     "offset_bodies",
 ]
 
-#: A larger body is not parsed, since that would block the event loop; the router asks the workers for the version.
+#: The version in a larger body is not read, since parsing would block the event loop. The workers are asked for it.
 _PARSED_BYTES = 1 << 20
 #: Name of the member with one body per worker. The base64 of a tensor cannot contain quotation marks.
 _NAMED = b'"workers"'
@@ -73,7 +73,7 @@ def begins_update(request: Request) -> bool:
 
 
 def is_delta(request: Request) -> bool:
-    """Return True when the body, of any size, is a change to present weights (slime: ``distributed_delta``, ...)."""
+    """Return True when a body of any size brings changes to the present weights (slime: ``distributed_delta``)."""
     return _DELTA.search(request.body) is not None
 
 

@@ -53,7 +53,7 @@ class Answer:
         return not self.reached or (400 <= self.status < 500 and "success" not in self.content)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the caller's form. ``status`` is the HTTP status, even if the engine's JSON has a ``status``."""
+        """Return what the caller gets. ``status`` is the HTTP status, even if the engine's JSON has a ``status``."""
         told = {"error": self.trouble} if self.trouble is not None else {}
         return {**told, **self.content, "status": self.status}
 

@@ -62,7 +62,7 @@ class Pieces:
         """Note that ``workers`` took ``piece``, and report ``version`` now. No version was read from ``piece``."""
         weights, update = self._router.weights, self.updates.current
         if version in weights.ordered:
-            return  # an older version, perhaps that an engine had when it registered: not this update's version
+            return  # not this update's version: the workers report an older one, perhaps from before they registered
         now = anyio.current_time()
         self._carry_out(self.updates.learnt(piece, version, workers, weights.current, now, is_told=is_told))
         current = self.updates.current

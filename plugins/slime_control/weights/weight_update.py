@@ -13,7 +13,7 @@ state      event                              next       effects
 ========== ================================== ========== ===============================================================
 Idle       begin, weights                     Collecting
 Idle       last, name, close                  Idle
-Collecting weights of its or of no version    Collecting Missed: recipients that joined or may have restarted meanwhile
+Collecting weights with its version or none   Collecting Missed: recipients that joined or may have restarted meanwhile
 Collecting last, name                         Collecting as above
 Collecting begin, weights of another version  Collecting as close; then a new update begins
 Collecting learnt: the first version          Collecting
@@ -58,9 +58,9 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class Unproven(Missed):
-    """An update that ``worker`` missed if generation is paused, except if it reports ``version``.
+    """An update that ``worker`` missed if generation is paused, except if the worker reports ``version``.
 
-    ``version`` None: no report shows that it has the update.
+    ``version`` None: no report shows that the worker has the update.
     """
 
     version: str | None
@@ -139,7 +139,7 @@ class Updates:
         self._may_be_restarted = may_be_restarted
         self._calls = 0
         self._is_first = True  # ``close`` was not called yet: a first piece may continue an older update
-        self._joined: dict[Worker, int] = {}  # the number of the last call before each registered
+        self._joined: dict[Worker, int] = {}  # by worker: the number of the last call before it registered
 
     def count(self) -> int:
         """Number a call."""

@@ -28,7 +28,7 @@ _REPLAYS = 100
 _CONNECT_MS = 5_000
 _HEARTBEAT_MS = 10_000
 _MAX_BYTES = 64 << 20
-#: Batches that wait in the router's socket. If they are more, the publisher's own queue fills; then it drops batches.
+#: Most batches that wait in the router's socket. Past them the publisher's queue fills, and the publisher drops some.
 _MAX_WAITING = 100_000
 #: Events that are applied before other tasks get a turn.
 _EVENTS_AT_ONCE = 100
