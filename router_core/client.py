@@ -151,7 +151,7 @@ class _Watched:
 
     async def _wait(self) -> None:
         message = await self._receive()
-        # Middleware may replay the body for ever. Then a client that hangs up is not detected.
+        # Middleware may replay the body for ever. In that case a client that hangs up is not detected.
         if message["type"] == "http.disconnect" and not self._over:
             if self._watch.on_disconnect(self.exchange):
                 self._grace = self._watch.loop.call_later(_DISCONNECT_GRACE_S, self._cancel)
@@ -171,8 +171,8 @@ class _Watched:
         if self._grace is not None:
             self._grace.cancel()
         if self._waiting is not None and kind is not None:
-            # After a whole reply the server ends receive() by itself, so the task is cancelled only after an error:
-            # cancelled tasks leave cycles, and under load their garbage collection took 5 % of the time.
+            # After a whole reply the server ends receive() by itself, so only an error cancels the task. Cancelled
+            # tasks leave cycles, and their garbage collection took 5 % of the time under load.
             self._waiting.cancel()
         self._waiting = None  # the task's error refers to this object: the cycle would keep a body alive
         if self._cancelled:

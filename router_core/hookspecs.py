@@ -122,7 +122,7 @@ def sender(inner: Sender, router: Router) -> Sender:  # type: ignore[empty-body]
 def attempt_failed(worker: Worker, request: Request, error: HTTPError | None) -> None:
     """React to a request to ``worker`` that failed or was given up.
 
-    When: at once. ``error`` is the worker's failure (WorkerUnreachable, WorkerBroke, WorkerTimeout), or None when
+    When: at once. ``error`` is the worker's failure: WorkerUnreachable, WorkerBroke or WorkerTimeout. It is None when
     the router gave the attempt up, because the client has left or a plugin closed the reply. An exception is logged.
     """
 

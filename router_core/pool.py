@@ -100,7 +100,7 @@ class WorkerPool:
             )
 
     def remove(self, worker: Worker) -> None:
-        """Remove ``worker`` with all its ranks. Its requests in flight go on, and its counts stay right."""
+        """Remove ``worker`` with all its ranks. The worker's requests in flight go on, and stay counted."""
         worker = worker.server
         if worker in self:
             del self._workers[worker.url]
@@ -119,7 +119,7 @@ class WorkerPool:
         self._change(worker, others | {owner: Hold(reason, state)})
 
     def release(self, worker: Worker, *owners: str) -> None:
-        """Remove the holds of ``owners`` on ``worker``, if any. It gets requests when no hold is left."""
+        """Remove the holds of ``owners`` on ``worker``, if any. The worker gets requests when no hold is left."""
         self._change(worker, {name: hold for name, hold in worker.server.holds.items() if name not in owners})
 
     def _change(self, worker: Worker, holds: dict[str, Hold]) -> None:

@@ -24,8 +24,8 @@ __all__ = ["PATH", "SENT_AT", "WORKER", "Proxy", "relay"]
 SelectWorker = Callable[[Exchange, Sequence[Worker]], Worker | None]
 
 _NO_BODY = (204, 304)
-#: Keys of a client request's ASGI state: the worker that got the request last, the event loop time (seconds) when it
-#: was sent, and the path without the session that the client wrote into it.
+#: Keys of a client request's ASGI state: the worker that got the request last, the event loop time when it was sent,
+#: and the path without ``/sessions/{id}``.
 WORKER, SENT_AT, PATH = "slime_router.worker", "slime_router.sent_at", "slime_router.path"
 
 

@@ -127,7 +127,7 @@ class Request:
     def searching(self, *names: bytes) -> Generator[None, None, bool]:
         """Search the body for ``names`` in pieces, one per step, for :meth:`Router.read_ahead`.
 
-        Returns True when the body may have one of them. Else :meth:`may_have` needs no search for them later.
+        Returns True when the body may have one of them. After False, :meth:`may_have` needs no search for these names.
         """
         if self._json is not _UNREAD or self._invalid is not None:
             return True

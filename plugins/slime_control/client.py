@@ -75,7 +75,7 @@ class RouterClient:
     async def paused(
         self, mode: Literal["abort", "retract", "in_place"] = "abort"
     ) -> AsyncIterator[RouterClient]:
-        """Pause generation within the block. It continues when the block ends, also by an error.
+        """Pause generation within the block. Generation continues when the block ends, also by an error.
 
         At the end the client is closed, too, unless it is used within an ``async with`` block of its own.
         """

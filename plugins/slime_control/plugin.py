@@ -57,7 +57,7 @@ def make_plugin(options: argparse.Namespace) -> Control:
 class Control:
     """The control plane.
 
-    It answers control calls in ``pre_request``, after all other plugins. So these plugins see a control call as they
+    It answers control calls in ``pre_request``, after all other plugins. So other plugins see a control call as they
     see a proxied request, and see its outcome when the exchange ends.
     """
 
@@ -264,7 +264,7 @@ class Control:
         self.under_way.give_up(prefix)
 
     async def _finish_call(self, call: Call, request: Request) -> Reply:
-        """Make ``call``. It goes on when the client disconnects, so that all workers get the same weights."""
+        """Make ``call``. The call goes on when the client disconnects, so that all workers get the same weights."""
         router, fleet = self._router, self._fleet
         assert router is not None and fleet is not None  # narrowing: there while the router serves  # noqa: PT018
         done = anyio.Event()

@@ -14,8 +14,8 @@ _LARGE_BLOCK = 1 << 20
 
 def tune_gc() -> None:
     """Collect garbage rarely, and leave out the objects that exist now."""
-    # A request leaves hardly any cycles, yet at the default threshold of 700 objects the collector took a
-    # fifth of the time of a proxied request. Imported objects live as long as the process: do not walk them.
+    # A request leaves hardly any cycles. Yet at the default threshold of 700 objects, the collector took a fifth of the
+    # time of a proxied request. Imported objects live as long as the process: do not walk them.
     gc.collect()
     gc.freeze()
     # The youngest generation is collected often, so that a pause stays within milliseconds; the oldest hardly ever.

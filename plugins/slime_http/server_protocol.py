@@ -32,8 +32,8 @@ _MAX_AHEAD = 16
 class Protocol(ClientConnection):
     """HTTP/1.1 on one connection, with limits for clients that send or take too much or too slowly.
 
-    ``keep_alive_s`` is the time until a request begins. ``client_timeout_s`` is the time for a request's head, for each
-    further piece of its body, and for a slow client to take 64 KiB of an answer. Errors are JSON.
+    ``keep_alive_s`` is the time until a request begins. ``client_timeout_s`` is the time for a request's head, and for
+    each further piece of its body. It is also the time for a slow client to take 64 KiB of an answer. Errors are JSON.
     uvicorn makes one instance for each connection, and passes its ``config`` and ``server_state``.
     """
 
@@ -92,7 +92,7 @@ class Protocol(ClientConnection):
             self._timer.cancel()
         self.flow.end()
         self._disconnect()
-        # These refer to this object: a reference cycle would wait for the garbage collector.
+        # These attributes refer to this object: a reference cycle would wait for the garbage collector.
         self.served = self._newest = self._parser = None
 
     def data_received(self, data: bytes) -> None:
@@ -278,7 +278,7 @@ class Protocol(ClientConnection):
             self._close()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer with an error, unless the client would take it for a part of another answer. Then close."""
+        """Answer with an error, unless the client would take it for a part of another answer. Close the connection."""
         self.flow.log_refusal(status, message)
         served = self.served
         in_body = self._in_message and not self._in_head

@@ -1,4 +1,4 @@
-"""One request of a client, as an ASGI application sees it: ``receive`` and ``send`` (ASGI 3.0, HTTP 2.3).
+"""One request of a client, as an ASGI application sees it: ``receive`` and ``send`` (ASGI 3.0).
 
 The head of an answer is written with the first part of its body, as ASGI requires: a complete answer is one write.
 """

@@ -1,7 +1,7 @@
 """uvicorn servers: in the running event loop for tests and engines, or in the foreground.
 
-Both leave the headers ``Server`` and ``Date`` to the application. A proxy that added its own to the worker's would send
-each twice, which breaks aiohttp clients.
+Both kinds leave the headers ``Server`` and ``Date`` to the application. A proxy that added its own headers to the
+worker's would send each header twice, which breaks aiohttp clients.
 """
 
 from __future__ import annotations
@@ -174,9 +174,10 @@ def _target(scope: Scope) -> str:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening TCP socket on ``host:port`` (0: any free port). Raises OSError, such as when the port is taken."""
+    """Return a listening TCP socket on ``host:port`` (0: any free port). Raises OSError if the port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sets TCP_NODELAY on accepted sockets only if the listener names IPPROTO_TCP. Else answers may wait 40 ms.
+    # asyncio sets TCP_NODELAY on accepted sockets only if the listener names IPPROTO_TCP. Without TCP_NODELAY answers
+    # may wait 40 ms.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -260,8 +261,8 @@ def run(
     """Serve ``app`` on a socket of :func:`bind` in the foreground until SIGTERM, SIGINT or SIGHUP; then finish.
 
     ``on_start`` is called with the base URL when requests are accepted, ``on_stop`` at the signal. Requests that are
-    still running ``grace_s`` seconds later are cancelled. A second signal ends the server at once. ``client_timeout_s`` and
-    ``options`` are as for :func:`serving`.
+    still running ``grace_s`` seconds later are cancelled. A second signal ends the server at once.
+    ``client_timeout_s`` and ``options`` are as for :func:`serving`.
     Raises StartupError when the application's lifespan fails.
     """
     tune_gc()

@@ -1,6 +1,7 @@
 """Requests to one worker over pooled connections.
 
-One timer per worker checks all deadlines and the age of idle connections. It runs only while there are connections.
+One timer per worker checks all deadlines and the age of idle connections. The timer runs only while there are
+connections.
 """
 
 from __future__ import annotations
@@ -78,9 +79,9 @@ class Upstream(Pool):
         """Send a request, and return its reply once status and headers have come.
 
         A reused connection that dies at once, before the first byte of a reply, has lost the race with the worker's
-        keep-alive timer. Then the request is sent once more, on a fresh connection. After a later failure it is not
-        repeated, since the worker may have acted on it. Raises WorkerUnreachable (nothing was sent), WorkerBroke and
-        WorkerTimeout. On cancellation the connection is closed.
+        keep-alive timer. In that case the request is sent once more, on a fresh connection. After a later failure the
+        request is not repeated, since the worker may have acted on it. Raises WorkerUnreachable (nothing was sent),
+        WorkerBroke and WorkerTimeout. On cancellation the connection is closed.
         """
         head = self._head(method, target, headers, len(body))
         lost: WorkerBroke | None = None

@@ -116,7 +116,7 @@ class OpenAI:
     async def pre_request(self, exchange: Exchange) -> Reply | None:
         """Answer OpenAI's requests, with errors in OpenAI's form.
 
-        Requests with media go to a worker. In passthrough all requests do.
+        Requests with media go to a worker. If the workers are passthrough workers, all requests do.
         """
         request = exchange.request
         path = request.path

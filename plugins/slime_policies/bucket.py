@@ -22,12 +22,12 @@ class Bucket:
     """Gives each prefill worker a range of request lengths, so that no short request waits behind a long one.
 
     With these ranges each worker would have got about the same number of bytes of the last 2,048 requests. The ranges
-    are computed again every ``bucket_adjust_interval_secs``. They are also computed again when the number of known
-    lengths has doubled, or the number of workers has changed.
+    are computed again every ``bucket_adjust_interval_secs``, when the number of known lengths has doubled, and when the
+    number of workers has changed.
 
     A worker's load is the bytes that it was sent in the last interval, as in the SGLang gateway. Loads are unbalanced
-    when they differ by more than ``balance_abs_threshold`` and by more than a factor of ``balance_rel_threshold``. Then
-    the worker with the least load is chosen, whatever the length.
+    when they differ by more than ``balance_abs_threshold`` and by more than a factor of ``balance_rel_threshold``. With
+    unbalanced loads the worker with the least load is chosen, whatever the length.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:

@@ -24,8 +24,8 @@ __all__ = ["CacheAware", "Home"]
 
 #: The cost of a token of the prompt that a worker lacks: while the worker computes it, all its other requests wait.
 _MISSING = 3.0
-#: A prefix that more requests than about this number have had is worth a copy on a further worker, so it costs less
-#: where it is missing. Groups of samples of one prompt are rarely larger.
+#: A prefix that more than about this number of requests have had is worth a copy on a further worker. So that prefix
+#: costs less where it is missing. Groups of samples of one prompt are rarely larger.
 _GROUP = 16.0
 #: The cost of each session that a worker got lately, when a new session chooses. The sessions' clients may be busy
 #: between two turns, so that no request in flight tells of them.
@@ -179,7 +179,7 @@ class CacheAware:
         return workers[chosen]
 
     def state(self, worker: Worker) -> WorkerState:
-        """Return the state of ``worker``. It has a new state after its cache was forgotten."""
+        """Return the state of ``worker``. The worker has a new state after its cache was forgotten."""
         state = self._states.get(worker.id)
         if state is None:
             state = self._states[worker.id] = self._new_state()
@@ -250,7 +250,7 @@ class CacheAware:
     def answered(self, exchange: Exchange, prompt_tokens: int, cached_tokens: int) -> None:
         """Move the worker's horizon at the third answer with clearly fewer cached tokens than was believed.
 
-        The horizon becomes the oldest last use of the three prefixes. A single shortfall proves too little: an engine
+        The horizon becomes the oldest last use of the three prefixes. A single shortfall proves too little. An engine
         evicts in the order of its own steps, so it may still have a prefix with an older last use.
         """
         belief: _Belief | None = exchange.notes.get(self._note)

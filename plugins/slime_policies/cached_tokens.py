@@ -19,9 +19,9 @@ _OVERLAP = 64
 class CachedTokens:
     """A tap that gives ``note`` the number of prompt tokens, and how many of these the engine had in its cache.
 
-    It reads ``prompt_tokens`` and ``cached_tokens``, as SGLang and vLLM write them in ``meta_info`` and in ``usage``.
-    It stops when it has found both; in an answer with several sequences, both are the first sequence's. An answer that
-    lacks one of them is ignored.
+    The tap reads ``prompt_tokens`` and ``cached_tokens``, as SGLang and vLLM write them in ``meta_info`` and in
+    ``usage``. It stops when it has found both numbers. In an answer with several sequences, both are of the first
+    sequence. An answer that lacks one of them is ignored.
     """
 
     __slots__ = ("_cached", "_is_done", "_note", "_prompt", "_reply", "_rest")

@@ -27,7 +27,7 @@ class Correcting:
 
     async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:
         """See :class:`router_core.sender.Sender`."""
-        # The prefill worker of a pair is leased by a part of the client's exchange. The policy was called with its parent.
+        # A part of the client's exchange leases the prefill worker of a pair. The policy was called with the parent.
         worker, asked = exchange.worker, exchange.parent
         reply = await self._inner.send(exchange, request, body)
         is_prefill = worker is not None and worker.server.worker_type == "prefill"

@@ -45,7 +45,7 @@ class Counting:
         load = self._load_of(worker) if worker is not None else None
         if worker is None or load is None:
             return None
-        # The prefill worker of a pair is leased by a part of the client's exchange. The policy was called with its parent.
+        # A part of the client's exchange leases the prefill worker of a pair. The policy was called with the parent.
         is_part = worker.server.worker_type == "prefill" and exchange.parent is not None
         counted_as = exchange.parent if is_part and exchange.parent is not None else exchange
         load.count(counted_as, worker)

@@ -35,8 +35,8 @@ class EngineLoads(TokensInFlight):
     """Tokens that each engine reported last, plus the tokens of requests that the engine was sent since.
 
     The load of a worker is unknown if its last poll failed, or is older than three intervals. Such a load is estimated:
-    the worker's requests in flight times the mean load of a request at workers with a known load. Each factor is 1 at
-    least, so the worker is never taken for idle. If no load is known, all loads are requests in flight.
+    the worker's requests in flight times the mean load of a request at workers with a known load. Each of the two
+    factors is at least 1, so the worker is never taken for idle. If no load is known, all loads are requests in flight.
     """
 
     def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:

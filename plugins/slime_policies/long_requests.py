@@ -21,7 +21,7 @@ class LongRequests:
 
     The mean is about that of the last 256 requests with a limit. If all limits are equal, each request counts as one.
     A long request counts each other long request in full. For a short request, all long requests of a worker together
-    add less than one request to the worker's load. So the next request goes to a worker that has just ended one.
+    add less than one request to the worker's load. So a short request prefers a worker that can begin it at once.
     """
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ __all__ = ["Corrected", "Policy", "Remembering", "Selective"]
 
 
 class Policy(Protocol):
-    """Chooses among the workers that can be used now. It runs in the event loop, so it must not block."""
+    """Chooses among the workers that can be used now. A policy runs in the event loop, so it must not block."""
 
     def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
         """Return one of ``workers`` for ``exchange``. ``workers`` is never empty, and may differ from call to call."""

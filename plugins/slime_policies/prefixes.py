@@ -3,8 +3,9 @@
 A tree of characters, as in the SGLang gateway, would take Python longer than the rest of a request. Here a prompt is
 the bytes of the body from the prompt's key on, and nothing is parsed. Some prefixes have a digest: the prefixes of 16,
 32, 64, 128 and 256 bytes, then one every 256 bytes up to 8 KiB, every 512 bytes up to 64 KiB, and every 4,096 bytes up
-to 1 MiB. One map leads from each digest to a node. A node has consecutive prefixes that the same requests had, such as those of one turn
-of a conversation. It holds the workers as bits of one number, so a lookup does not take longer with more workers.
+to 1 MiB. One map leads from each digest to a node. A node has consecutive prefixes that the same requests had, such as
+those of one turn of a conversation. A node holds its workers as bits of one number, so a lookup does not take longer
+with more workers.
 """
 
 from __future__ import annotations

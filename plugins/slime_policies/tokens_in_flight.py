@@ -38,10 +38,10 @@ class CountedRequest:
 class TokensInFlight:
     """Tokens of each worker's generations: waiting prompts, and tokens to decode.
 
-    A request counts from the choice of its worker to the end of its exchange. Its prompt waits until the first byte of
-    the answer. The load of a prefill worker is its waiting prompts. The load of a decode worker is its tokens to
-    decode. The load of a regular worker is a weighted sum of both. A request without ``max_new_tokens`` has as many
-    tokens to decode as the last completions had on average.
+    A request counts from the choice of its worker to the end of its exchange. The prompt of a request waits until the
+    first byte of the answer. The load of a prefill worker is its waiting prompts. The load of a decode worker is its
+    tokens to decode. The load of a regular worker is a weighted sum of both. A request without ``max_new_tokens`` has
+    as many tokens to decode as the last completions had on average.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -16,8 +16,8 @@ class Spelling(Protocol):
     def tail(self, ids: Sequence[int], text: str, reason: Any = None) -> tuple[int, str] | None:
         """Return the number of ``ids`` that ``text`` shows, and the text of the other ids.
 
-        Returns None if ``ids`` do not spell ``text``. ``reason``: the finish reason. It may explain why a part of the
-        text is missing, such as a trimmed stop string.
+        Returns None if ``ids`` do not spell ``text``. ``reason``: the finish reason, which may explain why a part of
+        the text is missing, such as a trimmed stop string.
         """
         ...
 
@@ -45,7 +45,7 @@ class Tally(Protocol):
 class StreamRecorder(Protocol):
     """Records a stream of one sequence while the client reads it.
 
-    ``doubt`` returns the reason why the stream so far is no evidence, or None.
+    ``doubt`` returns the reason why the stream so far is no evidence of the sampled tokens, or None.
     """
 
     doubt: Callable[[], str | None]

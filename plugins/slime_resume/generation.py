@@ -34,8 +34,9 @@ class _NoUse(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aborts:
-    """Makes the Generation of a request. An aborted request is tried up to ``count`` more times, after ``wait_s`` each.
+    """Makes the Generation of a request.
 
+    An aborted request is tried up to ``count`` more times, each ``wait_s`` seconds after the last attempt.
     ``resume``: further attempts continue from the tokens sampled so far.
     """
 
@@ -50,7 +51,7 @@ class Aborts:
     resume: bool
 
     def begin(self, exchange: Exchange, rid: Any) -> Generation | None:
-        """Begin the generation of ``exchange``, whose request has ``rid``; None when aborts are passed on."""
+        """Begin the generation of ``exchange``, whose request has ``rid``; None: aborts are passed on to the client."""
         if not self.count:
             return None
         watch = self.interruptions.watch([rid] if isinstance(rid, str) else ())
@@ -159,7 +160,7 @@ class Generation:
                 if merged is not None and merged.has_grown:
                     raise
             self.give_back(reply)
-        logger.warning("%d attempts did not finish a generation; its last answer stands", count + 1)
+        logger.warning("%d attempts did not finish a generation; the client gets the last answer", count + 1)
         return False
 
     async def _ask_again(self, merged: MergedResponse | None) -> Reply | None:

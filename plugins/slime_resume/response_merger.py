@@ -156,7 +156,7 @@ class MergedResponse:
             self._prompt_tokens = told - self._kept
 
     def doubt(self) -> str | None:
-        """Return the reason why the response is no evidence, which is that an attempt contradicts itself; else None."""
+        """Return why the response is no evidence of its tokens (an attempt contradicts itself), or None."""
         if self._doubt is None and self._attempt.begun:
             if self._attempt.rewritten:
                 return CONTRADICTION
@@ -178,7 +178,7 @@ class MergedResponse:
         return any(
             self._spelling.tail(ids[skipped:], text, reason) is not None
             for skipped in range(1, min(_BYTES_OF_CHARACTER, len(ids) + 1) if self._kept else 1)
-            if not self._spelling.text_of(ids[:skipped]).strip(_BROKEN)  # these make no whole character
+            if not self._spelling.text_of(ids[:skipped]).strip(_BROKEN)  # they make no whole character
         )
 
     def _ending(self, output: dict[str, Any], ids: Sequence[int]) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from slime_sglang.token_arrays import dumped
 
 __all__ = ["ResumingStream"]
 
-#: These bytes are never inside a longer JSON string, where the quotes would be escaped.
+#: Bytes of an event's JSON. They are never inside a longer JSON string, where the quotes would be escaped.
 _ABORT, _FINISH, _GOES_ON = b'"abort"', b'"finish_reason":', b'"finish_reason":null'
 _DONE = b"[DONE]"
 _EVENT = b"data: %s\n\n"
@@ -29,7 +29,7 @@ _END_S, _END_BYTES = 1.0, 1 << 16
 
 
 class ResumingStream:
-    """Passes whole events unchanged until one is an abort. It holds back the abort, and makes another attempt.
+    """Passes whole events unchanged until one is an abort. The stream holds back the abort, and makes another attempt.
 
     If the next attempts continue from tokens, their events are merged, in the mode of the events that the client got:
     cumulative or incremental. While the mode is unknown, nothing is sent, since tokens might repeat. If attempts do not
@@ -125,7 +125,7 @@ class ResumingStream:
     def _may_tell(self, merged: MergedResponse) -> bool:
         """Return False while an event might repeat tokens, or take back text.
 
-        The client may have a broken character at the end that the next attempt completes.
+        The client's text may end with a broken character (U+FFFD), which the next attempt completes.
         """
         is_mode_known = merged.incremental is not None or not self._tokens
         return is_mode_known and merged.text_length >= self._characters

@@ -1,6 +1,6 @@
 """Text of a response that was sampled in several attempts, across the seams between them.
 
-An engine that continues from tokens gets them as a prompt. It cannot finish a character, or match a stop
+An engine that continues from tokens gets them as a prompt. The engine cannot finish a character, or match a stop
 string, that began in these tokens. This module does both, by decoding across the seam.
 """
 

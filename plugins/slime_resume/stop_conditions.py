@@ -1,8 +1,8 @@
 """The finish reason and text of a response whose last token the engine did not check.
 
 On an abort SGLang returns before it checks the token of that step (``Req.check_finished``). So an EOS, the end of a
-stop string or the last token allowed comes with the reason ``abort``. A continuation after an EOS would put the EOS
-into the middle of a response.
+stop string, or the last token that the limit allows, comes with the reason ``abort``. A continuation after an EOS would
+put the EOS into the middle of a response.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ _STATUS = {"stop": COMPLETED, "length": "truncated", "abort": "aborted"}
 
 
 def status_of(turn: Turn) -> str:
-    """Return miles' status of ``turn``. A turn is completed if it was continued though no end was seen."""
+    """Return miles' status of ``turn``. A turn without a finish reason is completed: the session continued it."""
     reason = turn.finish_reason
     return _STATUS.get(str(reason.get("type")), "aborted") if reason is not None else COMPLETED
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ArrayCutter", "parsed_with_arrays"]
 
-#: These bytes are never inside a JSON string, where the quotes would be escaped.
+#: Names of arrays, as the JSON has them. They are never inside a JSON string, where the quotes would be escaped.
 _NAMES = tuple(f'"{name}":'.encode() for name in TOKEN_ARRAYS)
 _LONGEST = max(map(len, _NAMES))
 _SPACE = b" \t\r\n"

@@ -1,7 +1,7 @@
 """Flags of the SGLang gateway (sglang-router 0.3.2) without effect here, so that the gateway's launch lines work here.
 
-A flag that the core or a loaded plugin defines is not handled here. Of the other flags, those that do not matter to
-requests are accepted, and a line in the log says why each has no effect. Those that matter to requests are refused: the
+A flag that the core or a loaded plugin defines is not handled here. Other flags that do not matter to requests are
+accepted, and a line in the log says why each flag has no effect. Other flags that matter to requests are refused: the
 router does not start. Values are never shown, since some are secrets.
 """
 

@@ -55,7 +55,8 @@ class Introduction:
             return Refusal(wrong)
         model_path = self._learn(worker, body) if status == 200 else None
         if served is not None or worker.facts.get(TOLD_MODEL) is None:
-            worker.facts[TOLD_MODEL] = served or model_path  # the first path stays: an update from disk changes it
+            # The first path stays: an update from disk changes the worker's path.
+            worker.facts[TOLD_MODEL] = served or model_path
         return None
 
     async def count_again(self, worker: Worker) -> None:

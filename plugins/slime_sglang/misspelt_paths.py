@@ -25,7 +25,7 @@ class UnknownPath(HTTPError):
 
 
 class MisspeltPaths:
-    """Finds the known path closest to a misspelt path. ``own``: patterns of the paths that the router answers itself."""
+    """Finds the known path closest to a misspelt path. ``own``: patterns of paths that the router answers itself."""
 
     def __init__(self, own: Iterable[re.Pattern[str]]) -> None:
         literal = (path.pattern[1:-1].replace("\\", "") for path in own if "(" not in path.pattern)

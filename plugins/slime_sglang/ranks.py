@@ -1,7 +1,7 @@
 """Writes the chosen data-parallel rank into each request.
 
-A server with ``dp_size`` above 1 has a scheduler and a prefix cache for each rank. It uses its ranks in turn, unless a
-request names a rank. SGLang reads the rank in the body of a generation, vLLM in a header.
+A server with ``dp_size`` above 1 has a scheduler and a prefix cache for each rank. The server uses its ranks in turn,
+unless a request names a rank. SGLang reads the rank in the body of a generation, vLLM in a header.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def ranks_told(server_info: bytes) -> int:
 class Ranks:
     """A Sender that writes the rank into each generation that goes to a rank. ``inner`` does all else.
 
-    A rank that a client names, in the body or in the header, is removed from generations: the router chooses the rank,
+    A rank that a client names, in the body or in the header, is removed from generations. The router chooses the rank,
     and a server with a single rank may refuse the field. Bodies for passthrough workers stay as they are.
     ``in_header``: each request for a rank, whatever its path, also names the rank in a header.
     """

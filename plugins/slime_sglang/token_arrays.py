@@ -148,7 +148,8 @@ def may_be_recomputed(meta: Mapping[str, Any], versions: Collection[object]) -> 
     """Return True if the rows in ``meta`` may come from other weights than ``versions``, which sampled the tokens.
 
     An engine that retracts a sequence computes all tokens of the sequence again later. SGLang then has only the later
-    rows, since it keeps rows by their place in the KV cache (``RoutedExpertsCapturer``). It counts ``num_retractions``.
+    rows, since it keeps rows by their place in the KV cache (``RoutedExpertsCapturer``). ``num_retractions`` counts
+    such events.
     """
     retractions = meta.get("num_retractions")
     if type(retractions) is int and not retractions:

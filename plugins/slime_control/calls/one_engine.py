@@ -109,4 +109,4 @@ def refusal(path: str) -> HTTPError | None:
     instead = _EACH if path.startswith(_TREES) else _INSTEAD.get(path)
     if instead is None:
         return None
-    return OneEngineOnly(f"{path[:200]} would reach one engine only, and not always the same engine: {instead}")
+    return OneEngineOnly(f"{path[:200]} would reach one engine only, not always the same one: {instead}")

@@ -85,7 +85,7 @@ class Overview:
     ) -> tuple[dict[Worker, Found], dict[Worker, str]]:
         """Ask the workers in a state of ``_ASKED``. Return the answers, and a reason for each worker without one.
 
-        Both are in the order of registration.
+        Answers and reasons are in the order of registration.
         """
         answers: dict[Worker, Found] = {}
         troubles: dict[Worker, str] = {}

@@ -22,7 +22,8 @@ __all__ = ["REASONING_FORMATS", "ReasoningFormat", "choose_reasoning"]
 class ReasoningFormat:
     """Thoughts from ``start`` to ``end``. ``always``: the model thinks from its first token, with or without a tag.
 
-    ``calls``: the tag that begins a call. It ends the thoughts, too, since some models omit ``end`` before a call.
+    ``calls``: the tag that begins a call. This tag ends the thoughts, too, since some models omit ``end`` before a
+    call.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Text that comes in pieces, read as if all of it had come.
 
-A reader is a generator. It asks a :class:`Source` for the part that should come next, and ``yield`` waits for more
-text. So its code looks like a grammar, and its result does not depend on how the text was split.
+A reader is a generator. The reader asks a :class:`Source` for the part that should come next, and ``yield`` waits for
+more text. So the code of a reader looks like a grammar, and its result does not depend on how the text was split.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The conversations that the router has served, as a tree of turns.
 
-A turn is the messages that one request added to a conversation, and the model's answer. Its tokens are the
+A turn is the messages that one request added to a conversation, and the model's answer. The tokens of a turn are the
 tokens that an engine consumed and sampled. Sub-agents and parallel branches of one session are branches of the tree.
 """
 
@@ -63,10 +63,10 @@ class History:
         In both groups, turns of longer conversations come first. ``places``: the conversation's key behind each
         message. ``asked``: its key before the answer. ``answers``: see Answers.
 
-        A session continues its own turns. If it has asked before at one of ``places``, it may also continue the turns
-        that it continued there, and earlier turns. Otherwise the branch is new to it, and it may continue any
-        turn that Ownership allows. A session with lost turns continues only its own turns: another session's turn may
-        look like the lost turn that the client means.
+        A session continues its own turns. If the session has asked before at one of ``places``, it may also continue
+        the turns that it continued there, and earlier turns. Otherwise the branch is new to the session, and it may
+        continue any turn that Ownership allows. A session with lost turns continues only its own turns: another
+        session's turn may look like the lost turn that the client means.
         """
         if session is None:
             return self._longest(places, answers, self._is_anyones)

@@ -92,8 +92,8 @@ def unreachable_key(place: Key) -> Key:
 def answers_of(messages: Iterable[Message], traits: TemplateTraits) -> bytes:
     """Return a digest of what assistants say in ``messages``; empty when there are none.
 
-    It compares answers that no engine is known to have given, so it ignores little: the format of arguments, and call
-    ids that the template does not show.
+    The digest compares answers that no engine is known to have given. So it ignores only the format of arguments, and
+    call ids that the template does not show.
     """
     said = [
         [

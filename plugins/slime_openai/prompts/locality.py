@@ -36,7 +36,7 @@ _CHANGING = frozenset(
         "update",
     )
 )
-#: Filters whose values can be read several times. Others may return an iterator, which is empty the second time.
+#: Filters whose values can be read several times. Other filters may return an iterator, which is empty the second time.
 _LASTING = frozenset(
     ("d", "default", "join", "length", "lower", "replace", "string", "tojson", "trim", "upper")
 )

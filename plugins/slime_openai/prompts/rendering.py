@@ -44,7 +44,7 @@ _BEFORE: Sequence[Sequence[Mapping[str, Any]]] = (
 _MOST_ENDS = 256
 #: The longest combination of variables that is cached, in characters.
 _LONGEST_KEY = 1024
-#: One of so many shortened conversations is rendered as a whole, too, to compare the texts.
+#: One in this many shortened conversations is rendered as a whole, too, to compare the texts.
 _COMPARED_EVERY = 101
 
 
@@ -109,7 +109,7 @@ _FORMS = (_Form(), _Form(arguments_as_text=True), _Form(content_as_none=True), _
 
 
 class Renderer:
-    """The chat template in ``source``, or the tokenizer's. Threads may share it. Without a template: SettingsError."""
+    """The chat template in ``source``, or the tokenizer's. Threads may share it. Raises SettingsError without one."""
 
     def __init__(
         self, tokenizer: Tokenizer, source: str | None = None, threads: FairThreads | None = None
@@ -193,6 +193,7 @@ class Renderer:
 
     def end_of_turn(self, conversation: Conversation) -> str | None:
         """Return the text behind the content of an assistant's message that ends a conversation and has no calls.
+
         The template is tried on other messages, with the variables of ``conversation``, and with a tool if
         ``conversation`` has tools. None: the text depends on the messages before, the cache is full, or the variables
         are too long.

@@ -27,7 +27,7 @@ _DIGEST_BYTES = 16
 
 
 class Behind(NamedTuple):
-    """The key of the parent's record, or empty. It is stored in front of each turn, under the name of this class."""
+    """The key of the parent's record, or empty, stored in front of each turn under the name of this class."""
 
     parent: bytes
 
@@ -38,8 +38,8 @@ _FRAMES = Frames((Behind, Said))
 class StoredHistory(History):
     """A history that also has the turns in a store; without a store, a plain history.
 
-    A turn is stored when an answer of its session is demoted. It comes back into memory for a question that may
-    continue it.
+    A turn is stored when an answer of its session is demoted. A stored turn comes back into memory for a question that
+    may continue it.
     """
 
     def __init__(self, max_bytes: int, lost: LostSessions) -> None:
@@ -195,5 +195,5 @@ def _mask(*parts: bytes) -> int:
 
 
 def _masked(key: Key, mask: int) -> bytes:
-    """Return another key for ``key`` under each ``mask``. Both are digests already, so XOR is enough."""
+    """Return another key for ``key`` under each ``mask``. Keys and masks are digests already, so XOR is enough."""
     return (int.from_bytes(key) ^ mask).to_bytes(_DIGEST_BYTES)

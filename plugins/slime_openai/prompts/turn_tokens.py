@@ -177,7 +177,7 @@ class Prompts:
         return end
 
     async def _ids_of(self, end: str) -> bytes:
-        """Return the ids of ``end``, an end of a turn. They are cached, since most turns end alike.
+        """Return the ids of ``end``, an end of a turn. The ids are cached, since most turns end alike.
 
         The cache is cleared now and then, since the encoder may have corrected its ids.
         """

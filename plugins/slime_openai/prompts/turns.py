@@ -83,7 +83,7 @@ class Turns:
         )
 
     def _add_unreachable(self, question: Question) -> None:
-        """Add a turn that no conversation leads to. It shows that the session has asked ``question``."""
+        """Add a turn that no conversation leads to. This turn shows that the session has asked ``question``."""
         session, place = question.session, question.place
         if session is not None:
             key, reply = unreachable_key(place), Message("assistant")

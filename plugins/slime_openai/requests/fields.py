@@ -1,6 +1,6 @@
 """Readers of JSON values, which check parameters.
 
-A reader takes a value and its place (``param``). It returns the value that the router uses, or raises
+A reader takes a value and its place (``param``). The reader returns the value that the router uses, or raises
 InvalidRequest. A table of readers lists the parameters of a route.
 """
 

@@ -89,8 +89,8 @@ def calls_schema(tools: Tools, *, several: bool) -> str:
     """Return the JSON schema of one call of the callable ``tools``, or with ``several`` of one or more calls.
 
     Calls have the form ``[{"name": ..., "parameters": {...}}, ...]``, as in SGLang's ``get_json_schema_constraint``
-    (``function_call/utils.py``). Each tool's parameters become a definition, and
-    references in the parameters point into it. So equal names in the ``$defs`` of two tools do not clash.
+    (``function_call/utils.py``). Each tool's parameters become a definition, and references in the parameters point
+    into this definition. So equal names in the ``$defs`` of two tools do not clash.
     """
     calls, definitions = [], []
     for index, tool in enumerate(tools.shown):

@@ -21,8 +21,8 @@ class Choice:
 
     ``inexact_reason``: returns why an ended sequence is not exact. ``history``: members about the prompt's origin.
 
-    Token ids and logprobs are sent as soon as the engine gives them. Their text may be held back until a character is
-    complete, and while it may begin a stop string or a tag.
+    Token ids and logprobs are sent as soon as the engine gives them. The text of these tokens may be held back until a
+    character is complete, and while it may begin a stop string or a tag.
     """
 
     def __init__(

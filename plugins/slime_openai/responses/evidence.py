@@ -32,7 +32,7 @@ class Ownership(Protocol):
     async def may_take(self, ids: bytes, session: str, /) -> bool:
         """Return False if ``session`` sent a beginning of ``ids`` as a prompt, but may not use all of ``ids``.
 
-        Else return True. ``ids``: packed int32. Also return False if a store of contexts does not answer.
+        Also return False if a store of contexts does not answer. Else return True. ``ids``: packed int32.
         """
         ...
 
@@ -41,9 +41,7 @@ class Verdicts(Protocol):
     """The component ``"verdicts"``."""
 
     def of(self, exchange: Exchange) -> Sequence[str | None]:
-        """Return one value for each sequence of a ``/generate`` answer: the reason why it is not exact so far.
-        None: it is exact so far.
-        """
+        """Return, for each sequence of a ``/generate`` answer, why it is not exact; None: it is exact so far."""
         ...
 
 

@@ -116,8 +116,8 @@ def about_output(
 ) -> dict[str, Any]:
     """Return members of a complete choice that a trainer asked for, except its token ids.
 
-    ``inexact_reason``: returns the verdict on the choice. ``meta_info`` is the engine's, unchanged. It has
-    ``routed_experts``, so this member is left out beside it.
+    ``inexact_reason``: returns the verdict on the choice. ``meta_info`` is the engine's, unchanged. If the client wants
+    ``meta_info``, which has ``routed_experts``, that member is not repeated beside it.
     """
     meta = output.meta
     members: dict[str, Any] = {}
@@ -148,7 +148,7 @@ def about_output(
 def root_version(output: Output, options: Options) -> dict[str, Any]:
     """Return the member ``weight_version`` that stands beside the choices, if the client wants token ids.
 
-    Gateways read a number there. So a version that is no number is left out, such as SGLang's ``default``.
+    Gateways expect a number in this member. So a version that is no number is left out, such as SGLang's ``default``.
     """
     version = output.meta.get("weight_version")
     is_number = is_int(version) or (isinstance(version, str) and version.isascii() and version.isdecimal())

@@ -66,8 +66,8 @@ Event: TypeAlias = Stored | Removed | Cleared
 def read_batch(payload: bytes) -> list[Event]:
     """Return the events in ``payload``. Raises MalformedBatch.
 
-    Events of unknown types, and of other media than the GPU, are left out. So are blocks that a prompt's ids alone do
-    not identify: blocks of a LoRA adapter, of a cache salt, or of another group of layers.
+    Events of unknown types, and of other media than the GPU, are left out. Also left out are blocks that a prompt's ids
+    alone do not identify. These are blocks of a LoRA adapter, of a cache salt, or of another group of layers.
     """
     try:
         batch = msgpack.unpackb(payload)

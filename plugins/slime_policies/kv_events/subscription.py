@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 _QUIET_MS = 10_000
 #: A replay has failed when nothing comes for so long. SGLang looks for requests of replays ten times a second.
 _REPLAY_MS = 5_000
-#: The most replays in a row. One may not be enough: a publisher drops some batches of a replay that is too large.
+#: The most replays in a row. One replay may not be enough: a publisher drops some batches of a replay that is too
+#: large.
 _REPLAYS = 100
 _CONNECT_MS = 5_000
 _HEARTBEAT_MS = 10_000
@@ -34,7 +35,7 @@ _MAX_WAITING = 100_000
 _EVENTS_AT_ONCE = 100
 _NUMBER = 8
 _END = (-1).to_bytes(_NUMBER, "big", signed=True)
-#: States of the connection that are watched. All but the first mean that it has ended.
+#: States of the connection that are watched. All states but the first mean that the connection has ended.
 _STATES = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_CLOSED
@@ -46,7 +47,7 @@ _STATES = (
 
 
 class Subscription:
-    """One TCP connection to a publisher. It ends with the engine, and does not reconnect to another process."""
+    """One TCP connection to a publisher. The connection ends with the engine, and is not made again."""
 
     def __init__(
         self, context: zmq.asyncio.Context, publisher: Publisher, stream: EventStream, tally: Tally

@@ -1,9 +1,9 @@
 """Grammars shared by several tool-call formats: tags that may begin a call, and calls written in JSON.
 
-A call begins when it has named a callable tool, and the JSON object of its arguments has begun. A JSON call whose
-arguments come before its name, or that has none, begins at its closing brace. Until then the text is held back; if it
-turns out to be no call, every character becomes content. A call that has begun stays a call. Its arguments are
-streamed as the model writes them, even if they are broken or incomplete. Clients of OpenAI's API must expect such
+A call begins when it has named a callable tool, and the JSON object of its arguments has begun. A JSON call without
+arguments, or with its arguments before its name, begins at its closing brace. Until then the text is held back; if it
+turns out to be no call, every character becomes content. A call that has begun stays a call. The arguments of a call
+are streamed as the model writes them, even if they are broken or incomplete. Clients of OpenAI's API must expect such
 arguments, too.
 """
 

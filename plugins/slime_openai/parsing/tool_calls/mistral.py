@@ -19,7 +19,8 @@ __all__ = ["new_id", "read"]
 
 _START = "[TOOL_CALLS]"
 _ALPHABET = string.digits + string.ascii_uppercase + string.ascii_lowercase
-#: Numbers for the ids. They begin at the start time, so a later process has other numbers. They never reach 62**9.
+#: Numbers for the ids. The numbers begin at the start time, so a later process has other numbers. They stay below
+#: 62**9.
 _NUMBERS = count(time.time_ns() % (62**9 // 2))
 
 
