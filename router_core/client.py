@@ -79,10 +79,10 @@ async def send_error(error: HTTPError, send: Send, unread: Receive | None = None
 
 
 class Watch:
-    """Detects clients that hang up, and cancels their blocks ``with watch.cancelling(receive, exchange):``.
+    """Detects clients that hang up, and cancels the blocks ``with watch.cancelling(...):`` that serve them.
 
-    Before it cancels a block, it calls ``on_disconnect``; if this returns True, the block has two seconds to end.
-    The exchange ends with its block. Most requests end within milliseconds, so one timer serves all requests. Only a
+    Before a block is cancelled, ``on_disconnect`` is called. If it returns True, the block has two seconds to end. The
+    exchange ends with its block. Most requests end within milliseconds, so one timer serves all requests. Only a
     request that still runs when the timer fires gets a task. That task waits for the client to hang up.
     """
 

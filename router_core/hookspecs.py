@@ -153,8 +153,8 @@ async def post_response(exchange: Exchange) -> None:
 async def on_weight_update(update: WeightUpdate) -> None:
     """React to new weights of the fleet.
 
-    When: once per change of the fleet's version, one change after the other, before the call that announced it is
-    answered. All plugins are called; then the first exception becomes the answer, as in ``pre_request``.
+    When: once per change of the fleet's version, one change after the other, before the call that announced the version
+    is answered. All plugins are called; then the first exception becomes the answer, as in ``pre_request``.
     """
 
 

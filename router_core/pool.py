@@ -176,7 +176,7 @@ class WorkerPool:
         return self._usable[kind]
 
     def standings(self) -> str:
-        """Return the URL and state of the first 20 workers in one line, and why those that get no requests get none."""
+        """Return the first 20 workers in one line, each with its type and state, and why it gets no requests."""
         told = [worker.standing() for worker in islice(self, _MAX_TOLD)]
         more = len(self) - len(told)
         return (

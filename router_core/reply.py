@@ -105,7 +105,7 @@ class Reply:
             self._body, self._source = None, body
 
     def pass_through(self, wrap: Callable[[BodySource], BodySource]) -> None:
-        """Replace the stream by ``wrap(stream)``, whose ``close`` must close the stream. Leaves a whole body."""
+        """Replace a stream by ``wrap(stream)``, whose ``close`` must close the stream. A whole body stays."""
         if self._source is not None:
             self.replace_body(wrap(self._source))
 
@@ -129,7 +129,7 @@ class Reply:
         return piece, last
 
     async def pump(self, send_now: Callable[[bytes, Iterable[Callable[[bytes], None]]], bool]) -> None:
-        """Give pieces to ``send_now`` until :meth:`next_piece` has to be called. Does nothing without ``pump``."""
+        """Let the source's ``pump``, if any, give pieces to ``send_now`` until :meth:`next_piece` has to be called."""
         if (pump := getattr(self._source, "pump", None)) is not None:
             feeds = [tap.feed for tap in self._taps]
             await pump(lambda piece: send_now(piece, feeds))

@@ -110,7 +110,7 @@ class Request:
         """Return False when the body, as JSON, has no key ``name``. Searching the bytes is cheaper than parsing them.
 
         Returns True for a body that is small, was parsed, is known not to be JSON, or may have letters written as
-        ``\\u0073``. Searching 16 MB takes 12 ms: call :meth:`searching` first.
+        ``\\u0073``. Searching 16 MB takes 12 ms, so call :meth:`searching` first for a large body.
         """
         if self._json is not _UNREAD or self._invalid is not None:
             return True

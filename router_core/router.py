@@ -117,7 +117,7 @@ class Router:
 
     @property
     def started(self) -> anyio.Event:
-        """Set when all lifespans are entered, and the restored and the first workers are registered."""
+        """Set when all lifespans are entered, and the restored workers and the workers to start with are registered."""
         return self._serving.started
 
     @property
@@ -161,7 +161,8 @@ class Router:
     async def running(self) -> AsyncIterator[None]:
         """Open the HTTP client, the task group and the plugins' lifespans; close them on leaving.
 
-        Background work ends before the lifespans, since it uses their resources. If it crashes, the router ends.
+        Background work ends before the lifespans, since it uses their resources. If background work crashes, the router
+        ends.
         """
         import slime_fairness.large_json  # noqa: F401  # imports numpy now, not with the first large body
 

@@ -33,9 +33,9 @@ class WeightUpdate:
 class WeightVersions:
     """The versions seen so far, oldest first, and the current version.
 
-    A version is a string (``"default"``, ``"7"``). If all versions are numbers, they are ordered as
-    numbers; otherwise in the order in which they were first seen. Only functions without ``await`` change
-    them, so one event loop needs no lock.
+    A version is a string (``"default"``, ``"7"``). If all versions are numbers, they are ordered as numbers; otherwise
+    in the order in which they were first seen. Only functions without ``await`` change this object, so one event loop
+    needs no lock.
     """
 
     def __init__(self) -> None:

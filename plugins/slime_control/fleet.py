@@ -138,8 +138,9 @@ class Fleet:
         """Note for each worker that it took or missed ``call``. Returns the workers that may be readmitted.
 
         If all workers failed, they are still consistent, and nothing is noted. Calls about weights that went to only
-        some workers are an exception. Then a worker that surely kept its weights has missed no update, but each worker
-        has missed a ``/pull_weights``. Pieces of an update have a rule of their own, see :meth:`Pieces.answered`.
+        some workers are an exception. Then a worker that surely kept its weights has missed no update, but a failed
+        ``/pull_weights`` always counts as missed. Pieces of an update have a rule of their own, see
+        :meth:`Pieces.answered`.
         """
         caught_up: list[Worker] = []
         is_update = call.is_update

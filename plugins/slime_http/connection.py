@@ -160,7 +160,7 @@ class Connection(Source):
             self._ended = tls is None or tls.read(1) == b""
         except ssl.SSLError:
             self._ended = False
-        # Without this the transport would wait, perhaps for ever, until the worker has read the whole request.
+        # Without abort() the transport would wait, perhaps for ever, until the worker has read the whole request.
         self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

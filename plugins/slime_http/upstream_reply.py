@@ -96,8 +96,7 @@ class UpstreamReply:
     async def pump(self, take: Callable[[bytes], bool]) -> None:
         """Call ``take`` with each piece when it comes; return when :meth:`read` has to be called.
 
-        It has to be called after a piece for which ``take`` returned False, and at the end. Raises what ``take``
-        raises.
+        That is the case after a piece for which ``take`` returned False, and at the end. Raises what ``take`` raises.
         """
         if not self._chunks and not self.complete and self._error is None:
             self._take = take

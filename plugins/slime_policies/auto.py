@@ -45,8 +45,8 @@ class Auto:
     """Keeps sessions on their workers. ``cache_aware`` places other requests, and the first request of a session.
 
     A session moves when another worker costs clearly less, by the costs of ``cache_aware``. The other worker lacks the
-    whole conversation, except for prefixes that other sessions sent there. It prefills what it lacks once, and
-    that cost is shared among the session's expected requests: as many as the session had, but three at most. With
+    whole conversation, except for prefixes that other sessions sent there. The other worker prefills what it lacks
+    once. The session's expected requests share that cost: as many requests as the session had, but three at most. With
     ``session_affinity`` ``strict`` no session moves.
 
     As long as only one worker was ever offered, no prompt is read.

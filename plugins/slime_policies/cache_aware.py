@@ -87,8 +87,8 @@ class CacheAware:
 
     The gateway's rules apply, too, where their flags are given. If the loads differ by more than
     ``balance_abs_threshold`` requests and by more than a factor of ``balance_rel_threshold``, the worker with the
-    fewest requests in flight is chosen. A worker that has not more than the part ``cache_threshold`` of the prompt
-    counts as having none of it.
+    fewest requests in flight is chosen. A worker that has at most the part ``cache_threshold`` of the prompt counts as
+    having none of it.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:

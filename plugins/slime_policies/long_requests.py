@@ -10,7 +10,7 @@ from slime_policies.worker_state import WorkerState
 
 __all__ = ["LongRequests"]
 
-#: A request counts as its limit divided by so many mean lengths, rounded down.
+#: A request counts as its limit divided by this many mean lengths, rounded down.
 _FOR_EACH = 2.0
 #: A request counts as this many at most, so that one absurd limit does not keep all other requests away.
 _MOST = 8

@@ -40,7 +40,7 @@ def _cuts() -> Iterator[int]:
 _CUTS = tuple(_cuts())
 #: The bytes between each prefix and the next longer prefix.
 _SPANS = tuple(slice(begin, end) for begin, end in pairwise((0, *_CUTS)))
-#: What the first 0, 1, 2 ... prefixes of a prompt count against the limit of the map.
+#: The bytes that the first 0, 1, 2 ... prefixes of a prompt count against the limit of the map.
 _COUNTED = (0, *accumulate(max(end - begin, _LEAST_BYTES) for begin, end in pairwise((0, *_CUTS))))
 
 

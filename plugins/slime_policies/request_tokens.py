@@ -18,7 +18,7 @@ _TAIL = 1024
 _MAX_COMPLETIONS = 1024
 #: SGLang's own ``max_new_tokens`` for a request without one.
 _FIRST_MEAN = 128
-#: The mean covers about so many of the last completions.
+#: The mean covers about this many of the last completions.
 _MEAN_OVER = 256
 
 

@@ -20,8 +20,8 @@ async def resume_answer(
 ) -> bytes | None:
     """Return the answer to give instead of ``aborted``, as JSON; None when no attempt gave another answer.
 
-    ``record`` gets each aborted answer that has tokens, and then the last answer. Its second argument is the reason
-    why the answer is no evidence, or None.
+    ``record`` gets each aborted answer that has tokens, and then the last answer. The second argument of ``record`` is
+    the reason why the answer is no evidence of its tokens, or None.
     """
     merged: MergedResponse | None = None
     latest, body, doubt = aborted, None, None

@@ -32,7 +32,7 @@ def encode(
     reward: Any = None,
     agent: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """Return the reply with ``samples`` and their ``rows``, each with ``reward``, and ``agent`` in its metadata."""
+    """Return the reply: ``samples`` with their ``rows``, each with ``reward``, and with ``agent`` in its metadata."""
     tensors: dict[str, Any] = {}
     described = []
     for index, (sample, known) in enumerate(zip(samples, rows, strict=True)):

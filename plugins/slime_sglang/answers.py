@@ -92,7 +92,7 @@ def with_missing(before: dict[str, Any], event: dict[str, Any], *, grown: bool) 
     kept = {name: value for name, value in known.items() if not (grown and name in _OF_ALL_TOKENS)}
     meta = {**kept, **told}
     if not grown and not told.get("weight_versions") and known.get("weight_version") is not None:
-        # The abort names the present version; these tokens are older.
+        # The abort names the present version, but the tokens so far are older.
         meta["weight_version"] = known["weight_version"]
     return {**before, **event, "meta_info": meta}
 

@@ -198,7 +198,7 @@ class AnswerSoFar:
             self._version = version
 
     def _see_request(self, meta: dict[str, Any]) -> None:
-        """Note if an event with tokens belongs to another request: an engine has mixed up its streams."""
+        """Note if an event with tokens belongs to another request: then an engine has mixed up its streams."""
         if self._ids:
             for figure in _OF_THE_REQUEST:
                 told = meta.get(figure)

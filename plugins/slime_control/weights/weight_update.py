@@ -176,7 +176,7 @@ class Updates:
     def receive(
         self, piece: Piece, to: Iterable[Worker], fleet: str | None, now: float
     ) -> tuple[bool, list[Effect]]:
-        """Note that ``piece`` goes ``to`` workers. ``fleet``: the fleet's version. False: it belongs to no update."""
+        """Note that ``piece`` goes ``to`` workers. ``fleet``: the fleet's version. False: the piece is of no update."""
         update, effects = self.current, list[Effect]()
         is_weights = piece.kind == "weights"
         if piece.kind == "begin" or (is_weights and (update is None or not update.includes(piece.version))):

@@ -30,7 +30,7 @@ _SAMPLE = (
 
 
 class Said(NamedTuple):
-    """An added turn, with the fields of Turn. ``parent``: the serial of the turn's parent, 0 for none.
+    """An added turn, with the fields of Turn. ``parent``: the serial number of its parent, 0: none.
 
     ``messages``: the turn's ``count``. ``content``, ``reasoning`` and ``calls`` are members of its ``reply``. Each call
     is a name, arguments and an id.

@@ -138,8 +138,8 @@ class Renderer:
         """Return the text of ``conversation`` behind the content or the calls of the assistant's message ``place``.
 
         ``is_known``: the template has rendered the messages before this one. A local template (see ``locality``) then
-        renders only the last of them, and what follows. Return None when the template does not show where the message
-        ends. Raises InvalidRequest.
+        renders only the last of those messages, and what follows. Return None when the template does not show where the
+        message ends. Raises InvalidRequest.
         """
         if not is_known or not self._is_local or place < 2:
             return await self._behind(conversation, place)
@@ -220,8 +220,8 @@ class Renderer:
     def _form_of_calls(self) -> _Form:
         """Find the form that the template reads.
 
-        Most templates encode arguments from an object, but some want JSON text. Some look for calls only if the content
-        is None.
+        Most templates encode arguments from an object, but some want JSON text. Some templates look for calls only if
+        the content is None.
         """
         function = {"name": "probed", "arguments": {"a": "b"}}
         call = {"type": "function", "id": "call00000", "function": function}

@@ -32,7 +32,7 @@ Origin = Literal["exact", "restored", "template", "fresh", "given"]
 _END = 64
 #: Members of an assistant's message without calls.
 _SPOKEN = {"role", "content", "reasoning_content"}
-#: The cached ids of ends of turns are dropped after so many turns.
+#: The cached ids of ends of turns are dropped after this many look-ups.
 _CLEARED_EVERY = 101
 #: A content of one message may always have this many characters.
 _LONGEST_CONTENT = 1 << 24

@@ -19,9 +19,9 @@ __all__ = ["Subscription"]
 
 logger = logging.getLogger(__name__)
 
-#: After so long without a batch, the router asks for a replay, since the last batches may be lost.
+#: After this time without a batch, the router asks for a replay, since the last batches may be lost.
 _QUIET_MS = 10_000
-#: A replay has failed when nothing comes for so long. SGLang looks for requests of replays ten times a second.
+#: A replay has failed when nothing comes for this time. SGLang looks for requests of replays ten times a second.
 _REPLAY_MS = 5_000
 #: The most replays in a row. One replay may not be enough: a publisher drops some batches of a replay that is too
 #: large.
@@ -47,7 +47,7 @@ _STATES = (
 
 
 class Subscription:
-    """One TCP connection to a publisher. The connection ends with the engine, and is not made again."""
+    """One TCP connection to a publisher, which ends with the engine. A Subscription does not reconnect."""
 
     def __init__(
         self, context: zmq.asyncio.Context, publisher: Publisher, stream: EventStream, tally: Tally

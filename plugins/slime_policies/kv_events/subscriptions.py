@@ -56,7 +56,7 @@ class Subscriptions:
         )
         for name, told, read in (
             ("batches", "Batches of KV events that were applied.", lambda: tally.batches),
-            ("replayed", "Batches of KV events that were asked for again.", lambda: tally.replayed),
+            ("replayed", "Batches of KV events that came from replays.", lambda: tally.replayed),
             ("malformed", "Batches of KV events that were malformed.", lambda: tally.malformed),
             ("dropped", "Times that all blocks of a worker were dropped.", lambda: tally.dropped),
         ):
