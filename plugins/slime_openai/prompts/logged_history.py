@@ -29,7 +29,7 @@ class LoggedHistory(History):
         self._replayed = None
 
     async def tidy(self) -> None:
-        """Rewrite each file once many of its turns are evicted. Returns when the log cannot be written any more."""
+        """Rewrite a file when many of its turns are evicted. Returns when the log cannot be written any more."""
         await self._log.tidy(lambda record: False)
 
     def close(self) -> None:
