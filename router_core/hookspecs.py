@@ -71,7 +71,7 @@ def asgi_middleware(app: ASGIApp, router: Router) -> ASGIApp:  # type: ignore[em
     When: once, after ``routes``; the first plugin's middleware is the outermost. Middleware sees a request before
     authorization and routing, which use the path and headers that it passes on. It must pass on scopes other than
     ``http``.
-    An exception in the hook ends the start; an exception while a request is served becomes a bare 500.
+    An exception in the hook ends the start; an exception while a request is served becomes a 500.
     """
 
 
