@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from operator import sub
 from typing import Any, NamedTuple, Protocol
 
 from router_core.proxy import PATH, SENT_AT, WORKER
@@ -19,10 +20,8 @@ REMOVED = "removed"
 #: Seconds for which the numbers of a removed worker keep its URL, and the number of such workers.
 _REMOVED_S = 600.0
 _MAX_REMOVED = 100
-#: A request that reaches its worker within these seconds counts as one that did not wait.
-_QUICK_S = 0.001
-#: More requests would take more memory than the processor's caches have.
-_BATCH = 32
+#: Requests that are counted together.
+_BATCH = 256
 
 
 class Kind(NamedTuple):
@@ -52,46 +51,28 @@ class Series:
     ``whole``: durations from the head of the request to the end of the answer.
     ``to_first_byte``: to the first byte of a stream. ``incomplete``: answers that broke off.
 
-    Three more have only the requests that waited longer than ``_QUICK_S``. ``waiting``: the time until the worker that
-    answered got the request. ``asking``: the time from then to the end. ``both``: the whole duration.
+    ``to_worker``: the time until the worker that answered got the request; 0 if no worker answered. ``at_worker``: the
+    time from then to the end.
     """
 
-    __slots__ = ("asking", "both", "incomplete", "to_first_byte", "waiting", "whole")
+    __slots__ = ("at_worker", "incomplete", "to_first_byte", "to_worker", "whole")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.whole = Histogram(bounds)
         self.to_first_byte = Histogram(bounds)
-        self.waiting = Histogram(bounds)
-        self.asking = Histogram(bounds)
-        self.both = Histogram(bounds)
+        self.to_worker = Histogram(bounds)
+        self.at_worker = Histogram(bounds)
         self.incomplete = 0
 
-    def waited(self, whole_s: float, waited_s: float) -> None:
-        """Count a request that reached its worker ``waited_s`` after its head had come."""
-        self.waiting.observe(waited_s)
-        self.asking.observe(whole_s - waited_s)
-        self.both.observe(whole_s)
-
-    @property
-    def to_worker(self) -> Histogram:
-        """Times until the worker that answered got the request; 0 for those that did not wait."""
-        found = Histogram(self.whole.bounds)
-        found.add(self.waiting)
-        found.counts[0] += self.whole.count - self.both.count
-        return found
-
-    @property
-    def at_worker(self) -> Histogram:
-        """Times from when the worker got the request to the end."""
-        found = Histogram(self.whole.bounds)
-        found.add(self.whole)
-        found.add(self.both, -1)
-        found.add(self.asking)
-        return found
+    def observe(self, whole_s: list[float], to_worker_s: list[float]) -> None:
+        """Count requests by their durations, and by their times until their worker got them, in the same order."""
+        self.at_worker.observe_all([*map(sub, whole_s, to_worker_s)])
+        self.whole.observe_all(whole_s)
+        self.to_worker.observe_all(to_worker_s)
 
     def add(self, other: Series) -> None:
         """Add the numbers of ``other``."""
-        for name in ("whole", "to_first_byte", "waiting", "asking", "both"):
+        for name in ("whole", "to_first_byte", "to_worker", "at_worker"):
             getattr(self, name).add(getattr(other, name))
         self.incomplete += other.incomplete
 
@@ -99,14 +80,16 @@ class Series:
 class Counts:
     """All series. Their number has a bound, whatever clients send and however often workers come and go.
 
-    Requests that have ended are counted ``_BATCH`` at a time, while the processor's caches have this code. One by one,
-    each took some microseconds under load.
+    Durations of requests that have ended are counted ``_BATCH`` at a time, while the processor's caches have this code.
+    One by one, each took some microseconds under load. The requests themselves are not kept: their memory is used again
+    for the next ones, while the caches have it.
     ``clock``: seconds. Only functions without ``await`` change this: one event loop needs no lock.
     """
 
     def __init__(self, bounds: Sequence[float], clock: Callable[[], float]) -> None:
         self._series: dict[Any, Series] = {}  # by Kind
-        self._ended: list[Ended] = []
+        #: The kind before its values are replaced by labels, the whole duration, and the time until the worker got it.
+        self._ended: list[tuple[tuple[str, str, int, str], float, float]] = []
         #: Errors by status and code.
         self.errors: Counter[tuple[int, str]] = Counter()
         #: Failed attempts by worker and error.
@@ -130,34 +113,34 @@ class Counts:
         return self._series
 
     def add(self, request: Ended) -> None:
-        """Count ``request``, now or with others."""
-        self._ended.append(request)
+        """Count ``request``, its duration now or with others."""
+        scope, status, began = request.scope, request.status, request.began
+        state = scope["state"]
+        path = state[PATH] if PATH in state else scope["path"]
+        worker = state[WORKER].url if WORKER in state else ""
+        sent_at = state.get(SENT_AT, began)
+        kind = scope["method"], path, status, worker
+        self._ended.append((kind, request.ended - began, sent_at - began))
         if len(self._ended) >= _BATCH:
             self.settle()
+        if status != 200 or request.streamed_at or not request.complete:
+            self._note_unusual(kind, request)
 
     def settle(self) -> None:
-        """Count the requests that were added."""
+        """Count the durations of the requests that were added."""
         ended, self._ended = self._ended, []
-        series_of = self._series
-        for request in ended:
-            scope, began, status = request.scope, request.began, request.status
-            state = scope["state"]
-            try:
-                series = series_of[scope["method"], scope["path"], status, state[WORKER].url]
-                waited_s = state[SENT_AT] - began
-            except KeyError:  # no worker has answered, the path was changed, or it is the first such request
-                path = state.get(PATH, scope["path"])
-                worker = state[WORKER].url if WORKER in state else ""
-                series = self.of(scope["method"], path, status, worker)
-                waited_s = state.get(SENT_AT, began) - began
-            whole_s = request.ended - began
-            series.whole.observe(whole_s)
-            if waited_s > _QUICK_S:
-                series.waited(whole_s, waited_s)
-            if status != 200 or request.streamed_at or not request.complete:
-                self._note_unusual(series, request)
+        found: dict[tuple[str, str, int, str], tuple[list[float], list[float]]] = {}
+        for kind, whole_s, to_worker_s in ended:
+            times = found.get(kind)
+            if times is None:
+                times = found[kind] = [], []
+            times[0].append(whole_s)
+            times[1].append(to_worker_s)
+        for kind, times in found.items():
+            (self._series.get(kind) or self.of(*kind)).observe(*times)
 
-    def _note_unusual(self, series: Series, request: Ended) -> None:
+    def _note_unusual(self, kind: tuple[str, str, int, str], request: Ended) -> None:
+        series = self._series.get(kind) or self.of(*kind)
         if request.streamed_at:
             series.to_first_byte.observe(request.streamed_at - request.began)
         if not request.complete:

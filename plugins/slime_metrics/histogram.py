@@ -38,25 +38,30 @@ class Histogram:
 
     def settle(self) -> None:
         """Count the durations in ``new``."""
-        new, counts, bounds = self.new, self._counts, self.bounds
-        if not new:
+        self.observe_all(self.new)
+        self.new.clear()
+
+    def observe_all(self, durations_s: list[float]) -> None:
+        """Count durations, and sort their list."""
+        if not durations_s:
             return
-        new.sort()
-        self._total_s += sum(new)
-        place = counted = 0
-        for place in range(bisect_left(bounds, new[0]), bisect_left(bounds, new[-1])):
-            until = bisect_right(new, bounds[place], counted)
+        counts, bounds = self._counts, self.bounds
+        durations_s.sort()
+        self._total_s += sum(durations_s)
+        last = bisect_left(bounds, durations_s[-1])
+        counted = 0
+        for place in range(bisect_left(bounds, durations_s[0]), last):
+            until = bisect_right(durations_s, bounds[place], counted)
             counts[place] += until - counted
             counted = until
-        counts[bisect_left(bounds, new[-1])] += len(new) - counted
-        new.clear()
+        counts[last] += len(durations_s) - counted
 
-    def add(self, other: Histogram, times: int = 1) -> None:
-        """Add the counts of ``other``, which has the same bounds, ``times`` times; -1 subtracts them."""
+    def add(self, other: Histogram) -> None:
+        """Add the counts of ``other``, which has the same bounds."""
         counts = self.counts
         for place, count in enumerate(other.counts):
-            counts[place] += times * count
-        self._total_s += times * other.total_s
+            counts[place] += count
+        self._total_s += other.total_s
 
     @property
     def counts(self) -> list[int]:
