@@ -113,7 +113,7 @@ class _Parsed:
         return router, app
 
     def banner(self, router: Router, url: str) -> list[str]:
-        """Return the start banner: the address, plugins, policies and workers, one line each."""
+        """Return the lines of the start banner: version, plugins, policies, workers and pages."""
         abouts = {source.name: source.about for source in self.loaded.sources}
         policy, pages = getattr(self.options, "policy", ""), router.components.find("pages")
         policies = [policy if name == "policies" else f"plugin {name}" for name in router.hooks.choosers]

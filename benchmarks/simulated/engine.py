@@ -37,7 +37,7 @@ class Costs:
 class Generation:
     """A request to an engine, and its fate. Times are in seconds.
 
-    ``answer``: the prompt with the ``new_tokens`` behind it. ``cached``: tokens of the prompt that the cache had.
+    ``answer``: what the cache keeps at the end. ``cached``: tokens of the prompt that the cache had.
     ``left``: tokens of the prompt that are still to be prefilled; None before the cache was asked.
     ``begun`` is called when the first token is there.
     """

@@ -206,7 +206,8 @@ class _Document:
             self.whole = value
 
     def _enter(self, before: memoryview, strings: Mapping[str, str]) -> None:
-        """Open the next container. ``before``: the bytes from the last bracket (or the start) to its own bracket."""
+        """Open the next container. ``before``: the bytes from the bracket of the container around it, or from
+        the start, to its own bracket."""
         if not self._open:
             self._open.append(_Container(self.whole))
             return

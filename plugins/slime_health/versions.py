@@ -240,9 +240,10 @@ class Versions:
     def _is_behind(self, router: Router, watch: Watch, *, is_news: bool) -> bool:
         """Return True when a worker in use, without the fleet's version, must be set aside.
 
-        It has restarted if it names no version, or a fresh engine's version, as news or after a failure. Any other
-        worker stays in use in three cases: it names no version; no worker can replace it; the last move vouched for
-        it, and it has not failed since.
+        News, or a failure, are signs of a restart. With such a sign, a worker counts as restarted if it names no
+        version, or a fresh engine's version. A restarted worker must always be set aside. Any other worker stays in use
+        in three cases: it names no version; no worker can replace it; its registration or the last move vouched for its
+        weights, and there is no sign of a restart.
         """
         judge, said = watch.judge, watch.worker.said_version
         may_have_restarted = is_news or not judge.verified

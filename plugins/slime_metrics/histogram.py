@@ -1,4 +1,4 @@
-"""Histograms of durations with fixed buckets, in plain numbers: an observation is appended to a list."""
+"""Histograms of durations with fixed buckets. Durations are collected in lists, and counted together later."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ BATCH = 256
 
 
 class Histogram:
-    """Counts of durations by the first bucket whose upper bound is not smaller, and their sum in seconds.
+    """Counts of durations by bucket, and the sum of the durations in seconds.
 
-    ``new``: durations that are not counted yet. After an append, call ``settle`` if there are ``BATCH`` of them.
+    A duration counts in the first bucket whose upper bound is at least the duration. ``new``: durations that are not
+    counted yet, less than ``BATCH``.
     """
 
     __slots__ = ("_counts", "_total_s", "bounds", "new")

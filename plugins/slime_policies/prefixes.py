@@ -3,9 +3,9 @@
 A tree of characters, as in the SGLang gateway, would take Python longer than the rest of a request. Here a prompt is
 the bytes of the body from the prompt's key on, and nothing is parsed. Some prefixes have a digest: the prefixes of 16,
 32, 64, 128 and 256 bytes, then one every 256 bytes up to 8 KiB, every 512 bytes up to 64 KiB, and every 4,096 bytes up
-to 1 MiB. One map leads from each digest to a node. A node has consecutive prefixes that the same requests had, such as
-those of one turn of a conversation. A node holds its workers as bits of one number, so a lookup does not take longer
-with more workers.
+to 1 MiB. A prompt of less than 256 bytes has one for its whole length, too. One map leads from each digest to a node. A
+node has consecutive prefixes that the same requests had, such as those of one turn of a conversation. A node holds its
+workers as bits of one number, so a lookup does not take longer with more workers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ __all__ = ["Node", "Prefixes", "Prompt", "Use"]
 _COMMA_WITHIN = 4096
 #: Only this many bytes of a prompt are hashed, which takes 0.6 ms.
 _MAX_BYTES = 1 << 20
-#: A shorter part counts as this many bytes against the limit of the map, since an entry of the map takes memory, too.
+#: A prefix counts against the limit of the map with the bytes by which it is longer than the one before, but with this
+#: many at least, since its entry takes memory, too.
 _LEAST_BYTES = 256
 
 

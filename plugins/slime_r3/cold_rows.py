@@ -70,7 +70,10 @@ class ColdRows:
                     self._drop(self._store, turns)
 
     async def save_of(self, turns: Sequence[Hashable]) -> None:
-        """Move the rows of ``turns`` to the store. They stay in memory if this takes longer than its ``wait_s``."""
+        """Move the rows of ``turns`` to the store.
+
+        Rows stay in memory if the store does not take one of their batches within its ``wait_s``.
+        """
         turns = [turn for turn in turns if self._turns.in_memory(turn)]
         if self._store is not None and turns:
             await self._move(self._store, turns)
@@ -83,7 +86,7 @@ class ColdRows:
                     await self._progress.wait()
 
     async def _move(self, store: RecordStore, turns: Sequence[Hashable]) -> bool:
-        """Move the rows of ``turns`` to ``store``. Returns False if this takes longer than its ``wait_s``."""
+        """Move the rows of ``turns`` to ``store``. Returns False if a batch takes longer than its ``wait_s``."""
         async with self._moving:  # no piece is moved twice
             return await self._move_next(store, turns)
 

@@ -16,9 +16,9 @@ _Content = tuple[_Told | None, tuple[_Told, ...] | None]
 
 
 class Entry(NamedTuple):
-    """Rows of one turn: ``head`` up to its response, then ``own``. None: no answer had them.
+    """Rows of one turn. ``head``: the rows before its response. ``own``: the other rows; the last may be missing.
 
-    ``own`` may lack rows at its end.
+    None: no answer had these rows.
     """
 
     head: Piece | None
@@ -40,7 +40,10 @@ class Entry(NamedTuple):
         return cls(first, tuple(map(piece, own)) if own is not None else None)
 
     def note(self) -> tuple[_Content, list[tuple[bytes, int]]]:
-        """Return the content of a note about rows that are all in the store, and their records. See RowNotes."""
+        """Return the content of a note about all rows, and the records of the rows. See RowNotes.
+
+        All rows must be in the store.
+        """
         head = _told(self.head) if self.head is not None else None
         own = tuple(map(_told, self.own)) if self.own is not None else None
         return (head, own), [record for piece in self.pieces for record in piece.record_sizes]

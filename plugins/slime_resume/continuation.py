@@ -13,7 +13,7 @@ _MAX_NEW_TOKENS = 128  # SGLang's default
 #: Parameters that an engine applies to all tokens of a request; in a continuation they would start again.
 _NEEDS_THE_BEGINNING = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params")
 _PENALTIES = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
-#: Fields with an effect on each token that cannot be merged or continued here.
+#: Fields that add output for each token, or change how it is sampled. This module can neither merge nor continue them.
 _MORE_PER_TOKEN = ("return_hidden_states", "custom_logit_processor")
 
 

@@ -125,7 +125,8 @@ class ResumingStream:
     def _may_tell(self, merged: MergedResponse) -> bool:
         """Return False while an event might repeat tokens, or take back text.
 
-        The client's text may end with a broken character (U+FFFD), which the next attempt completes.
+        For example, the client's text may end with a broken character (U+FFFD). The merged text lacks that character
+        until the next attempt completes it.
         """
         is_mode_known = merged.incremental is not None or not self._tokens
         return is_mode_known and merged.text_length >= self._characters

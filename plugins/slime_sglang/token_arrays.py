@@ -69,7 +69,7 @@ class TokenArray:
     def feed(self, characters: bytes | memoryview) -> None:
         """Decode the next ``characters``. Raises ValueError if they are not base64. O(characters)."""
         new = memoryview(characters)
-        if self._rest:  # only the unit that this rest begins is copied
+        if self._rest:  # copy only the unit that starts in this rest
             missing = -len(self._rest) % _UNIT or _UNIT
             begun = self._rest + bytes(new[:missing])
             new = new[missing:]
@@ -101,7 +101,9 @@ class TokenArray:
     def _decode(self, characters: bytes | memoryview) -> None:
         data = pybase64.b64decode(characters, validate=True)
         if len(data) % 4:
-            raise ValueError(f"wanted base64 of int32 values, got {len(data)} bytes at its end")
+            raise ValueError(
+                f"wanted base64 of whole int32 values, but {len(data)} bytes are left at its end"
+            )
         values = np.frombuffer(data, _SIGNED)
         kind = _narrowest(values)
         end = self._used + len(values)

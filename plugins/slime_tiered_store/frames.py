@@ -97,7 +97,7 @@ class Layout:
         return frame[self.rows_offset : self.rows_offset + count * self.bytes_per_token]
 
     def holds(self, frame: memoryview, tokens: bytes, checksum: bytes) -> bool:
-        """Return True if a verified block has these tokens, and this checksum unless it is empty: not known."""
+        """Return True if a verified block has these tokens and this checksum. An empty checksum is not compared."""
         count = _HEADER.unpack_from(frame)[2]
         return frame[_HEADER.size : _HEADER.size + count * TOKEN_BYTES] == tokens and (
             not checksum or self.checksums_of([frame]) == checksum

@@ -18,7 +18,7 @@ def tiers_of(records: ColdRecords) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for engine, tier in records.tiers:
         pool = engine.mempool
-        counts: TierCounts | None = getattr(tier, "counts", None)  # memory counts nothing
+        counts: TierCounts | None = getattr(tier, "counts", None)  # the memory tier has none
         found[engine.name] = {
             "blocks": pool.num_used_blocks,
             "capacity": pool.num_total_blocks,

@@ -21,14 +21,17 @@ if TYPE_CHECKING:
 
 __all__ = ["HistoryMode", "Origin", "Prompt", "Prompts"]
 
-#: The source of tokens for old turns that the template writes differently: the model, or the template.
+#: The tokens of an old turn if the template would write them differently. ``exact``: the sampled tokens. ``template``:
+#: the template's tokens.
 HistoryMode = Literal["exact", "template"]
 #: The source of the first tokens. ``exact``: the last turn. ``restored``: the last turn, although the client changed
-#: an answer. ``template``: an earlier turn or none; the tokens of the answers after it come from the template's text.
+#: an answer. ``template``: an earlier turn, and then the template's text; or only the template's text, although a turn
+#: was found.
 #: ``fresh``: no turn can be continued. ``given``: the client gave all ids.
 Origin = Literal["exact", "restored", "template", "fresh", "given"]
 
-#: The number of ids at the end of a given prompt that are decoded: enough to see if it ends within thoughts.
+#: The number of ids at the end of a given prompt that are decoded: enough to see if it ends within thoughts. If the
+#: end begins the answer, all ids are decoded.
 _END = 64
 #: Members of an assistant's message without calls.
 _SPOKEN = {"role", "content", "reasoning_content"}

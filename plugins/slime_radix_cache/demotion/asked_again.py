@@ -26,15 +26,19 @@ class PlacesAskedAgain:
         self._known.update(places)
 
     def forget(self, place: bytes) -> None:
-        """Forget ``place``, which has no records any more. The log keeps the note until the next start."""
+        """Forget ``place``, which has no records any more.
+
+        The log keeps the note until the next start, or for longer if the store is shared.
+        """
         self._known.discard(place)
         self._unwritten.pop(place, None)
 
     async def note(self, place: bytes, writer: NoteWriter, is_in_log: Callable[[], bool]) -> None:
         """Add ``place`` to the notes of ``writer``.
 
-        ``is_in_log()``: the log may have a record at ``place``. Then wait until the note is written, or raise NotNoted:
-        a log without the note would prove that record. A record that is noted later comes after the note.
+        ``is_in_log()``: the log may have a record at ``place``. Then wait until the note is written, or raise NotNoted.
+        Without the note, a later start would take that record for the only answer at ``place``. If the log has no
+        record yet, no wait is needed: the record will come after the note.
         """
         if place not in self._known:
             self._known.add(place)

@@ -2,8 +2,8 @@
 
 The content of a segment never changes, so it is stored once, as a record in the trajectory log's format. Two samples
 with the same tokens are two segments with two serials: their logprobs, versions and sessions are never merged. A record
-names its parent's serial, and has only the text after the parent's text. The directory, in memory, has the few fields
-that may change. It also has what leads from a text, from ids or from a session to a serial.
+names its parent's serial, and has only the text that differs from the parent's. The directory, in memory, has the few
+fields that may change. It also has what leads from a text, from ids or from a session to a serial.
 """
 
 from __future__ import annotations

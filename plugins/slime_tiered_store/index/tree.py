@@ -17,11 +17,11 @@ __all__ = ["RadixTreeIndex"]
 
 
 class RadixTreeIndex:
-    """A tree of runs of blocks. It does no I/O and owns no ids: blocks that it returns are the caller's to recycle.
+    """A tree of runs of blocks. It does no I/O. Its caller recycles the blocks that it returns.
 
     A node is unready while its bytes are on their way. Nothing is inserted behind an unready node, so such a node
     has no children and is never split: an abort removes it and leaves no hole. A lock counts on all ancestors, too;
-    an unready node holds one lock. All calls are synchronous: one event loop needs no other lock.
+    an unready node holds one lock. All calls are synchronous, so one event loop needs no mutex.
     """
 
     def __init__(self, tokens_per_block: int, policy: str = "lru") -> None:

@@ -133,7 +133,10 @@ class IndexLog:
         return self._next is None
 
     def append(self, kind: int, runs: Sequence[SlotRun]) -> None:
-        """Record that slots are free or held, each at most twice, and wait for the device. The table then has it."""
+        """Record that the slots of ``runs`` are free or held, wait for the device, and change the table.
+
+        A slot may occur in ``runs`` at most twice: the file has no room for more.
+        """
         slots = np.concatenate([np.arange(run.slot, run.slot + len(run.keys)) for run in runs])
         keys = [b"".join(run.keys) for run in runs]
         if self._next is None or self._next + len(slots) > self._records:
@@ -154,7 +157,7 @@ class IndexLog:
         seed = int.from_bytes(os.urandom(8), "little")
         live = self.table.rows(seed)
         header = _HEADER.pack(_MAGIC, generation, seed)
-        self._write(fd, bytes(_RECORD_BYTES), 0)  # a rewrite may have failed after its header
+        self._write(fd, bytes(_RECORD_BYTES), 0)  # of an earlier rewrite that failed
         self._write(fd, live, _RECORD_BYTES)
         self._write(fd, header + _SUM.pack(xxh3_64_intdigest(header)), 0)
         self._current, self._seed, self._generation = current, seed, generation
