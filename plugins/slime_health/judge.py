@@ -69,7 +69,7 @@ class Judge:
     ``may_be_another``: it has failed and not named a version since. Another server may have its address, so the next
     version is no sign of an update.
     ``vouched_at``: the number of the fleet's moves when the worker's registration, or a move, last vouched for its
-    weights; None when the worker has named another version since.
+    weights; None when the worker has failed, or named another version, since.
     """
 
     failure_threshold: int
@@ -116,6 +116,7 @@ class Judge:
         self._failed_at = now
         self.successes = 0
         self.verified = False
+        self.vouched_at = None
         self.may_be_another = True
         return self.failures >= self.failure_threshold
 

@@ -110,11 +110,12 @@ def test_silence_is_none_while_others_are_answered() -> None:
 
 
 def test_after_any_failure_the_weights_are_to_be_looked_at() -> None:
-    judge = Judge(3, 2)
+    judge = Judge(3, 2, vouched_at=7)
     seen = [judge.verified]
     for happens in (lambda: failed(judge, "soft", 1), judge.passed, judge.trust, judge.distrust):
         happens()
         seen.append(judge.verified)
+        assert judge.vouched_at is None
     assert seen == [True, False, False, True, False]
 
 
