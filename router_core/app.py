@@ -40,10 +40,9 @@ _METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
 
 def make_app(router: Router, middleware: Iterable[Callable[..., Any]] = ()) -> ASGIApp:
-    """Make the application of ``router``, and wrap it in middleware.
+    """Make the application of ``router``: in ``middleware``, called with ``(app, router=router)``, the first outermost.
 
-    Each class in ``middleware`` is called with ``(app, router=router)``; the first class is the outermost of these.
-    The hook ``asgi_middleware`` of the plugins wraps the result. Raises PluginError when a route is claimed twice.
+    The plugins' hook ``asgi_middleware`` wraps the result. Raises PluginError when a route is claimed twice.
     """
     inner = _App(router)
     app: ASGIApp = inner

@@ -30,8 +30,7 @@ SessionSource: TypeAlias = "Callable[[Request], str | None]"
 class Exchange:
     """One request on its way through the hooks, a context manager that releases the worker's lease.
 
-    ``session``, if given, replaces the session that the request names; None: no session. ``sources``: see
-    :func:`session_of`.
+    ``session``, if given, replaces the request's session; None: no session. ``sources``: see :func:`session_of`.
     ``parent``: the client's exchange, if a plugin made this exchange for it. Then this exchange has the parent's
     ``scope``, and begins with the parent's ``client_disconnected`` and ``worker_filter``.
     ``worker``: the leased worker. ``notes``: data of plugins about this request, by plugin name.

@@ -228,10 +228,7 @@ def failure(plugin: str, hook: str, error: Exception) -> HTTPError:
 
 @contextmanager
 def attribute_errors(plugin: str, doing: str) -> Iterator[None]:
-    """Name the plugin in its error at start.
-
-    A MissingComponent gets the name. Other StartupErrors pass unchanged. Any other exception becomes a PluginError.
-    """
+    """Name the plugin in a MissingComponent; make exceptions other than StartupErrors a PluginError with its name."""
     try:
         yield
     except MissingComponent as error:

@@ -24,8 +24,7 @@ __all__ = ["PATH", "SENT_AT", "WORKER", "Proxy", "relay"]
 SelectWorker = Callable[[Exchange, Sequence[Worker]], Worker | None]
 
 _NO_BODY = (204, 304)
-#: Keys of a client request's ASGI state: the worker that got the request last, the event loop time when it was sent,
-#: and the path without ``/sessions/{id}``.
+#: Keys of a client request's ASGI state: the worker asked last, the loop time when it was sent, and a changed path.
 WORKER, SENT_AT, PATH = "slime_router.worker", "slime_router.sent_at", "slime_router.path"
 
 

@@ -161,8 +161,7 @@ class Router:
     async def running(self) -> AsyncIterator[None]:
         """Open the HTTP client, the task group and the plugins' lifespans; close them on leaving.
 
-        Background work ends before the lifespans, since it uses their resources. If background work crashes, the router
-        ends.
+        Background work ends before the lifespans, since it uses their resources. If it crashes, the router ends.
         """
         import slime_fairness.large_json  # noqa: F401  # imports numpy now, not with the first large body
 
