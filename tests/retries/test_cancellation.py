@@ -16,12 +16,12 @@ pytestmark = [pytest.mark.anyio, on_both_loops]
 
 MOST_TURNS = 1500
 #: Open after the first failure, half-open a moment later: attempts are probes as often as not.
-TOUCHY = Thresholds(failures=1, successes=1, timeout_s=0.002)
+TOUCHY = Thresholds(failures=1, successes=1, timeout_s=0.0002)
 
 
 async def test_cut_short_at_every_turn_it_gives_back_what_it_held() -> None:
     one, two = Moody(), Moody()
-    async with routed(one, two, breaker=TOUCHY, attempts=100) as running:
+    async with routed(one, two, breaker=TOUCHY, attempts=100, initial_backoff_ms=0.1) as running:
         router = running.router
         whole = False
 
