@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count, cycle
 from pathlib import Path
 from random import Random
@@ -37,6 +38,7 @@ from slime_radix_cache.tokens.encoding import Encoder
 
 if TYPE_CHECKING:
     from router_core.types import Tokenizer
+    from slime_radix_cache.tokens.abilities import Abilities
 
 __all__ = [
     *("BORROWS", "CHATML", "Conversation", "Markup", "Stage"),
@@ -442,12 +444,23 @@ def _special(checkpoint: str) -> list[str]:
     return [token["content"] for token in vocabulary["added_tokens"]]
 
 
+def _abilities(tokenizer: Tokenizer) -> Abilities:
+    """Return the abilities of ``tokenizer``, found once: to examine a real vocabulary takes 2 s."""
+    hashable: Any = tokenizer  # by its identity, of which the protocol says nothing
+    return _examined(hashable)
+
+
+@lru_cache(maxsize=4)
+def _examined(tokenizer: Any) -> Abilities:
+    return Encoder(tokenizer).abilities
+
+
 @asynccontextmanager
 async def acting(
     tokenizer: Tokenizer, markup: Markup, world: World = CALM, *, seed: int = 0, retries: int = 0
 ) -> AsyncIterator[tuple[Adversary, str]]:
     """An adversary with ``tokenizer`` on a loopback port, and its address."""
-    reader = Detokenizer(tokenizer, eos_ids(tokenizer), one_reading=not Encoder(tokenizer).abilities.lead)
+    reader = Detokenizer(tokenizer, eos_ids(tokenizer), one_reading=not _abilities(tokenizer).lead)
     engine = Adversary(reader, Random(seed), markup.special, aborts=retries > 0 or seed % 2 > 0)
     engine.twins, engine.shapes = world.twins, world.shapes
     async with serving(engine.app) as worker:
@@ -492,7 +505,7 @@ def stage_of(
     resume: bool,
 ) -> Stage:
     """Return a stage for ``client`` and ``engine``."""
-    spaces = bool(Encoder(engine.reader.tokenizer).abilities.guards)
+    spaces = bool(_abilities(engine.reader.tokenizer).guards)
     return Stage(client, engine, markup, _special(checkpoint), resume=resume, spaces=spaces, world=world)
 
 
