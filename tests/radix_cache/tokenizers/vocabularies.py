@@ -243,10 +243,10 @@ VOCABULARIES = [
     Vocabulary("wordpiece", _word_piece, CHATML, trusted=False),
     Vocabulary("unigram", _unigram, CHATML, trusted=False),
     Vocabulary("dashscope-qwen", _dashscope, CHATML, real=True),
-    Vocabulary("mistral-tekken", _tekken, MISTRAL, real=True),
 ]
 if os.environ.get("SLIME_ROUTER_VOCABULARIES") == "all":
     VOCABULARIES += [
+        Vocabulary("mistral-tekken", _tekken, MISTRAL, real=True),
         Vocabulary("mistral-7b-legacy", partial(_mistral_7b, True), MISTRAL, real=True),
         Vocabulary("mistral-7b", partial(_mistral_7b, False), MISTRAL, real=True),
     ]
