@@ -26,7 +26,7 @@ config, checks = schemathesis.config, schemathesis.checks
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 
 #: Requests of each operation, beside those that go through the limits of each parameter in turn.
-EXAMPLES = int(os.environ.get("SLIME_ROUTER_FUZZ_EXAMPLES", "10"))
+EXAMPLES = int(os.environ.get("SLIME_ROUTER_FUZZ_EXAMPLES", "5"))
 #: Tokens, and answers, that an engine in Python has time for.
 FEW = 4
 #: The embedded engine divides by it.
