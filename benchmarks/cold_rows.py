@@ -2,11 +2,14 @@
 
     python -m benchmarks.cold_rows [--only npz] [--rounds N] [--directory DIR]
 
+``samples`` is a session's ``/sessions/{id}/samples``, with int32 rows. The other forms are of ``/retrieve_from_text``.
+
 A sample has about 80,000 tokens, of which 1,024 are sampled. Each row has 94 layers with 8 experts, a byte each: 60 MB.
 ``store's memory``: the store's memory has all blocks. ``SSD``: the store's memory has room for 4 MiB only, so all
 blocks are read from the files on the disk, which are not in the page cache. ``grown``: the peak of the router's
 resident memory (``VmHWM``) less the memory before. The client reads as fast as it can and drops what it gets; one
-answer in npz is compared with what the worker told. The router has one core, the worker and the client the other.
+answer in npz and one of samples are compared with what the worker told. The router has one core, the worker and the
+client the other.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ import anyio
 import httpx
 import numpy as np
 import numpy.typing as npt
+from safetensors.numpy import load
 
 from benchmarks.options import Options, flags, read
 from benchmarks.peers import Running, router, started
@@ -44,11 +48,15 @@ _SETTLE_S = 120.0
 #: By peer, the bytes of the store's memory; 0: there is no store.
 _PEERS = {"memory": 0, "store's memory": 256 << 20, "SSD": 4 << 20}
 _TINY_PEERS = {"SSD": 4 << 20}
-_FORMATS = {
-    "npz": "application/octet-stream",
+_NPZ, _SAMPLES = "npz", "samples"
+#: The forms, each with the ``Accept`` of its request.
+_FORMS = {
+    _NPZ: "application/octet-stream",
     "msgpack": "application/x-msgpack",
     "JSON": "application/json",
+    _SAMPLES: "*/*",
 }
+_SESSION = "rollout"
 _AT_ONCE = (1, 8)
 _COLUMNS = (
     Column("mb", "MB", 1),
@@ -84,7 +92,8 @@ def _turn(options: Options, directory: Path) -> _Turn:
     experts = np.random.default_rng(1).integers(_EXPERTS, size=shape, dtype=np.uint8)
     payload = answer.payload("", prompt_tokens)
     payload["meta_info"]["routed_experts"] = base64.b64encode(experts.astype("<i4").tobytes()).decode()
-    request = json.loads(request_body(prompt, sampled)) | {"return_routed_experts": True}
+    asks = {"return_routed_experts": True, "session_id": _SESSION}
+    request = json.loads(request_body(prompt, sampled)) | asks
     return _Turn(json.dumps(request).encode(), json.dumps(payload).encode(), prompt + answer.text, experts)
 
 
@@ -101,7 +110,14 @@ async def _measure_peer(
 ) -> None:
     disk, memory_bytes = directory / "disk", _PEERS[peer]
     plugins = ("--no-default-plugins", "--plugin", "radix_cache", "--plugin", "r3")
-    shape = ("--r3-shape", str(_LAYERS), str(_TOP_K), *options.tokenizer(directory / "tokenizer"))
+    shape = (
+        "--plugin",
+        "sessions",
+        "--r3-shape",
+        str(_LAYERS),
+        str(_TOP_K),
+        *options.tokenizer(directory / "tokenizer"),
+    )
     proxy_of = router(peer, *plugins, *shape, *_flags(memory_bytes, disk))
     async with AsyncExitStack() as stack:
         (proxy,) = await started(
@@ -112,14 +128,14 @@ async def _measure_peer(
                 while memory_bytes and await _in_memory(client):  # noqa: ASYNC110  # nothing tells that rows have left
                     await anyio.sleep(0.01)
             exact = await _is_exact(client, turn)
-            for name, accept in _FORMATS.items():
+            for name in _FORMS:
                 for at_once in options.pick(_AT_ONCE, tiny=(1,)):
                     scenario = f"{turn.experts.nbytes / 1e6:.0f} MB as {name}, {at_once} at once"
                     if options.wants(scenario):
                         for _ in range(options.rounds):
                             if peer == "SSD":
                                 _forget_pages(disk / "blocks")
-                            figures = await _download(client, proxy, turn, accept, at_once)
+                            figures = await _download(client, proxy, turn, name, at_once)
                             report.add(scenario, peer, **figures, **{EXACT: 100.0 * exact})
 
 
@@ -128,28 +144,41 @@ async def _in_memory(client: httpx.AsyncClient) -> int:
     return int(rows["bytes"])
 
 
+def _question(client: httpx.AsyncClient, turn: _Turn, form: str) -> httpx.Request:
+    """Return the request for the experts of ``turn`` in ``form``."""
+    if form == _SAMPLES:
+        return client.build_request("POST", f"/sessions/{_SESSION}/samples")
+    question = {"text": turn.text, "session_id": _SESSION, "return_routed_experts": True}
+    return client.build_request(
+        "POST", "/retrieve_from_text", json=question, headers={"accept": _FORMS[form]}
+    )
+
+
 async def _is_exact(client: httpx.AsyncClient, turn: _Turn) -> bool:
-    question = {"text": turn.text, "return_routed_experts": True}
-    reply = await client.post("/retrieve_from_text", json=question, headers={"accept": _FORMATS["npz"]})
-    with np.load(BytesIO(reply.raise_for_status().content)) as file:
-        return np.array_equal(file["routed_experts"], turn.experts)
+    body = (await client.send(_question(client, turn, _NPZ))).raise_for_status().content
+    with np.load(BytesIO(body)) as file:
+        if not np.array_equal(file["routed_experts"], turn.experts):
+            return False
+    body = (await client.send(_question(client, turn, _SAMPLES))).raise_for_status().content
+    return np.array_equal(load(body)["rollout_routed_experts.0"], turn.experts)
 
 
 async def _download(
-    client: httpx.AsyncClient, proxy: Running, turn: _Turn, accept: str, at_once: int
+    client: httpx.AsyncClient, proxy: Running, turn: _Turn, form: str, at_once: int
 ) -> dict[str, float]:
     assert proxy.child is not None  # narrowing: it is a router
-    question = json.dumps({"text": turn.text, "return_routed_experts": True}).encode()
     times_s: list[float] = []
     sizes: list[int] = []
 
     async def one() -> None:
         begun, size = perf_counter(), 0
-        request = client.stream("POST", "/retrieve_from_text", content=question, headers={"accept": accept})
-        async with request as reply:
+        reply = await client.send(_question(client, turn, form), stream=True)
+        try:
             reply.raise_for_status()
             async for piece in reply.aiter_raw():
                 size += len(piece)
+        finally:
+            await reply.aclose()
         times_s.append(perf_counter() - begun)
         sizes.append(size)
 
