@@ -57,7 +57,7 @@ KNOW_THE_ROUTER = frozenset(("router_core.hooks", "router_core.hookspecs"))
 #: Packages below the core: all may import them, and they import nothing of ours.
 FOUNDATIONS = ("slime_fairness", "slime_http", "slime_logging", "slime_start")
 #: Packages that any plugin may import; each may import those before it.
-LIBRARIES = (*FOUNDATIONS, "slime_journal", "slime_sglang", "slime_resume", "slime_testing")
+LIBRARIES = (*FOUNDATIONS, "slime_journal", "slime_sglang", "slime_resume", "slime_rows", "slime_testing")
 
 #: Parts of large plugins, lowest first. A part imports from itself and from below; what is above them is not listed.
 PARTS = {

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+from slime_rows.rows import FoundRows
 
+if TYPE_CHECKING:
     from router_core.exchange import Exchange
 
 __all__ = ["ConsumedTurn", "FoundRows", "RowNotes", "TokenRows"]
@@ -33,35 +31,6 @@ class ConsumedTurn(NamedTuple):
     kept: int
     versions: tuple[tuple[str | None, int], ...]
     adapter: str | None
-
-
-class FoundRows(Protocol):
-    """Known rows, ready to be read. ``shape``: ``[tokens, layers, top_k]`` or ``[tokens, row size]``.
-
-    ``dtype``: the narrowest type that holds all values.
-    """
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def dtype(self) -> np.dtype[np.integer[Any]]: ...
-
-    def held(self) -> AbstractContextManager[None]:
-        """Keep the rows within the ``with``, even if their turns are forgotten meanwhile."""
-
-    async def check(self) -> str | None:
-        """Return the reason if the rows are lost, as far as that is known without reading them. Raises HTTPError."""
-
-    async def stream(self, take: Callable[[npt.NDArray[np.integer[Any]]], Awaitable[None]]) -> str | None:
-        """Call ``take`` with consecutive rows ``[some, row size]``, about 1 MiB at a time. Raises HTTPError.
-
-        Returns the reason if the rows that follow are lost, and None after the last row. ``take`` must not change the
-        rows. Their type may be narrower than ``dtype``. A few further pieces are read meanwhile.
-        """
-
-    async def read(self) -> npt.NDArray[np.integer[Any]] | str:
-        """Return all rows, or the reason why they are lost. Raises HTTPError."""
 
 
 class RowNotes(Protocol):

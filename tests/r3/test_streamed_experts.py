@@ -13,21 +13,17 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import msgpack  # type: ignore[import-untyped]  # it has no annotations
 import numpy as np
-import numpy.typing as npt
 import pytest
 import safetensors.numpy
 
 from deadlines import until
-from r3.replays import PROMPT, Replay, replaying, rows_in
-from r3.telling import telling
+from r3.recording import EXPERTS, SHELVED, always, on_disk, overwrite_blocks, recorded_by, recording
+from r3.replays import PROMPT, replaying, rows_in
 from radix_cache.scripted import Client
 from radix_cache.shelf import Shelf
 from slime_engine.model import NgramModel
 from slime_r3 import pieces
-from slime_r3.recorded_rows import RecordedRows
-from slime_radix_cache.index.consumed_turns import consumed_turns
-from slime_radix_cache.retrieval import streamed
-from slime_sglang.token_arrays import TokenArray
+from slime_rows import streamed
 
 if TYPE_CHECKING:
     from routers import Start
@@ -37,46 +33,6 @@ pytestmark = pytest.mark.anyio
 NEXT = "<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n"
 JSON, MSGPACK = "application/json", "application/x-msgpack"
 NPZ, SAFETENSORS = "application/octet-stream", "application/x-safetensors"
-EXPERTS = "routed_experts"
-SHELVED = ("--r3-max-bytes", "1", "--middleware-paths", "radix_cache.shelf")
-Rows = npt.NDArray[np.uint8]
-
-
-def on_disk(path: Path, disk_bytes: int = 2 << 20) -> tuple[str, ...]:
-    """Flags of a router whose store has memory for one block only."""
-    store = ("--middleware-paths", "slime_tiered_store", "--store-memory-bytes", "4096")
-    disk = ("--store-ssd", str(path / "disk"), "--store-ssd-bytes", str(disk_bytes))
-    return ("--r3-max-bytes", "1", *store, *disk)
-
-
-def recorded_by(client: Client | Replay) -> RecordedRows:
-    rows: RecordedRows = client.running.router.components.get("token_rows")._rows[EXPERTS]
-    return rows
-
-
-async def always(_: bytes) -> bool:
-    """Shelf.holds of a store that has not noticed a loss or a failure."""
-    return True
-
-
-@asynccontextmanager
-async def recording(
-    start: Start, model: NgramModel, checkpoint: str, tokens: int, row: int, *flags: str
-) -> AsyncIterator[tuple[Client, dict[str, Any], Rows]]:
-    """A router with one answer of so many ``tokens``, and rows of so many values; the question for them, and the rows.
-
-    The engine's answer has no rows, since so many would take long to make. They are given to the recorder instead.
-    """
-    async with telling(start, checkpoint, model, "--r3-shape", "4", str(row // 4), *flags) as (client, _):
-        text = PROMPT + (await client.generate(PROMPT, [*range(5, 5 + tokens)], session="s"))["text"]
-        (turn,) = client.running.router.components.get("session_turns").turns("s")
-        turns = consumed_turns((turn.response, len(turn.response)))
-        told = np.arange((turns[-1].start + turns[-1].length - 1) * row, dtype=np.uint32).astype(np.uint8)
-        rows = recorded_by(client)
-        rows.record(turns, {EXPERTS: TokenArray.of(told)}, 0)
-        if flags:
-            await until(lambda: not rows.turns.size_bytes)
-        yield client, {"text": text, "session_id": "s", "return_routed_experts": True}, told
 
 
 @asynccontextmanager
@@ -114,7 +70,7 @@ async def test_forks_have_their_rows_from_memory_and_disk_in_each_format(
         async def read(accept: str, query: str = "") -> bytes:
             path = f"/trajectories/s?return_routed_experts=true{query}"
             reply = await replay.running.client.get(path, headers={"accept": accept})
-            assert ("content-length" in reply.headers) is is_whole
+            assert ("content-length" in reply.headers) is (is_whole or accept == SAFETENSORS)
             assert reply.headers["content-type"] == accept
             return reply.content
 
@@ -215,8 +171,7 @@ async def test_answer_breaks_off_if_the_disk_has_lost_rows_and_the_next_one_says
     flags = on_disk(tmp_path, 16 << 20)
     async with recording(start, model, checkpoint, 60, 1 << 16, *flags) as (client, question, _):
         async with begun(client, question) as reply:
-            blocks = tmp_path / "disk" / "blocks"
-            blocks.write_bytes(bytes(blocks.stat().st_size))
+            overwrite_blocks(tmp_path)
             with pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
                 await reply.aread()
         assert "an answer broke off: its routed_experts are not_in_store" in caplog.text

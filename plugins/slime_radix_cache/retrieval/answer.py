@@ -19,7 +19,8 @@ from slime_radix_cache.index.segments import (
     links,
 )
 from slime_radix_cache.index.text_search import Match
-from slime_radix_cache.retrieval.token_rows import Rows
+from slime_radix_cache.retrieval.token_rows import INT32
+from slime_rows.rows import Rows
 
 __all__ = [
     "PROMPT",
@@ -77,12 +78,14 @@ class Answer:
     """A record, and the other fields of the answer in ``about``, ready for JSON.
 
     ``logprobs``: the answer includes logprobs. ``rows``: the rows of its tokens that the question asks for.
+    ``row_form``: their form in JSON, see WantedRows.
     """
 
     record: Record
     about: dict[str, Any]
     logprobs: bool = True
     rows: tuple[Rows, ...] = ()
+    row_form: str = INT32
 
 
 def record_of(context: Context, rest: bytes = b"", session: str | None = None) -> Record:

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import pybase64
 
-from slime_radix_cache.retrieval.archives import npy_head
-from slime_radix_cache.retrieval.members import Data, Piece, RowPiece, raw_bytes
-from slime_radix_cache.retrieval.token_rows import NPY, Rows
+from slime_radix_cache.retrieval.npz import npy_head
+from slime_radix_cache.retrieval.token_rows import NPY
+from slime_rows.body_pieces import Data, Piece, RowPiece
+from slime_rows.members import raw_bytes
+from slime_rows.rows import Rows
 from slime_sglang.token_arrays import IntArray
 
 __all__ = ["rows_as_text"]
@@ -35,11 +37,11 @@ class _Base64:
         return pybase64.b64encode(self._rest)
 
 
-def rows_as_text(rows: Rows) -> Iterator[Piece]:
-    """Yield ``rows``, which are known, as a JSON string in their form."""
+def rows_as_text(rows: Rows, form: str) -> Iterator[Piece]:
+    """Yield ``rows``, which are known, as a JSON string in ``form``."""
     assert rows.found is not None  # narrowing: see above
     text = _Base64()
-    kind = rows.found.dtype if rows.form == NPY else "<i4"
+    kind = rows.found.dtype if form == NPY else "<i4"
 
     def encode(values: IntArray) -> Iterator[Data]:
         flat = values.reshape(-1)
@@ -47,7 +49,7 @@ def rows_as_text(rows: Rows) -> Iterator[Piece]:
             yield text.add(raw_bytes(flat[start : start + _BLOCK].astype(kind, copy=False)))
 
     yield b'"'
-    if rows.form == NPY:
+    if form == NPY:
         yield text.add(npy_head(rows.found.dtype, rows.found.shape))
     yield RowPiece(rows, encode)
     yield text.end() + b'"'

@@ -34,10 +34,13 @@ import numpy.typing as npt
 import orjson
 
 from slime_radix_cache.retrieval.answer import PROMPT, Answer, Record
-from slime_radix_cache.retrieval.archives import safetensors_file, zipped
 from slime_radix_cache.retrieval.base64_rows import rows_as_text
-from slime_radix_cache.retrieval.members import Member, Piece
-from slime_radix_cache.retrieval.token_rows import ROWS, Rows
+from slime_radix_cache.retrieval.npz import zipped
+from slime_radix_cache.retrieval.token_rows import ROWS, about_rows
+from slime_rows.body_pieces import Piece
+from slime_rows.members import Member
+from slime_rows.rows import Rows
+from slime_rows.safetensors_file import safetensors_file
 
 __all__ = ["JSON", "MSGPACK", "NPZ", "SAFETENSORS", "Format", "format_for"]
 
@@ -75,8 +78,8 @@ def _json(answer: Answer) -> Iterator[Piece]:
         return
     yield text[:-1]
     for rows in answer.rows:
-        yield b"," + orjson.dumps(rows.about())[1:-1] + b',"%b":' % rows.name.encode()
-        yield from rows_as_text(rows) if rows.found is not None else (b"null",)
+        yield b"," + orjson.dumps(about_rows(rows))[1:-1] + b',"%b":' % rows.name.encode()
+        yield from rows_as_text(rows, answer.row_form) if rows.found is not None else (b"null",)
     yield b"}"
 
 
@@ -129,7 +132,7 @@ def _about(answer: Answer) -> dict[str, Any]:
     """Return the fields of ``answer`` that are no arrays."""
     about = dict(answer.about)
     for rows in answer.rows:
-        about |= rows.about()
+        about |= about_rows(rows)
     return about
 
 
@@ -189,7 +192,7 @@ def _offsets(name: str, lengths: Sequence[int]) -> Member:
 def _safetensors(answer: Answer) -> Iterator[Piece]:
     names: dict[Any, int] = {}
     members = [Member(name, [array]) for name, array in _arrays(answer, names).items()]
-    return safetensors_file({**_about(answer), "version_names": list(names)}, members)
+    return safetensors_file(members, _metadata({**_about(answer), "version_names": list(names)}))
 
 
 def _safetensors_many(about: Mapping[str, Any], answers: Sequence[Answer]) -> Iterator[Piece]:
@@ -197,7 +200,11 @@ def _safetensors_many(about: Mapping[str, Any], answers: Sequence[Answer]) -> It
     each = [_arrays(answer, names) for answer in answers]
     members = [Member(f"{name}.{number}", [one[name]]) for number, one in enumerate(each) for name in one]
     document = {**about, "version_names": list(names), "trajectories": [_about(answer) for answer in answers]}
-    return safetensors_file(document, members)
+    return safetensors_file(members, _metadata(document))
+
+
+def _metadata(about: Mapping[str, Any]) -> dict[str, str]:
+    return {"about": orjson.dumps(about).decode()}
 
 
 JSON = Format("application/json", _json, _json_many)

@@ -27,13 +27,13 @@ from slime_radix_cache.retrieval.answer import Answer, Lost, about_record, inexa
 from slime_radix_cache.retrieval.branches import Branch, answer_of, branches
 from slime_radix_cache.retrieval.empty_sessions import nothing_kept
 from slime_radix_cache.retrieval.formats import JSON, Format, format_for
-from slime_radix_cache.retrieval.members import Piece
 from slime_radix_cache.retrieval.question import Conversation, Question, read_object, rows_asked
-from slime_radix_cache.retrieval.streamed import StreamedAnswer, whole
 from slime_radix_cache.retrieval.templates import ChatTemplate
 from slime_radix_cache.retrieval.token_rows import WantedRows, find_rows
 from slime_radix_cache.tally import Tally
 from slime_radix_cache.tokens.encoding import Encoder
+from slime_rows.body_pieces import Piece, joined
+from slime_rows.streamed import answer_with
 
 __all__ = ["Retrieval"]
 
@@ -109,13 +109,14 @@ class Retrieval:
             **about_record(record, reason, matched, candidates),
             "finish_reason": _finish_reason(match, text),
         }
-        rows = find_rows(self._rows, match.context, len(record.tokens), reason, question.rows)
-        return Answer(record, about, question.logprobs, rows)
+        rows = find_rows(self._rows, match.context, len(record.tokens), reason, question.rows.names)
+        return Answer(record, about, question.logprobs, rows, question.rows.form)
 
     def _with_rows(self, answer: Answer, branch: Branch, wanted: WantedRows) -> Answer:
         context = branch.leaf, len(branch.leaf)
         reason = answer.about["inexact_reason"]
-        return replace(answer, rows=find_rows(self._rows, context, branch.tokens, reason, wanted))
+        rows = find_rows(self._rows, context, branch.tokens, reason, wanted.names)
+        return replace(answer, rows=rows, row_form=wanted.form)
 
     def _lost(self, text: bytes, session: str | None) -> Lost:
         kept = self._trajectories
@@ -166,26 +167,23 @@ class Retrieval:
 
     async def _one(self, request: HTTPRequest, answer: Answer, client: str | None) -> HTTPResponse:
         format = format_for(request.headers.get("accept", ""))
-        return await self._written(format, [answer], lambda answers: format.one(answers[0]), client)
+        return await self._written(format, [answer], lambda: format.one(answer), client)
 
     async def _written(
         self,
         format: Format,
         answers: Sequence[Answer],
-        encode: Callable[[Sequence[Answer]], Iterator[Piece]],
+        encode: Callable[[], Iterator[Piece]],
         client: str | None,
     ) -> HTTPResponse:
-        is_long = sum(len(answer.record.tokens) for answer in answers) > _MANY_TOKENS
-        if any(rows.found is not None for answer in answers for rows in answer.rows):
-            return StreamedAnswer(
-                encode,
-                answers,
-                format.media_type,
-                lambda work: self._threads.run(work, client),
-                lambda: self._long_work.pause(client),
-                is_long=is_long,
-            )
-        return await self._whole(format, lambda: whole(encode(answers)), client, is_long=is_long)
+        return await answer_with(
+            [rows for answer in answers for rows in answer.rows],
+            encode,
+            format.media_type,
+            lambda work: self._threads.run(work, client),
+            lambda: self._long_work.pause(client),
+            is_long=sum(len(answer.record.tokens) for answer in answers) > _MANY_TOKENS,
+        )
 
     async def _whole(
         self, format: Format, write: Callable[[], bytes], client: str | None, *, is_long: bool
@@ -222,11 +220,11 @@ class Retrieval:
             client, is_long = _address(request), sum(leaf.tokens for leaf in leaves) > _MANY_TOKENS
             if not rows.names:
                 return await self._whole(
-                    format, lambda: whole(format.many(about, made())), client, is_long=is_long
+                    format, lambda: joined(format.many(about, made())), client, is_long=is_long
                 )
             answers = await self._threads.run(made, client)
             answers = [self._with_rows(*one, rows) for one in zip(answers, leaves, strict=True)]
-            return await self._written(format, answers, lambda answers: format.many(about, answers), client)
+            return await self._written(format, answers, lambda: format.many(about, answers), client)
 
         async def no_session(_: HTTPRequest) -> HTTPResponse:
             raise SessionNotFound("wanted the name of a session: GET /trajectories/SESSION")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slime_radix_cache.capture.row_recorder import RowRecorder
 from slime_radix_cache.index.segments import Context
+from slime_rows.rows import Rows
 from slime_sglang.answers import TOKEN_ARRAYS
 
-if TYPE_CHECKING:
-    from slime_radix_cache.contracts import FoundRows
-
-__all__ = ["INT32", "NPY", "ROWS", "RowNames", "Rows", "WantedRows", "find_rows"]
+__all__ = ["INT32", "NPY", "ROWS", "RowNames", "WantedRows", "about_rows", "find_rows"]
 
 #: Forms of rows in JSON: SGLang's base64 of int32, and vLLM's base64 of a file in NumPy's format.
 INT32, NPY = "int32", "npy"
@@ -49,38 +47,19 @@ class WantedRows:
     form: str = INT32
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Rows:
-    """Rows ``[token_length - 1, layers, top_k]``, or ``[token_length - 1, row size]`` if the shape is not known.
-
-    ``found`` is None if they are not exact; then ``reason`` says why. They are never padded, and read only when they
-    are sent. ``form``: see WantedRows.
-    """
-
-    name: str
-    found: FoundRows | None
-    reason: str | None
-    form: str = INT32
-
-    def about(self) -> dict[str, Any]:
-        """Return the fields about the rows, ready for JSON."""
-        return {
-            ROWS[self.name].exact: self.found is not None,
-            f"{self.name}_reason": self.reason,
-            f"{self.name}_shape": list(self.found.shape) if self.found is not None else None,
-        }
+def about_rows(rows: Rows) -> dict[str, Any]:
+    """Return the fields about ``rows``, ready for JSON."""
+    return {
+        ROWS[rows.name].exact: rows.found is not None,
+        f"{rows.name}_reason": rows.reason,
+        f"{rows.name}_shape": list(rows.found.shape) if rows.found is not None else None,
+    }
 
 
 def find_rows(
-    recorder: RowRecorder, context: Context, tokens: int, reason: str | None, wanted: WantedRows
+    recorder: RowRecorder, context: Context, tokens: int, reason: str | None, names: Sequence[str]
 ) -> tuple[Rows, ...]:
-    """Find the wanted rows of ``context``. Its record has ``tokens`` tokens, and ``reason`` as ``inexact_reason``."""
+    """Find rows ``names`` of ``context``. Its record has ``tokens`` tokens, and ``reason`` as ``inexact_reason``."""
     if reason is not None and reason != _HARMLESS:
-        return tuple(Rows(name, None, reason, wanted.form) for name in wanted.names)
-    return tuple(
-        Rows(name, None, found, wanted.form)
-        if isinstance(found, str)
-        else Rows(name, found, None, wanted.form)
-        for name in wanted.names
-        for found in (recorder.find(name, context, tokens),)
-    )
+        return tuple(Rows(name, None, reason) for name in names)
+    return tuple(Rows.of(name, recorder.find(name, context, tokens)) for name in names)

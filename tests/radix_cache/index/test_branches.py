@@ -15,7 +15,7 @@ from slime_radix_cache.index.trajectories import Limits, Trajectories
 from slime_radix_cache.retrieval.branches import Branch, Shared, answer_of, branches
 from slime_radix_cache.retrieval.formats import JSON
 from slime_radix_cache.retrieval.session_turns import SessionTurns
-from slime_radix_cache.retrieval.streamed import whole
+from slime_rows.body_pieces import joined
 
 
 def generate(kept: Trajectories, text: str, answer: Sampled, session: str = "s") -> None:
@@ -40,7 +40,7 @@ def leaves(kept: Trajectories, session: str = "s") -> list[Branch]:
 
 def record(branch: Branch) -> dict[str, Any]:
     """As a client gets it."""
-    document: dict[str, Any] = orjson.loads(whole(JSON.one(answer_of(branch, spell))))
+    document: dict[str, Any] = orjson.loads(joined(JSON.one(answer_of(branch, spell))))
     return document
 
 

@@ -1,4 +1,4 @@
-"""Files with several arrays, made piece by piece: NumPy's npz, and safetensors.
+"""NumPy's files, made piece by piece: an npz, and the head of a file with one array.
 
 An npz is a zip of files in NumPy's format, without compression. The checksum of a member stands behind it (zip's *data
 descriptor*), so that no member has to be in memory as a whole. Readers that begin with zip's directory, at the end of
@@ -15,11 +15,10 @@ import numpy as np
 import orjson
 from numpy.lib import format as npy
 
-from slime_radix_cache.retrieval.members import Data, Member, Piece
+from slime_rows.body_pieces import Data, Piece
+from slime_rows.members import Member
 
-__all__ = ["npy_head", "safetensors_file", "zipped"]
-
-_TENSOR_TYPES = {"|i1": "I8", "|u1": "U8", "<u2": "U16", "<i4": "I32", "<i8": "I64", "<f8": "F64"}
+__all__ = ["npy_head", "zipped"]
 
 
 class _Sink:
@@ -72,20 +71,3 @@ def npy_head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     write: Any = npy.write_array_header_1_0  # not every version of NumPy annotates it
     write(sink, head)
     return b"".join(sink.taken())
-
-
-def safetensors_file(about: Mapping[str, Any], members: Sequence[Member]) -> Iterator[Piece]:
-    """Yield a safetensors file with ``members``, and ``about`` as JSON in its metadata."""
-    # Wide values first, so that each tensor begins at a multiple of its values' size.
-    members = sorted(members, key=lambda member: -member.dtype.itemsize)
-    head: dict[str, Any] = {"__metadata__": {"about": orjson.dumps(about).decode()}}
-    place = 0
-    for member in members:
-        begin, place = place, place + member.nbytes
-        kind = _TENSOR_TYPES[member.dtype.str]
-        head[member.name] = {"dtype": kind, "shape": member.shape, "data_offsets": (begin, place)}
-    text = orjson.dumps(head)
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
-    for member in members:
-        yield from member.pieces()

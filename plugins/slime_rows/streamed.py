@@ -5,20 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import anyio
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from router_core.errors import HTTPError
-from slime_radix_cache.retrieval.answer import Answer
-from slime_radix_cache.retrieval.members import Data, Piece, RowPiece
-from slime_radix_cache.retrieval.token_rows import Rows
-from slime_sglang.token_arrays import IntArray
+from slime_rows.body_pieces import BodyLength, Data, Piece, RowPiece, joined
+from slime_rows.rows import Rows
 
-__all__ = ["StreamedAnswer", "whole"]
+if TYPE_CHECKING:
+    from slime_sglang.token_arrays import IntArray
+
+__all__ = ["StreamedAnswer", "answer_with"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,27 +33,34 @@ class Run(Protocol):
     def __call__(self, work: Callable[[], _T], /) -> Awaitable[_T]: ...
 
 
-def whole(pieces: Iterator[Piece]) -> bytes:
-    """Return the bytes of ``pieces``, which have no rows."""
-    return b"".join(piece for piece in pieces if not isinstance(piece, RowPiece))
+async def answer_with(
+    rows: Sequence[Rows], encode: Callable[[], Iterator[Piece]], media_type: str, run: Run,
+    pause: Callable[[], Awaitable[None]], *, is_long: bool,
+) -> Response:  # fmt: skip
+    """Return an answer with ``rows``, which is streamed if some are known. For the arguments see StreamedAnswer."""
+    if any(each.found is not None for each in rows):
+        return StreamedAnswer(rows, encode, media_type, run, pause, is_long=is_long)
+    body = await run(lambda: joined(encode())) if is_long else joined(encode())
+    return Response(body, media_type=media_type)
 
 
 class StreamedAnswer(Response):
-    """Sends ``answers`` as the pieces that ``encode`` makes of them. At most a few MiB of rows are in memory at once.
+    """Sends the pieces that ``encode`` makes. At most a few MiB of ``rows`` are in memory at once.
 
-    Rows in the store stay there until the end. If rows turn out to be lost before anything is sent, the answer has the
-    reason instead. Afterwards, it breaks off: the client sees that it is incomplete, and the next one has the reason.
+    ``rows``: all rows of the answer. Those in the store stay there until the end. If some turn out to be lost before
+    anything is sent, ``encode`` is called again, and the answer has the reason instead. Afterwards, it breaks off: the
+    client sees that it is incomplete, and the next one has the reason.
     ``is_long``: pieces without rows take long; they are made by ``run``. ``pause``: lets others have the event loop.
     """
 
     def __init__(
-        self, encode: Callable[[Sequence[Answer]], Iterator[Piece]], answers: Sequence[Answer], media_type: str,
-        run: Run, pause: Callable[[], Awaitable[None]], *, is_long: bool,
+        self, rows: Sequence[Rows], encode: Callable[[], Iterator[Piece]], media_type: str, run: Run,
+        pause: Callable[[], Awaitable[None]], *, is_long: bool,
     ) -> None:  # fmt: skip
         super().__init__(media_type=media_type)
         del self.headers["content-length"]
+        self._rows = rows
         self._encode = encode
-        self._answers = answers
         self._run = run
         self._pause = pause
         self._is_long = is_long
@@ -61,17 +68,15 @@ class StreamedAnswer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer. Raises HTTPError if it cannot be begun."""
         with ExitStack() as held:
-            for answer in self._answers:
-                for rows in answer.rows:
-                    if rows.found is not None:
-                        held.enter_context(rows.found.held())
+            for rows in self._rows:
+                if rows.found is not None:
+                    held.enter_context(rows.found.held())
             await _until_disconnect(receive, lambda: self._answer(send))
 
     async def _answer(self, send: Send) -> None:
-        for answer in self._answers:
-            for rows in answer.rows:
-                if rows.found is not None and (reason := await rows.found.check()) is not None:
-                    self._lose(rows, reason)
+        for rows in self._rows:
+            if rows.found is not None and (reason := await rows.found.check()) is not None:
+                rows.lose(reason)
         while True:
             body = _Body(send, self.status_code, self.raw_headers)
             try:
@@ -84,20 +89,23 @@ class StreamedAnswer(Response):
             if lost is None:
                 await body.end()
                 return
+            rows, reason = lost
             if body.has_begun:
-                logger.warning("an answer broke off: its %s are %s", lost[0].name, lost[1])
+                logger.warning("an answer broke off: its %s are %s", rows.name, reason)
                 return
-            self._lose(*lost)
+            rows.lose(reason)
 
     async def _send_pieces(self, body: _Body) -> tuple[Rows, str] | None:
         """Write the answer to ``body``. Returns the rows that are lost, if any, and the reason."""
-        pieces = self._encode(self._answers)
+        pieces = self._encode()
         while (piece := await self._next(pieces)) is not None:
             if isinstance(piece, RowPiece):
                 assert piece.rows.found is not None  # narrowing: a row piece has rows
                 lost = await piece.rows.found.stream(lambda rows: self._send_rows(rows, piece, body))
                 if lost is not None:
                     return piece.rows, lost
+            elif isinstance(piece, BodyLength):
+                body.length = piece
             else:
                 await body.add(piece)
         return None
@@ -110,24 +118,16 @@ class StreamedAnswer(Response):
     async def _next(self, pieces: Iterator[Piece]) -> Piece | None:
         return await self._run(lambda: next(pieces, None)) if self._is_long else next(pieces, None)
 
-    def _lose(self, lost: Rows, reason: str) -> None:
-        """Let the answer say that the rows ``lost`` are not known."""
-        self._answers = [
-            replace(
-                answer,
-                rows=tuple(
-                    replace(rows, found=None, reason=reason) if rows is lost else rows for rows in answer.rows
-                ),
-            )
-            for answer in self._answers
-        ]
-
 
 class _Body:
-    """The body of one answer. It waits until there are enough rows, or until the end. A short one has a length."""
+    """The body of one answer. It waits until there are enough rows, or until the end.
+
+    ``length``: its bytes, if they are known. A short body always has a length.
+    """
 
     def __init__(self, send: Send, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         self.has_begun = False
+        self.length: int | None = None
         self._send = send
         self._start = {"type": "http.response.start", "status": status}
         self._headers = list(headers)
@@ -155,12 +155,15 @@ class _Body:
         """Send the end."""
         last = b"".join(self._waiting)
         if not self.has_begun:
-            self._headers.append((b"content-length", b"%d" % len(last)))
+            if self.length is None:
+                self.length = len(last)
             await self._begin()
         await self._send({"type": "http.response.body", "body": last})
 
     async def _begin(self) -> None:
         self.has_begun = True
+        if self.length is not None:  # the server refuses a body of any other length
+            self._headers.append((b"content-length", b"%d" % self.length))
         await self._send({**self._start, "headers": self._headers})
 
     async def _send_body(self, data: Data) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import pytest
 from starlette.types import Message
 
-from slime_radix_cache.retrieval.streamed import StreamedAnswer
+from slime_rows.streamed import StreamedAnswer
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +35,7 @@ async def sent(messages: Sequence[Message], *, is_long: bool = False) -> list[An
     async def send(message: Message) -> None:
         found.append(message)
 
-    answer = StreamedAnswer(lambda _: iter((b"a", b"b")), (), "text/x", run, pause, is_long=is_long)
+    answer = StreamedAnswer((), lambda: iter((b"a", b"b")), "text/x", run, pause, is_long=is_long)
     await answer({"type": "http"}, receive, send)
     return found
 

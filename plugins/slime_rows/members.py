@@ -1,44 +1,39 @@
-"""Arrays of answers, and the pieces of a body: bytes, and rows that are read when it is their turn."""
+"""Arrays of files that are made piece by piece."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from slime_radix_cache.retrieval.token_rows import Rows
-from slime_sglang.token_arrays import IntArray
+from slime_rows.body_pieces import Data, Piece, RowPiece
+from slime_rows.rows import Rows
 
-__all__ = ["Data", "Member", "Piece", "RowPiece", "raw_bytes"]
+__all__ = ["Member", "raw_bytes"]
 
-Data = bytes | memoryview
-
-
-class RowPiece(NamedTuple):
-    """The place of ``rows`` in a body. ``encode`` returns the bytes of the next rows, which come in order."""
-
-    rows: Rows
-    encode: Callable[[IntArray], Iterable[Data]]
-
-
-Piece = Data | RowPiece
+#: Bytes that are encoded at once.
+_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A named array, in ``parts`` that are joined along their first axis. At least one part is not empty, or all."""
+    """A named array, in ``parts`` that are joined along their first axis. At least one part is not empty, or all.
+
+    ``kind``: the type of the values; None for the narrowest type that holds all of them.
+    """
 
     name: str
     parts: Sequence[npt.NDArray[Any] | Rows]
+    kind: np.dtype[Any] | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The narrowest type that holds all values."""
-        return np.result_type(*(_source(part).dtype for part in self.parts))
+        """The type of the values."""
+        return self.kind or np.result_type(*(_source(part).dtype for part in self.parts))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -55,9 +50,12 @@ class Member:
     def pieces(self, write: Callable[[Data], Iterable[Data]] = lambda data: (data,)) -> Iterator[Piece]:
         """Yield all values in C order, each piece as ``write`` returns it."""
         kind = self.dtype
+        step = _BLOCK_BYTES // kind.itemsize
 
-        def encode(values: npt.NDArray[Any]) -> Iterable[Data]:
-            return write(raw_bytes(values.astype(kind, copy=False)))
+        def encode(values: npt.NDArray[Any]) -> Iterator[Data]:
+            flat = values.reshape(-1)
+            for start in range(0, len(flat), step):  # wider values than those in memory would be several MiB
+                yield from write(raw_bytes(flat[start : start + step].astype(kind, copy=False)))
 
         for part in self.parts:
             if isinstance(part, Rows):

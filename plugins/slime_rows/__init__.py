@@ -1,0 +1,1 @@
+"""A library for plugins: answers with rows of tokens, such as routed experts, which are read while they are sent."""
