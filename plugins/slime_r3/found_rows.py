@@ -12,7 +12,6 @@ import numpy as np
 from slime_r3.pieces import Part
 from slime_r3.reading import RowReader, TakeRows
 from slime_r3.turn_rows import TurnRows
-from slime_sglang.token_arrays import IntArray
 
 __all__ = ["FoundRows"]
 
@@ -21,7 +20,7 @@ __all__ = ["FoundRows"]
 class FoundRows:
     """Rows of one context in ``parts``, which have the ``shape`` ``[tokens, layers, top_k]`` or ``[tokens, size]``.
 
-    For the methods see slime_radix_cache.contracts.FoundRows.
+    For the methods see slime_rows.rows.FoundRows.
     """
 
     shape: tuple[int, ...]
@@ -47,9 +46,3 @@ class FoundRows:
     async def stream(self, take: TakeRows) -> str | None:
         """Call ``take`` with about 1 MiB of rows at a time. O(rows)."""
         return await self.reader.stream(self.parts, take)
-
-    async def read(self) -> IntArray | str:
-        """Return all rows in one array, or the reason why they are lost. O(rows)."""
-        with self.held():
-            rows = await self.reader.read(self.parts) if self.parts else np.empty(0, np.uint8)
-        return rows if isinstance(rows, str) else rows.reshape(self.shape)

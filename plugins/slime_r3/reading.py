@@ -101,20 +101,6 @@ class RowReader:
                 return self._lose(chunk)
             await take(rows)
 
-    async def read(self, parts: Sequence[Part]) -> IntArray | str:
-        """Return the rows of ``parts`` in one array, or the reason why they are lost. Raises StoreFailed."""
-        kind = np.result_type(*(part.piece.dtype for part in parts))
-        rows: IntArray = np.empty((sum(part.length for part in parts), parts[0].piece.size), kind)
-        place = 0
-
-        async def take(some: IntArray) -> None:
-            nonlocal place
-            rows[place : place + len(some)] = some
-            place += len(some)
-
-        lost = await self.stream(parts, take)
-        return lost if lost is not None else rows
-
     def _lose(self, chunk: _Chunk) -> str:
         self._turns.lose(chunk.part, reasons.NOT_IN_STORE)
         return reasons.NOT_IN_STORE

@@ -39,9 +39,6 @@ class FoundRows(Protocol):
         rows. Their type may be narrower than ``dtype``. A few further pieces are read meanwhile.
         """
 
-    async def read(self) -> npt.NDArray[np.integer[Any]] | str:
-        """Return all rows, or the reason why they are lost. Raises HTTPError."""
-
 
 @dataclass(slots=True, eq=False)
 class Rows:

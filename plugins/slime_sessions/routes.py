@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
@@ -16,6 +16,7 @@ from starlette.routing import Route
 from router_core.errors import BadRequest, PluginNotLoaded, SessionNotFound
 from router_core.router import Router
 from router_core.routes import JSON, json_object
+from slime_rows.streamed import answer_with
 from slime_sessions.created import CreatedSessions
 from slime_sessions.names import check_name
 from slime_sessions.records import accumulated, records_of
@@ -23,6 +24,7 @@ from slime_sessions.tree import committed
 
 if TYPE_CHECKING:
     from slime_radix_cache.contracts import SessionTurns, Turn
+    from slime_rows.body_pieces import Piece
     from slime_sessions.samples import Sample
 
 __all__ = ["SessionRoutes"]
@@ -138,16 +140,23 @@ class SessionRoutes:
 
         agent = wanted.metadata or {}
         samples, metadata = await _written(turns, made)
-        rows = [await sample.rows() for sample in samples]
 
-        def write() -> bytes:
+        def encode() -> Iterator[Piece]:
             from slime_sessions.wire import encode  # numpy is heavy
 
             empty = None if samples else "all_truncated" if committed(turns) else "no_records"
             shown = {key: value for key, value in agent.items() if key not in _OWN_KEYS}
-            return encode(samples, rows, metadata, empty, reward=agent.get("reward"), agent=shown)
+            return encode(samples, metadata, empty, reward=agent.get("reward"), agent=shown)
 
-        return Response(await _written(turns, write), media_type="application/octet-stream")
+        client = request.client.host if request.client is not None else None
+        return await answer_with(
+            [rows for sample in samples for rows in sample.rows],
+            encode,
+            "application/octet-stream",
+            lambda work: self._router.threads.run(work, client),
+            lambda: self._router.long_work.pause(client),
+            is_long=_is_long(turns),
+        )
 
     async def _delete(self, request: Request) -> Response:
         session: str = request.path_params["session"]
@@ -180,5 +189,8 @@ def _not_found(session: str) -> SessionNotFound:
 
 async def _written(turns: Sequence[Turn], write: Callable[[], _T]) -> _T:
     """Call ``write``, in a thread when ``turns`` are many or long. Returns its result."""
-    many = sum(turn.tokens for turn in turns) > _MANY_TOKENS or len(turns) > _MANY_TURNS
-    return await anyio.to_thread.run_sync(write) if many else write()
+    return await anyio.to_thread.run_sync(write) if _is_long(turns) else write()
+
+
+def _is_long(turns: Sequence[Turn]) -> bool:
+    return sum(turn.tokens for turn in turns) > _MANY_TOKENS or len(turns) > _MANY_TURNS

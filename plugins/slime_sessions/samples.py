@@ -16,15 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from router_core.errors import HTTPError
+from slime_rows.rows import Rows
 from slime_sessions.tree import COMPLETED, committed, leaves, status_of
 
 if TYPE_CHECKING:
-    from slime_radix_cache.contracts import FoundRows, SessionTurns, Turn, TurnContext, TurnRecord
+    from slime_radix_cache.contracts import SessionTurns, Turn, TurnContext, TurnRecord
 
-__all__ = ["ROWS", "InexactSession", "Rows", "Sample", "samples_of"]
+__all__ = ["ROWS", "InexactSession", "Sample", "samples_of"]
 
-#: Rows by field of ``meta_info``, or the reasons why they are not known.
-Rows = Mapping[str, npt.NDArray[np.integer[Any]] | str]
 _PROMPT = -1
 #: Fields of ``meta_info`` with a row for each token.
 ROWS = ("routed_experts", "indexer_topk")
@@ -41,8 +40,7 @@ class Sample:
     """One sample. ``loss_mask`` and ``logprobs`` belong to the response, the last ``len(loss_mask)`` of ``tokens``.
 
     ``status``: completed, truncated or aborted. ``weight_versions``: the version of each run of sampled tokens, in
-    order. ``found``: by field of ``meta_info``, the rows ``[len(tokens) - 1, layers, top_k]``, or the reason why they
-    are not known.
+    order. ``rows``: those of ``ROWS`` that a plugin records, ``[len(tokens) - 1, layers, top_k]`` if they are known.
     """
 
     tokens: npt.NDArray[np.int64]
@@ -52,13 +50,7 @@ class Sample:
     status: str
     weight_versions: list[str]
     leaf: dict[str, Any]
-    found: Mapping[str, FoundRows | str]
-
-    async def rows(self) -> Rows:
-        """Return the rows in ``found``, or the reasons why they are lost. Raises HTTPError."""
-        return {
-            name: rows if isinstance(rows, str) else await rows.read() for name, rows in self.found.items()
-        }
+    rows: Sequence[Rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +126,16 @@ def _sample(source: SessionTurns, path: _Path, trained: dict[Hashable, int]) -> 
         path.status,
         list(_versions(record, end)),
         {"node_id": path.leaf.number, "parent": path.leaf.before, "path_node_ids": numbers},
-        dict(_found(source, path)),
+        list(_rows(source, path)),
     )
 
 
-def _found(source: SessionTurns, path: _Path) -> Iterator[tuple[str, FoundRows | str]]:
+def _rows(source: SessionTurns, path: _Path) -> Iterator[Rows]:
     for name in ROWS:
-        rows = source.rows(name, path.leaf, path.end)
-        if rows is not None:
-            is_flat = not isinstance(rows, str) and len(rows.shape) != 3
-            yield name, "shape_unknown" if is_flat else rows
+        found = source.rows(name, path.leaf, path.end)
+        if found is not None:
+            is_flat = not isinstance(found, str) and len(found.shape) != 3
+            yield Rows.of(name, "shape_unknown" if is_flat else found)
 
 
 def _versions(record: TurnRecord, end: int) -> Iterator[str]:

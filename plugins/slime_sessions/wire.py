@@ -9,43 +9,42 @@ else is JSON, the bytes of the uint8 tensor ``_samples_meta``: ``{"samples": [{f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import orjson
-import safetensors.numpy
 
-from slime_sessions.samples import ROWS, Rows, Sample
+from slime_rows.body_pieces import Piece
+from slime_rows.members import Member
+from slime_rows.safetensors_file import safetensors_file
+from slime_sessions.samples import ROWS, Sample
 
 __all__ = ["encode"]
 
 _META = "_samples_meta"
+_INT32 = np.dtype("<i4")
 
 
 def encode(
     samples: Sequence[Sample],
-    rows: Sequence[Rows],
     metadata: Mapping[str, Any],
     empty_reason: str | None = None,
     *,
     reward: Any = None,
     agent: Mapping[str, Any] | None = None,
-) -> bytes:
-    """Return the reply: ``samples`` with their ``rows``, each with ``reward``, and with ``agent`` in its metadata."""
-    tensors: dict[str, Any] = {}
+) -> Iterator[Piece]:
+    """Yield the reply: ``samples``, each with ``reward``, and with ``agent`` in its metadata."""
+    members = []
     described = []
-    for index, (sample, known) in enumerate(zip(samples, rows, strict=True)):
-        tensors[f"tokens.{index}"] = np.ascontiguousarray(sample.tokens)
-        tensors[f"loss_mask.{index}"] = np.ascontiguousarray(sample.loss_mask)
-        tensors[f"rollout_log_probs.{index}"] = np.ascontiguousarray(sample.logprobs)
-        nulls = []
-        for name in ROWS:
-            values = known.get(name)
-            if values is None or isinstance(values, str):
-                nulls.append(f"rollout_{name}")
-            else:
-                tensors[f"rollout_{name}.{index}"] = np.ascontiguousarray(values, np.int32)
+    for index, sample in enumerate(samples):
+        members += [
+            Member(f"tokens.{index}", [sample.tokens]),
+            Member(f"loss_mask.{index}", [sample.loss_mask]),
+            Member(f"rollout_log_probs.{index}", [sample.logprobs]),
+        ]
+        known = {rows.name: rows for rows in sample.rows if rows.found is not None}
+        members += [Member(f"rollout_{name}.{index}", [rows], _INT32) for name, rows in known.items()]
         described.append(
             {
                 "response": sample.response,
@@ -53,20 +52,23 @@ def encode(
                 "status": sample.status,
                 "weight_versions": sample.weight_versions,
                 "prefix_cache_info": {"cached_tokens": 0, "total_prompt_tokens": 0},
-                "metadata": {**(agent or {}), "leaf": sample.leaf, **_about_experts(known)},
+                "metadata": {**(agent or {}), "leaf": sample.leaf, **_about_experts(sample)},
                 "reward": reward,
-                "nulls": nulls,
+                "nulls": [f"rollout_{name}" for name in ROWS if name not in known],
             }
         )
     meta = {"samples": described, "session_metadata": metadata, "empty_reason": empty_reason}
-    tensors[_META] = np.frombuffer(orjson.dumps(meta, option=orjson.OPT_SERIALIZE_NUMPY), np.uint8)
-    return safetensors.numpy.save(tensors)
+    text = orjson.dumps(meta, option=orjson.OPT_SERIALIZE_NUMPY)
+    members.append(Member(_META, [np.frombuffer(text, np.uint8)]))
+    members.sort(
+        key=lambda member: (member.dtype.kind != "i", member.name)
+    )  # the order of safetensors itself
+    yield from safetensors_file(members)
 
 
-def _about_experts(known: Rows) -> dict[str, Any]:
+def _about_experts(sample: Sample) -> dict[str, Any]:
     """Return what the metadata say about routed experts; nothing if no plugin records them."""
-    rows = known.get(ROWS[0])
-    if rows is None:
-        return {}
-    reason = rows if isinstance(rows, str) else None
-    return {"experts_exact": reason is None, "routed_experts_reason": reason}
+    for rows in sample.rows:
+        if rows.name == ROWS[0]:
+            return {"experts_exact": rows.found is not None, "routed_experts_reason": rows.reason}
+    return {}

@@ -299,5 +299,11 @@ async def test_rows_are_read_while_their_session_is_deleted(
         found = turns.rows("routed_experts", turn_, 10)
         assert found.shape == (9, 3, 2)
         assert (await replay.running.client.delete("/sessions/s")).status_code == 204
-        assert await found.read() == "not_in_store"
+        taken: list[Any] = []
+
+        async def take(rows: Any) -> None:
+            taken.append(rows)
+
+        with found.held():
+            assert (await found.stream(take), taken) == ("not_in_store", [])
         assert (await replay.retrieve(text, "s"))["routed_experts"] is None

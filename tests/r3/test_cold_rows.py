@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,8 +14,10 @@ import pytest
 from deadlines import until
 from radix_cache.shelf import Shelf
 from slime_r3.cold_rows import ColdRows, RowsLost
+from slime_r3.pieces import Part
 from slime_r3.turn_rows import TurnRows
 from slime_radix_cache.contracts import ConsumedTurn
+from slime_sglang.token_arrays import IntArray
 
 pytestmark = pytest.mark.anyio
 
@@ -40,8 +42,17 @@ async def moving(turns: TurnRows, shelf: Shelf) -> AsyncIterator[ColdRows]:
 
 async def read(turns: TurnRows, cold: ColdRows, name: str) -> list[list[int]] | str:
     parts = turns.find([turn(name)], SHARED + OWN)
-    rows = parts if isinstance(parts, str) else await cold.reader.read(parts)
-    return rows if isinstance(rows, str) else rows.tolist()
+    return parts if isinstance(parts, str) else await rows_of(cold, parts)
+
+
+async def rows_of(cold: ColdRows, parts: Sequence[Part]) -> list[list[int]] | str:
+    taken: list[list[int]] = []
+
+    async def take(rows: IntArray) -> None:
+        taken.extend(rows.tolist())
+
+    lost = await cold.reader.stream(parts, take)
+    return taken if lost is None else lost
 
 
 async def test_rows_that_differ_from_stored_ones_in_one_value_are_kept_apart() -> None:
@@ -75,9 +86,7 @@ async def test_rows_that_were_found_in_memory_are_read_after_they_have_left_it()
     async with moving(turns, Shelf()) as cold:
         await until(lambda: not turns.size_bytes)
         turns.forget("b")
-        rows = await cold.reader.read(parts)
-        assert not isinstance(rows, str)
-        assert rows.tolist() == ROWS.tolist()
+        assert await rows_of(cold, parts) == ROWS.tolist()
 
 
 async def test_rows_that_are_forgotten_while_they_are_written_leave_no_record() -> None:
