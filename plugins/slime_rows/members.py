@@ -33,7 +33,9 @@ class Member:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The type of the values."""
-        return self.kind or np.result_type(*(_source(part).dtype for part in self.parts))
+        if self.kind is not None:
+            return self.kind
+        return np.result_type(*(_source(part).dtype for part in self.parts))
 
     @property
     def shape(self) -> tuple[int, ...]:

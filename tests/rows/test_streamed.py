@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Message
 
+from slime_http.serving import serving
+from slime_rows.body_pieces import BodyLength
 from slime_rows.streamed import StreamedAnswer
 
 pytestmark = pytest.mark.anyio
@@ -49,3 +56,19 @@ async def test_request_that_middleware_repeats_is_no_disconnect(
     assert start["status"] == 200
     assert (b"content-length", b"2") in start["headers"]
     assert body == {"type": "http.response.body", "body": b"ab"}
+
+
+@pytest.mark.parametrize(("length", "status"), [(2, 200), (3, 500), (1, 500)])
+async def test_body_of_another_length_than_announced_is_no_answer(length: int, status: int) -> None:
+    async def pause() -> None:
+        raise AssertionError("there are no rows")
+
+    async def answer(_: Request) -> Response:
+        pieces = BodyLength(length), b"a", b"b"
+        return StreamedAnswer((), lambda: iter(pieces), "text/x", run, pause, is_long=False)
+
+    async with (
+        serving(Starlette(routes=[Route("/", answer)])) as url,
+        httpx.AsyncClient(trust_env=False, verify=False) as client,
+    ):
+        assert (await client.get(url)).status_code == status
