@@ -8,9 +8,6 @@ does it. ``cold read``: the same blocks, which the page cache does not have, bes
 as those of records do (4 KiB); the plain loop moves whole slots, and the kernel reads ahead for it. Tier and loop
 alternate, in preallocated files that were written before; ``of plain`` is the median of the rounds' ratios. The
 directory must be on a disk.
-
-``copy to a remote store``: blocks of an SSD tier that a router copies to a larger remote tier, a directory on the same
-disk, beside a loop that writes such files from memory, in as many threads. Each file and its name are on the disk.
 """
 
 from __future__ import annotations
@@ -20,20 +17,15 @@ import os
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter, process_time
 
 from benchmarks.options import flags, read
 from benchmarks.report import Column, Report
 from slime_tiered_store.cold_records import LAYOUT as RECORD_LAYOUT
-from slime_tiered_store.engine.cache_engine import CacheEngine
-from slime_tiered_store.moving import Move
 from slime_tiered_store.tier import Block
 from slime_tiered_store.tiers.block_header import HEADER_BYTES
 from slime_tiered_store.tiers.memory import MemoryArena
-from slime_tiered_store.tiers.remote.directory import DirectoryClient
-from slime_tiered_store.tiers.remote.tier import RemoteTier
 from slime_tiered_store.tiers.ssd.directory import Layout
 from slime_tiered_store.tiers.ssd.tier import SsdTier
 
@@ -42,15 +34,12 @@ __all__ = ["main"]
 _CALL_BYTES = 64 << 20
 _RECORD_CALL_BYTES = 1 << 20  # of a record of routed experts
 _SLOTS = (HEADER_BYTES + RECORD_LAYOUT.block_bytes, 64 << 10, 1 << 20)
-_COPY = "copy to a remote store, 4 KiB"
-_COPY_THREADS = 8
 _PLAIN, _OURS = "plain loop", "tier"
 _COLUMNS = (
     Column("gb_per_s", "GB/s", 2),
     Column("of_plain", "of plain", 2),
     Column("cpu_s_per_gb", "s CPU a GB", 2),
 )
-_COPY_COLUMNS = (Column("mb_per_s", "MB/s", 1), *_COLUMNS[1:])
 
 
 class _PlainFile:
@@ -164,54 +153,6 @@ async def _measure_ssd(
     report.show(f"cold read, {size}", _COLUMNS)
 
 
-def _write_file(path: Path, content: bytes) -> None:
-    """Write a file that is on the disk under its name when the call returns."""
-    path.parent.mkdir(exist_ok=True)
-    new = path.with_suffix(".new")
-    with new.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fdatasync(file.fileno())
-    new.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    os.fsync(folder)
-    os.close(folder)
-
-
-async def _measure_copy(report: Report, directory: Path, total: int, rounds: int) -> None:
-    slot_bytes, block_bytes = _SLOTS[0], RECORD_LAYOUT.block_bytes
-    blocks = [Block(number, number.to_bytes(16, "little")) for number in range(total // slot_bytes)]
-    content = os.urandom(slot_bytes)
-    path = directory / "tier"
-    tier = await SsdTier.open([path], Layout(block_bytes, len(blocks)).total_bytes, block_bytes)
-    await tier.write(blocks, [memoryview(content)[:block_bytes]] * len(blocks))
-    await tier.aclose()
-    tier = await SsdTier.open([path], Layout(block_bytes, len(blocks)).total_bytes, block_bytes)
-    for number in range(rounds):
-        folder = directory / f"plain-{number}"
-        folder.mkdir()
-        names = [folder / block.key.hex()[:2] / block.key.hex() for block in blocks]
-
-        async def plain(names: Sequence[Path] = names) -> None:
-            with ThreadPoolExecutor(_COPY_THREADS) as threads:
-                for _ in threads.map(_write_file, names, [content] * len(names)):
-                    pass
-
-        (directory / f"remote-{number}").mkdir()
-        remote = RemoteTier(DirectoryClient(directory / f"remote-{number}"), block_bytes)
-        await remote.open()
-        move = Move(CacheEngine(tier, 1), tier, remote, remote.open)
-        figures = [await _speed(total, plain), await _speed(total, move.run)]
-        for each in figures:
-            each["mb_per_s"] = 1e3 * each["gb_per_s"]
-        _compare(report, _COPY, *figures)
-        if await remote.holds([block.key for block in blocks]) < len(blocks):
-            report.problem(f"{_COPY}: not all blocks were copied")
-        await remote.aclose()
-    await tier.aclose()
-    report.show(_COPY, _COPY_COLUMNS)
-
-
 async def _measure(
     report: Report, parent: Path | None, total: int, rounds: int, sizes: Sequence[tuple[int, str]]
 ) -> None:
@@ -235,10 +176,6 @@ def main() -> int:
     report = Report()
     total = options.pick(512 << 20, tiny=4 << 20)
     asyncio.run(_measure(report, given.directory, total, options.rounds, sizes))
-    if options.wants(_COPY):
-        with tempfile.TemporaryDirectory(dir=given.directory) as directory:
-            copied = options.pick(8 << 20, tiny=256 << 10)
-            asyncio.run(_measure_copy(report, Path(directory), copied, options.rounds))
     return report.finish(options)
 
 

@@ -153,7 +153,7 @@ class NoteLog:
         """Write a note; it is durable when the call returns. Raises TierFailed: then call again with this content."""
         one = note_object(self.run.hex(), self._next, self._next)
         try:
-            await self._call(partial(self._client.put, one.name, content))
+            await self._call(partial(self._client.put, {one.name: content}))
         except RemoteError as error:
             raise TierFailed("notes", "write", self._client.url, error) from None
         self._next += 1
@@ -171,7 +171,7 @@ class NoteLog:
             return
         joined = note_object(self.run.hex(), tail[0][0].first, tail[-1][0].last)
         try:
-            await self._call(partial(self._client.put, joined.name, b"".join(each for _, each in tail)))
+            await self._call(partial(self._client.put, {joined.name: b"".join(each for _, each in tail)}))
             names = [one.name for one, _ in tail]
             gone, self._joined = (self._joined, names) if self.is_shared else (names, [])
             if gone:
@@ -184,7 +184,7 @@ class NoteLog:
         try:
             for content in contents:
                 await self.append(content)
-            await self._call(partial(self._client.put, whole_name(self.run.hex()), b""))
+            await self._call(partial(self._client.put, {whole_name(self.run.hex()): b""}))
             await self._delete(self._earlier)
         except (RemoteError, TierFailed) as error:
             raise self._refused(f"the log of its records cannot be written: {error}") from None
@@ -197,7 +197,7 @@ class NoteLog:
     async def note_copies_of(self, run: bytes) -> None:
         """Note that the store of this log has copies of the records of another log up to ``run``. Raises TierFailed."""
         try:
-            await self._call(partial(self._client.put, copied_name(run.hex()), b""))
+            await self._call(partial(self._client.put, {copied_name(run.hex()): b""}))
         except RemoteError as error:
             raise TierFailed("notes", "write", self._client.url, error) from None
 
@@ -231,7 +231,7 @@ class NoteLog:
             joined = note_object(some[0][0].run, some[0][0].first, some[-1][0].last)
             content = b"".join(content for *_, content in some)
             if len(some) > 1 or len(content) < len(some[0][1]):
-                await self._call(partial(self._client.put, joined.name, content))
+                await self._call(partial(self._client.put, {joined.name: content}))
             kept.add(joined.name)
             notes = notes[len(some) :]
         return kept

@@ -148,3 +148,24 @@ async def test_failure_of_the_home_is_repeated_and_the_disk_evicts_nothing(
             monkeypatch.setattr(home, "holds", holds)
         assert await is_all_there(kept, OLD, NEW)
     assert caplog.text.count("evicts nothing until its blocks are copied") == 1
+
+
+async def test_disk_evicts_nothing_while_one_of_several_blocks_cannot_be_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slime_tiered_store.moving._PAUSE_S", 0)
+    await a_run_on_the_disk(tmp_path)
+    async with records(tmp_path) as kept:
+        await adopt(kept, OLD)
+        home: Any = kept.tiers[-1][1]
+        (keys,) = (list(engine.recovered) for engine, _ in kept.tiers if engine.name == "ssd")
+        obstacle = tmp_path / "remote" / keys[5].hex()[:2]
+        obstacle.write_bytes(b"where the folder of a block belongs")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(kept.move)
+            await until(lambda: home.counts.errors > 2)
+            await kept.keep(list(NEW.items()))
+            assert evicted(kept) == 0
+            obstacle.unlink()
+        assert await home.holds(keys) == len(keys)
+        assert await is_all_there(kept, OLD, NEW)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,9 +34,9 @@ class Breaking(DirectoryClient):
             raise RemoteError("broken")
         self.left -= 1
 
-    async def put(self, name: str, content: bytes) -> None:
+    async def put(self, objects: Mapping[str, bytes]) -> None:
         self._step()
-        await super().put(name, content)
+        await super().put(objects)
 
     async def delete(self, names: Sequence[str]) -> None:
         self._step()

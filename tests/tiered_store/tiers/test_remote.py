@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from slime_tiered_store.note_log import NoteLog, new_run
 from slime_tiered_store.tier import Block, SharedTier
 from slime_tiered_store.tiers.remote import RemoteTier, open_remote_tier
 from slime_tiered_store.tiers.remote.client import RemoteClient, RemoteError
-from slime_tiered_store.tiers.remote.tier import CALLS_AT_ONCE
+from slime_tiered_store.tiers.remote.directory import DirectoryClient
 from tiered_store.tiers.disks import BLOCK_BYTES, content_of, key_of
 from tiered_store.tiers.remote_servers import redis_server, s3_server
 
@@ -90,7 +91,7 @@ def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
     bucket(endpoint, "PUT", name)
 
     async def replace_object(key: str, content: bytes) -> None:
-        await S3Client(url, HANG_S).put(key, content)
+        await S3Client(url, HANG_S).put({key: content})
 
     url = f"s3://{name}/blocks?endpoint={endpoint}&region=us-east-1"
     return Remote(url, replace_object)
@@ -142,7 +143,7 @@ async def test_objects_of_a_folder_are_listed(remote: Remote) -> None:
     assert await tier.client.list("notes") == []
     names = [f"notes/{number}" for number in range(12)]
     for name in (*names, "notes2/1"):
-        await tier.client.put(name, b"x")
+        await tier.client.put({name: b"x"})
     assert sorted(await tier.client.list("notes")) == sorted(names)
     await tier.client.delete(names)
     assert await tier.client.list("notes") == []
@@ -354,6 +355,8 @@ class Scripted:
     """A client whose calls take the next step: an error is raised, an event is waited for."""
 
     url = "test://store"
+    calls_at_once = 16
+    objects_per_put = 1
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
@@ -372,9 +375,9 @@ class Scripted:
         await self._step("get")
         return self.objects.get(name)
 
-    async def put(self, name: str, content: bytes) -> None:
+    async def put(self, objects: Mapping[str, bytes]) -> None:
         await self._step("put")
-        self.objects[name] = content
+        self.objects.update(objects)
 
     async def exists(self, name: str) -> bool:
         await self._step("exists")
@@ -496,11 +499,46 @@ async def test_calls_at_once_are_limited() -> None:
     async with anyio.create_task_group() as tasks:
         for first in (0, 50):
             tasks.start_soon(put, tier, *range(first, first + 50))
-        await until(lambda: len(client.calls) == CALLS_AT_ONCE)
+        await until(lambda: len(client.calls) == client.calls_at_once)
         await anyio.sleep(0.01)
-        assert len(client.calls) == CALLS_AT_ONCE
+        assert len(client.calls) == client.calls_at_once
         answers.set()
     assert len(client.calls) == 100
+
+
+async def test_one_put_writes_several_small_blocks() -> None:
+    client, tier = await scripted()
+    client.objects_per_put = 4
+    await put(tier, *range(10))
+    assert client.calls == ["put"] * 3
+    assert await got(tier, *range(10)) == [content_of(number) for number in range(10)]
+    large = RemoteTier(client, 1 << 19)
+    client.calls.clear()
+    await put(large, *range(10, 14), size=1 << 19)
+    assert client.calls == ["put"] * 2, "1 MiB each"
+
+
+async def test_no_block_counts_as_written_when_one_of_several_puts_fails() -> None:
+    client, tier = await scripted(attempts=1)
+    client.objects_per_put = 4
+    client.steps = [anyio.Event(), RemoteError("busy")]
+    client.steps[0].set()  # type: ignore[union-attr]  # the event
+    with pytest.raises(TierFailed, match="busy"):
+        await put(tier, *range(8))
+    assert tier.counts.written_blocks == 0
+    tier.forget([Block(0, key_of(number)) for number in range(8)])
+    await tier.aclose()
+    assert name_of(0) in client.objects, "another router may have written it"
+
+
+async def test_failed_put_of_several_files_leaves_none_of_its_own(tmp_path: Path) -> None:
+    client = DirectoryClient(tmp_path)
+    (tmp_path / "aa").mkdir()
+    with pytest.raises(RemoteError, match="File name too long"):
+        await client.put({"aa/1": b"1", "aa/2": b"2", "aa/" + "x" * 255: b"3"})
+    assert os.listdir(tmp_path / "aa") == []
+    await client.put({"aa/1": b"1", "ab/2": b"2"})
+    assert await client.get("ab/2") == b"2"
 
 
 async def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 from router_core.errors import SettingsError, StartupError
 from slime_tiered_store.tiers.remote.client import RemoteClient
 from slime_tiered_store.tiers.remote.directory import DirectoryClient
-from slime_tiered_store.tiers.remote.tier import CALLS_AT_ONCE, TIMEOUT_S, RemoteTier
+from slime_tiered_store.tiers.remote.tier import TIMEOUT_S, RemoteTier
 
 __all__ = ["RemoteTier", "open_remote_tier"]
 
@@ -52,7 +52,7 @@ def _client(url: str, timeout_s: float) -> RemoteClient:
                 from slime_tiered_store.tiers.remote.redis import RedisClient  # it needs redis
             except ImportError:
                 raise _missing(url, "redis") from None
-            return RedisClient(url, timeout_s, CALLS_AT_ONCE)
+            return RedisClient(url, timeout_s)
     raise SettingsError(f"--store-remote: wanted file://, s3://, redis:// or rediss://, got {url}")
 
 

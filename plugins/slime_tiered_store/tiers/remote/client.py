@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from slime_tiered_store.tiers.block_header import Buffer
@@ -23,15 +23,19 @@ class RemoteClient(Protocol):
     """Named objects in a remote store. All calls may be cancelled, and raise RemoteError.
 
     An object is written whole or not at all. ``url`` is the place for messages, without a password.
+    ``calls_at_once``: the number of calls that should be under way at most. ``objects_per_put``: the number of small
+    objects that one ``put`` should write, 1 for a store that has no such call.
     """
 
     url: str
+    calls_at_once: int
+    objects_per_put: int
 
     async def get(self, name: str) -> Buffer | None:
         """Return an object, or None when the store says that there is none."""
 
-    async def put(self, name: str, content: bytes) -> None:
-        """Write an object, in place of an earlier one."""
+    async def put(self, objects: Mapping[str, bytes]) -> None:
+        """Write objects by name, in place of earlier ones. After an error, any of them may be written."""
 
     async def exists(self, name: str) -> bool:
         """Return True if the store says that there is an object."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
@@ -19,17 +19,18 @@ __all__ = ["DirectoryClient"]
 
 T = TypeVar("T")
 
-_THREADS = 8
-
 
 class DirectoryClient:
     """A file for each object, with this ``mode``. A file gets its name when its content is on the device."""
+
+    calls_at_once = 8
+    objects_per_put = 16
 
     def __init__(self, path: Path, mode: int = 0o666) -> None:
         self.url = path.as_uri()
         self._path = path
         self._mode = mode
-        self._limiter = CapacityLimiter(_THREADS)
+        self._limiter = CapacityLimiter(self.calls_at_once)
 
     async def get(self, name: str) -> bytes | None:
         def read() -> bytes | None:
@@ -40,8 +41,9 @@ class DirectoryClient:
 
         return await self._call(read)
 
-    async def put(self, name: str, content: bytes) -> None:
-        await self._call(lambda: _write(self._path, self._path / name, content, self._mode))
+    async def put(self, objects: Mapping[str, bytes]) -> None:
+        contents = {self._path / name: content for name, content in objects.items()}
+        await self._call(lambda: _write(self._path, contents, self._mode))
 
     async def exists(self, name: str) -> bool:
         def found() -> bool:
@@ -85,23 +87,29 @@ class DirectoryClient:
             raise RemoteError(error.strerror or str(error), is_full=is_full, retry=not is_full) from None
 
 
-def _write(root: Path, path: Path, content: bytes, mode: int) -> None:
-    """Write a file atomically and durably. ``root`` must be there."""
-    if not path.parent.is_dir():
-        path.parent.mkdir(exist_ok=True)
+def _write(root: Path, contents: Mapping[Path, bytes], mode: int) -> None:
+    """Write files, each atomically; all are durable when the call returns. ``root`` must be there."""
+    folders = {path.parent for path in contents}
+    if missing := [folder for folder in folders if not folder.is_dir()]:
+        for folder in missing:
+            folder.mkdir(exist_ok=True)
         _sync(root)
-    new = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
+    news = {path.with_name(f"{path.name}.{uuid4().hex}.tmp"): path for path in contents}
     try:
-        with open(new, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            file.write(content)
-            file.flush()
-            os.fdatasync(file.fileno())
-        new.replace(path)
+        for new, path in news.items():
+            with open(new, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+                file.write(contents[path])
+                file.flush()
+                os.fdatasync(file.fileno())
+        for new, path in news.items():
+            new.replace(path)
     except BaseException:
-        with suppress(OSError):
-            new.unlink()
+        for new in news:
+            with suppress(OSError):
+                new.unlink()
         raise
-    _sync(path.parent)  # the name, too
+    for folder in folders:
+        _sync(folder)  # the names, too
 
 
 def _sync(directory: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -30,7 +30,10 @@ _PREFIX = "slime-store:"
 class RedisClient:
     """Keys ``slime-store:NAME``. ``url``: ``redis[s]://[USER:PASSWORD@]HOST[:PORT][/DB]``. Raises SettingsError."""
 
-    def __init__(self, url: str, timeout_s: float, connections: int) -> None:
+    calls_at_once = 16
+    objects_per_put = 64
+
+    def __init__(self, url: str, timeout_s: float) -> None:
         parts = urlsplit(url)
         self.url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
         try:
@@ -38,7 +41,7 @@ class RedisClient:
                 url,
                 socket_timeout=timeout_s,
                 socket_connect_timeout=timeout_s,
-                max_connections=connections,
+                max_connections=self.calls_at_once,
                 retry=Retry(NoBackoff(), 0),  # the tier retries
             )
         except ValueError as error:
@@ -47,8 +50,8 @@ class RedisClient:
     async def get(self, name: str) -> bytes | None:
         return cast("bytes | None", await self._call(self._redis.get(_PREFIX + name)))
 
-    async def put(self, name: str, content: bytes) -> None:
-        await self._call(self._redis.set(_PREFIX + name, content))
+    async def put(self, objects: Mapping[str, bytes]) -> None:
+        await self._call(self._redis.mset({_PREFIX + name: content for name, content in objects.items()}))
 
     async def exists(self, name: str) -> bool:
         return bool(await self._call(self._redis.exists(_PREFIX + name)))

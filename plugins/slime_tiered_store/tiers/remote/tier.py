@@ -19,19 +19,20 @@ from slime_tiered_store.tiers.block_header import HEADER_BYTES, block_header, mi
 from slime_tiered_store.tiers.counts import TierCounts
 from slime_tiered_store.tiers.remote.client import RemoteClient, RemoteError
 
-__all__ = ["CALLS_AT_ONCE", "TIMEOUT_S", "RemoteTier"]
+__all__ = ["TIMEOUT_S", "RemoteTier"]
 
 logger = logging.getLogger(__name__)
 
 A = TypeVar("A")
 T = TypeVar("T")
 
-CALLS_AT_ONCE = 16
 _CAPACITY = 1 << 24
 _PENDING_BYTES = 256 << 20
 _WAIT_S = 30.0
 TIMEOUT_S = 10.0
 _ATTEMPTS = 4
+#: The most bytes of one call that writes several blocks.
+_PUT_BYTES = 1 << 20
 _DELETED_AT_ONCE = 1000
 _TRY_AGAIN_S = 60.0
 _FIRST_WAIT_S = 0.1
@@ -60,7 +61,7 @@ class RemoteTier:
         self._timeout_s = timeout_s
         self._attempts = attempts
         self._limit = WriteLimit(name, client.url, pending_bytes, wait_s, self.counts)
-        self._calls = anyio.CapacityLimiter(CALLS_AT_ONCE)
+        self._calls = anyio.CapacityLimiter(client.calls_at_once)
         self._forgotten: dict[BlockKey, None] = {}
         self._deleting: frozenset[BlockKey] = frozenset()
         self._deleted = anyio.Event()
@@ -73,7 +74,7 @@ class RemoteTier:
         try:
             found = await self.call(partial(self.client.get, _FORMAT_NAME))
             if found is None:
-                await self.call(partial(self.client.put, _FORMAT_NAME, wanted))
+                await self.call(partial(self.client.put, {_FORMAT_NAME: wanted}))
         except RemoteError as error:
             raise StartupError(f"--store-remote {self.client.url}: {error}") from None
         if found is not None and bytes(found) != wanted:
@@ -101,7 +102,10 @@ class RemoteTier:
         for key in keys:
             self._forgotten.pop(key, None)
         async with self._limit.hold(sum(map(len, sources))):
-            await self._each("write", self._put, list(zip(blocks, sources, strict=True)))
+            pairs = list(zip(blocks, sources, strict=True))
+            some = max(1, min(self.client.objects_per_put, _PUT_BYTES // self.block_bytes))
+            calls = [pairs[first : first + some] for first in range(0, len(pairs), some)]
+            await self._each("write", self._put, calls, len(pairs))
         self._unwritten -= keys
         self.counts.wrote(sources)
 
@@ -110,17 +114,17 @@ class RemoteTier:
 
         Raises BlockMissing, BlockCorrupt and TierFailed.
         """
-        await self._each("read", self._get, list(zip(blocks, into, strict=True)))
+        await self._each("read", self._get, list(zip(blocks, into, strict=True)), len(blocks))
         self.counts.read(into)
 
     async def holds(self, keys: Sequence[BlockKey]) -> int:
         """Return the number of leading ``keys`` that are stored. Raises TierFailed when the answer is unknown."""
         count, step = 0, 1  # most sequences that are not there lack their first block
         while count < len(keys):
-            found = await self._each("holds", self._exists, keys[count : count + step])
+            found = await self._each("holds", self._exists, keys[count : count + step], step)
             if not all(found):
                 return count + found.index(False)
-            count, step = count + step, CALLS_AT_ONCE
+            count, step = count + step, self.client.calls_at_once
         return len(keys)
 
     def forget(self, blocks: Sequence[Block]) -> None:
@@ -167,11 +171,10 @@ class RemoteTier:
                 self._forgotten.pop(key, None)
         return True
 
-    async def _put(self, pair: tuple[Block, memoryview]) -> None:
-        (_, key), source = pair
-        # A copy, since the client may go on for a moment after a cancellation.
-        content = b"".join((block_header(key, source), source))
-        await self.call(partial(self.client.put, _name(key), content))
+    async def _put(self, pairs: Sequence[tuple[Block, memoryview]]) -> None:
+        # Copies, since the client may go on for a moment after a cancellation.
+        objects = {_name(key): b"".join((block_header(key, source), source)) for (_, key), source in pairs}
+        await self.call(partial(self.client.put, objects))
 
     async def _get(self, pair: tuple[Block, memoryview]) -> None:
         (_, key), into = pair
@@ -198,7 +201,9 @@ class RemoteTier:
         if not await self.call(partial(self.client.is_there, _FORMAT_NAME)):
             raise RemoteError(f"it has no object {_FORMAT_NAME}: the store was emptied, or is not mounted")
 
-    async def _each(self, operation: str, call: Callable[[A], Awaitable[T]], items: Sequence[A]) -> list[T]:
+    async def _each(
+        self, operation: str, call: Callable[[A], Awaitable[T]], items: Sequence[A], num_blocks: int
+    ) -> list[T]:
         """Make a call for each item, many at once. Raises the error of the first item that has one."""
         results: dict[int, T] = {}
         errors: dict[int, StoreError | RemoteError] = {}
@@ -214,10 +219,10 @@ class RemoteTier:
                     return  # items are taken in order, so calls for all items before this one have begun
 
         async with anyio.create_task_group() as tasks:
-            for _ in range(min(CALLS_AT_ONCE, len(items))):
+            for _ in range(min(self.client.calls_at_once, len(items))):
                 tasks.start_soon(work)
         if errors:
-            raise self._failure(operation, errors[min(errors)], len(items))
+            raise self._failure(operation, errors[min(errors)], num_blocks)
         return [results[place] for place in range(len(items))]
 
     def _failure(self, operation: str, error: StoreError | RemoteError, required: int) -> StoreError:
