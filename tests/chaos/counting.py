@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
 import gc
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +16,33 @@ from starlette.routing import BaseRoute, Route
 from router_core import Exchange, hookimpl
 from router_core.router import Router
 
-__all__ = ["make_plugin"]
+__all__ = ["COUNTS_MEMORY", "make_plugin", "used_bytes"]
+
+#: A variable of the router's environment. Python's own allocator would keep what is free, and not tell how much it is.
+COUNTS_MEMORY = {"PYTHONMALLOC": "malloc"}
+
+
+class _Mallinfo(ctypes.Structure):
+    """The result of mallinfo2(3)."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
+            "keepcost",
+        )
+    ]  # fmt: skip
+
+
+def used_bytes() -> int:
+    """Return the number of bytes that are allocated, in a process with ``COUNTS_MEMORY``.
+
+    Resident memory would be the most that was ever allocated, and holes.
+    """
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = _Mallinfo
+    info = mallinfo()
+    return int(info.uordblks + info.hblkhd)
 
 
 class _Counting:
@@ -25,7 +52,7 @@ class _Counting:
             gc.collect()
             tasks = Counter(_name(task) for task in asyncio.all_tasks())
             exchanges = sum(isinstance(one, Exchange) for one in gc.get_objects())
-            return JSONResponse({"tasks": tasks, "exchanges": exchanges})
+            return JSONResponse({"tasks": tasks, "exchanges": exchanges, "used_bytes": used_bytes()})
 
         return [Route("/chaos/counts", counts)]
 

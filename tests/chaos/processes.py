@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,16 +28,23 @@ def _die_with_the_test() -> None:
 
 
 class Program:
-    """``python -m router_core ...``, a process group that can be started again; ``log`` has what it said."""
+    """``python -m router_core ...``, a process group that can be started again; ``log`` has what it said.
 
-    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+    ``variables`` are added to the environment.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], log: Path, variables: Mapping[str, str] | None = None
+    ) -> None:
         self.log = log
+        self._variables = variables or {}
         self._command = [sys.executable, "-m", "router_core", *arguments]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it; ``arguments`` of the last time are used again."""
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        path = os.pathsep.join(path for path in sys.path if path)
+        environment = {**os.environ, "PYTHONPATH": path, **self._variables}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,

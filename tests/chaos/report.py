@@ -18,17 +18,24 @@ __all__ = ["Report", "Use"]
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Resources of an idle router process. ``kept_bytes``: its records, as the radix cache counts them."""
+    """Resources of an idle router process.
+
+    ``used_bytes``: memory that is allocated. ``kept_bytes``: its records, as the radix cache counts them.
+    ``demoted``: the number of its records in the store.
+    """
 
     open_files: int
     resident_bytes: int
+    used_bytes: int
     tasks: dict[str, int]
     exchanges: int
     kept_bytes: int
+    demoted: int
 
     def __str__(self) -> str:
         return (
-            f"{self.open_files} open files, {self.resident_bytes >> 20} MiB ({self.kept_bytes >> 20} MiB of records), "
+            f"{self.open_files} open files, {self.resident_bytes >> 20} MiB resident, "
+            f"{self.used_bytes >> 20} MiB in use ({self.kept_bytes >> 20} MiB of records), "
             f"{sum(self.tasks.values())} tasks, {self.exchanges} exchanges"
         )
 
