@@ -182,4 +182,5 @@ class _Link:
 
 def _let_close_reset(stream: SocketStream) -> None:
     raw: socket.socket = stream.extra(SocketAttribute.raw_socket)
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with suppress(OSError):  # the router has closed it meanwhile
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
