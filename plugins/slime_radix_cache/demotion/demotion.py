@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from slime_radix_cache.demotion.asked import AskedRequests
 from slime_radix_cache.demotion.directory import Directory, Entry
@@ -55,7 +56,7 @@ class Demotion:
         self.is_shared: Callable[[], bool] = lambda: False
         self._trajectories = trajectories
         self._restored_serial: int | None = None
-        self.grown: LongerRecords[int] = LongerRecords()
+        self.grown: LongerRecords[int] = LongerRecords(int)
         #: Serials of other runs' segments that are gone for good: a note about them may still come, or come again.
         self.dropped: set[int] = set()
         self._asked = AskedRequests()
@@ -77,6 +78,8 @@ class Demotion:
         serial = self.memory.serials.get(segment)
         if serial is None:
             return  # it is demoted
+        if len(self.grown.all_of(serial)) > 1:
+            self.note_grown(segment)  # else demoted parts would lose the longer records
         self._drop(serial, segment.session if isinstance(segment, Response) else None)
         self.memory.remove(segment)
 
@@ -109,17 +112,17 @@ class Demotion:
             self.forget(serial)  # it was removed meanwhile
 
     def note_grown(self, segment: Segment) -> None:
-        """Note the pairs that ``segment`` is in: a beginning, and a longer record of the same response."""
+        """Note each pair of a beginning and a longer record of the response that ``segment`` is a record of."""
         if isinstance(segment, Response):
-            for pair in self._trajectories.longer.pairs_of(segment):
-                part, whole = (self.memory.serials[one] for one in pair)
+            serials = [self.memory.serials[one] for one in self._trajectories.longer.all_of(segment)]
+            for part, whole in pairwise(serials):
                 if self.grown.add(part, whole):
                     self.on_grown(part, whole)
 
     def learn_grown(self, part: int, whole: int) -> None:
         """Note that another router has recorded the response ``part`` again as ``whole``, with more tokens."""
         self.grown.add(part, whole)
-        self._grow(part, whole)
+        self._connect(part)
 
     def may_go(self, segment: Segment) -> bool:
         """Return True if ``segment`` is in memory, and no request and no segment in memory needs it."""
@@ -234,14 +237,14 @@ class Demotion:
     def _reconnect(self, segment: Segment, serial: int) -> None:
         """Connect ``segment`` again with other records of the same response, and with unanswered requests."""
         if isinstance(segment, Response):
-            for pair in self.grown.pairs_of(serial):
-                self._grow(*pair)
+            self._connect(serial)
         for request in self._asked.take(serial):
             self._trajectories.sessions.unanswered.restored(request, segment)
 
-    def _grow(self, part_serial: int, whole_serial: int) -> None:
-        part, whole = map(self.memory.segments.get, (part_serial, whole_serial))
-        if isinstance(part, Response) and isinstance(whole, Response):
+    def _connect(self, serial: int) -> None:
+        """Connect the records in memory of the response that ``serial`` is a record of."""
+        records = map(self.memory.segments.get, self.grown.all_of(serial))
+        for part, whole in pairwise(one for one in records if isinstance(one, Response)):
             self._trajectories.longer.add(part, whole)
 
     def sizes_of(self, session: str) -> list[tuple[Versions, int]]:

@@ -150,6 +150,7 @@ class OtherRouters:
         self._demotion.runs.add(key)
         serial = self._demotion.runs.serial(key)
         self._demotion.dropped.add(serial)
+        self._demotion.grown.remove(serial)
         self._side.learn_dropped(key)
         if serial in self._demotion.directory:
             self._demotion.lose(serial)

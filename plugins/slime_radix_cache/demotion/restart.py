@@ -49,7 +49,7 @@ async def restore(
     for seen in dict.fromkeys(version for entry in entries for version, _ in entry.versions):
         if seen is not None:
             trajectories.see_version(seen)
-    _restore_grown(past, demotion)
+    _restore_grown(past, demotion, is_shared=store.is_shared)
     side.restore(past, gone)
     for entry in entries:
         has_parent = not entry.parent or entry.parent in demotion.directory
@@ -86,10 +86,12 @@ def _follow(demotion: Demotion, trajectories: Trajectories, writer: NoteWriter, 
     demotion.on_grown = lambda part, whole: writer.add(Grew(runs.key(part), runs.key(whole)))
 
 
-def _restore_grown(past: Past, demotion: Demotion) -> None:
-    for part, longer in past.grown.items():
-        whole: bytes | None = longer
-        while whole is not None and whole not in past.segments:
-            whole = past.grown.get(whole)
-        if whole is not None and part in past.segments:
-            demotion.grown.add(demotion.runs.serial(part), demotion.runs.serial(whole))
+def _restore_grown(past: Past, demotion: Demotion, *, is_shared: bool) -> None:
+    runs = demotion.runs
+    for pair in past.grown.items():
+        for key in pair:
+            runs.add(key)
+        demotion.grown.add(*map(runs.serial, pair))
+    for key in {*past.grown, *past.grown.values()} - past.segments.keys():
+        if not is_shared or key in past.dropped:  # else another router may note it later
+            demotion.grown.remove(runs.serial(key))

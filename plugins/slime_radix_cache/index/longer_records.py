@@ -1,8 +1,8 @@
-"""Responses that are recorded twice: first only the beginning, then with more tokens. No I/O."""
+"""Responses that are recorded several times: first only the beginning, then with more tokens. No I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 __all__ = ["LongerRecords"]
@@ -11,52 +11,50 @@ T = TypeVar("T", bound=Hashable)
 
 
 class LongerRecords(Generic[T]):
-    """Pairs ``(part, whole)`` of records of the same response. ``whole`` begins with ``part`` and has more tokens."""
+    """The records of each response that has several, shortest first. Longer records begin with the shorter ones.
 
-    def __init__(self) -> None:
-        self._wholes: dict[T, T] = {}
-        self._parts: dict[T, list[T]] = {}
+    ``length``: the length of a record. Of two records with the same length, the one that was added as the longer one
+    counts as longer.
+    """
+
+    def __init__(self, length: Callable[[T], int]) -> None:
+        self._length = length
+        #: By record. The records of a response share a list.
+        self._records: dict[T, list[T]] = {}
+
+    def __len__(self) -> int:
+        return len(self._records)
 
     def __contains__(self, part: T) -> bool:
         """Return True if there is a longer record than ``part``."""
-        return part in self._wholes
+        return self.longest(part) != part
 
     def add(self, part: T, whole: T) -> bool:
-        """Add a pair. Return False if ``part`` already has a longer record."""
-        if part in self._wholes:
+        """Add a pair. Return False if both were known as records of the same response."""
+        shorter, longer = self.all_of(part), self.all_of(whole)
+        if whole in shorter:
             return False
-        self._wholes[part] = whole
-        self._parts.setdefault(whole, []).append(part)
+        together = sorted([*shorter, *longer], key=self._length)
+        self._records.update(dict.fromkeys(together, together))
         return True
 
-    def parts_of(self, whole: T) -> list[T]:
-        """Return the records whose longer record is ``whole``."""
-        return [*self._parts.get(whole, ())]
+    def all_of(self, record: T) -> list[T]:
+        """Return the records of the response, shortest first; only ``record`` if there is no other one."""
+        return self._records.get(record, [record])
 
-    def pairs_of(self, record: T) -> list[tuple[T, T]]:
-        """Return the pairs that have ``record``."""
-        longer = self._wholes.get(record)
-        own = [(record, longer)] if longer is not None else []
-        return [*own, *((part, record) for part in self.parts_of(record))]
+    def parts_of(self, whole: T) -> list[T]:
+        """Return the records of the response that are shorter than ``whole``, shortest first."""
+        records = self.all_of(whole)
+        return records[: records.index(whole)]
 
     def longest(self, record: T) -> T:
         """Return the longest record of the response; ``record`` if there is no longer one."""
-        while (longer := self._wholes.get(record)) is not None:
-            record = longer
-        return record
+        return self.all_of(record)[-1]
 
     def remove(self, record: T) -> None:
-        """Remove ``record``. Its longer record takes its place in other pairs; without one, these are removed."""
-        longer = self._wholes.pop(record, None)
-        if longer is not None:
-            self._drop(record, longer)
-        for part in self._parts.pop(record, ()):
-            del self._wholes[part]
-            if longer is not None:
-                self.add(part, longer)
-
-    def _drop(self, part: T, whole: T) -> None:
-        parts = self._parts[whole]
-        parts.remove(part)
-        if not parts:
-            del self._parts[whole]
+        """Remove ``record``. The other records of the response stay together."""
+        records = self._records.pop(record, None)
+        if records is not None:
+            records.remove(record)
+            if len(records) == 1:
+                del self._records[records[0]]

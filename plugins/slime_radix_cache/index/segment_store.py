@@ -77,7 +77,7 @@ class SegmentStore:
         self._starts = Starts()
         self._ages = Ages()
         self._sessions = Sessions()
-        self.longer: LongerRecords[Response] = LongerRecords()
+        self.longer: LongerRecords[Response] = LongerRecords(len)
         self._payload_bytes = 0
         self._generation = 0
         self.demotion: Demotion | None = None

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Hashable
+
 import pytest
 
 from radix_cache.direct import generate, read
-from radix_cache.toy import EOS, pack, sampled, trajectories
+from radix_cache.toy import EOS, pack, sampled, spell, trajectories, unpack
 from slime_radix_cache.capture.row_recorder import RowRecorder
 from slime_radix_cache.demotion.cold_trajectories import ColdTrajectories
 from slime_radix_cache.demotion.demotion import Demotion
 from slime_radix_cache.index.losses import Count
+from slime_radix_cache.index.segment_store import Sampled
 from slime_radix_cache.index.segments import Context, Giver, Prompt, Response, Segment
 from slime_radix_cache.index.sessions import Running
 from slime_radix_cache.index.text_index import text_of
@@ -211,6 +215,104 @@ def test_longer_record_of_another_session_is_still_known(cold: Cold, kept: Traje
         assert (one[0], one[1:], two[1:]) == (two[0], (1, 2), (1, 3))
         cold.demote()
         cold.promote(cold.demotion.of_session("s"))
+
+
+@pytest.mark.parametrize("giver", ["s", "giver", None])
+def test_demoted_part_keeps_the_longest_record_when_the_one_between_goes(
+    cold: Cold, kept: Trajectories, giver: str | None
+) -> None:
+    part = kept.record(None, pack(1), b"a", sampled(2), giver)
+    generate(kept, "ab<", sampled(6), "s")
+    between = kept.record(None, pack(1), b"a", sampled(2, 1), giver, instead_of=part)
+    kept.pin((between, 2))
+    cold.demote()
+    kept.unpin((between, 2))
+    kept.record(None, pack(1), b"a", sampled(2, 1, 5), giver, instead_of=between)
+    generate(kept, "ababab<", sampled(6), "s")
+    cold.demote()
+    cold.promote(cold.demotion.of_session("s"))
+    assert len(first_keys(kept)) == 1
+    assert len(cold.demotion.grown) == 2  # nothing is kept for the record between
+
+
+@pytest.mark.parametrize("giver", ["giver", None])
+def test_records_of_one_response_are_known_while_one_between_is_demoted(
+    cold: Cold, kept: Trajectories, giver: str | None
+) -> None:
+    part = kept.record(None, pack(1), b"a", sampled(2), giver)
+    generate(kept, "ab<", sampled(6), "s")
+    between = kept.record(None, pack(1), b"a", sampled(2, 1), giver, instead_of=part)
+    generate(kept, "abae", sampled(6), "t")
+    kept.record(None, pack(1), b"a", sampled(2, 1, 5), giver, instead_of=between)
+    generate(kept, "ababab<", sampled(6), "s")
+    cold.demote()
+    cold.promote(cold.demotion.of_session("s"))
+    assert len(first_keys(kept)) == 1
+    cold.promote(cold.demotion.of_session("t"))
+    assert len(first_keys(kept)) == 1
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_records_of_each_response_stay_together(cold: Cold, kept: Trajectories, seed: int) -> None:
+    """Whatever is demoted, promoted or evicted, and in whatever order."""
+    some = random.Random(seed)
+    running: dict[int, Response] = {}
+    for number in range(120):
+        kind = some.random()
+        if kind < 0.1 or not running:
+            start = kept.record(None, pack(1), b"a", begun(number), some.choice(["s", "t", None]))
+            kept.pin((start, len(start)))
+            running[number] = start
+        elif kind < 0.4:
+            stream, part = some.choice([*running.items()])
+            longer = begun(stream, len(part) + 1)
+            kept.unpin((part, len(part)))
+            running[stream] = kept.record(None, pack(1), b"a", longer, part.session, instead_of=part)
+            kept.pin((running[stream], len(running[stream])))
+        elif kind < 0.6:
+            part = some.choice([*running.values()])
+            text = b"a" + spell(unpack(part.ids)).encode() + b"<"
+            kept.record((part, len(part)), pack(7), text, sampled(6), some.choice(["s", "t", "u"]))
+        elif kind < 0.65:
+            part = running.pop(some.choice([*running]))
+            kept.unpin((part, len(part)))
+        elif kind < 0.8:
+            cold.demote()
+        elif kind < 0.97:
+            cold.promote(cold.demotion.of_session(some.choice("stu")))
+        else:
+            kept.forget(some.choice("stu"))
+        together: dict[bytes, list[Response]] = {}
+        for segment in kept_responses(kept):
+            if segment.start == 1:
+                together.setdefault((segment.logprobs or b"")[:8], []).append(segment)
+        for records in together.values():
+            assert {kept.longer.longest(one) for one in records} == {max(records, key=len)}
+    for part in running.values():
+        kept.unpin((part, len(part)))
+    for session in "stu" * 9:
+        cold.promote(cold.demotion.of_session(session))
+        kept.forget(session)
+    anonymous = [one for one in kept_responses(kept) if one.session is None]
+    assert len(kept.longer) <= len(anonymous)
+    assert len(cold.demotion.grown) <= len(anonymous) + len(cold.demotion.directory)
+
+
+def begun(number: int, length: int = 1) -> Sampled:
+    """The first tokens of a response, whose first logprob no other response has."""
+    return sampled(*[2] * length, logprobs=[-float(number), *[-0.5] * (length - 1)])
+
+
+def kept_responses(kept: Trajectories) -> list[Response]:
+    assert isinstance(kept.demotion, Demotion)
+    return [one for one in kept.demotion.memory.serials if isinstance(one, Response)]
+
+
+def first_keys(kept: Trajectories) -> set[Hashable]:
+    """The keys of the first responses in the contexts of "s"."""
+    source = SessionTurns(kept, str, RowRecorder(kept), ColdTrajectories(kept))
+    turns = source.turns("s")
+    return {source.context(turn, turns).sampled[0][0] for turn in turns}
 
 
 def test_part_is_not_withdrawn_while_a_demoted_response_continues_it(cold: Cold, kept: Trajectories) -> None:

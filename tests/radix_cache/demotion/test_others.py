@@ -247,6 +247,27 @@ async def test_beginning_of_a_longer_answer_is_no_sample_of_its_own() -> None:
             second.shelf.seen = 0
 
 
+async def test_longer_record_may_be_noted_after_another_router_has_begun() -> None:
+    store = Shelf(keeps_notes=True)
+    store.is_shared = True
+    async with run_on(store, SMALL) as first:
+        await first.cold.load_text(b"a", "s", asks=True)
+        part = first.kept.record(None, pack(1), b"a", sampled(2), "s")
+        first.kept.pin((part, 1))
+        generate(first.kept, "ab<", sampled(6), "s")
+        whole = first.kept.record(None, pack(1), b"a", sampled(2, 1), "s", instead_of=part)
+        first.kept.unpin((part, 1))
+        first.kept.pin((whole, 2))  # so it is not demoted yet
+        await first.settled()
+        async with run_on(store.beside()) as second:
+            await second.cold.load_session("s")
+            assert [len(one) for one in second.kept.responses_of("s")] == [1, 1]
+            first.kept.unpin((whole, 2))
+            await first.settled()
+            await second.cold.load_session("s")
+            assert [(len(one), len(longer)) for one, longer in second.kept.longer_of("s").items()] == [(1, 2)]
+
+
 async def test_notes_for_another_tokenizer_are_ignored() -> None:
     async with two_routers() as (first, _):
         notes = [RunBegun(FORMAT, "another"), Begun("s")]

@@ -149,6 +149,29 @@ async def test_what_may_change_of_a_segment_comes_back() -> None:
         assert "asking" in third.kept.losses
 
 
+async def test_longer_record_comes_back_without_the_record_between() -> None:
+    async with run_on(shelf(), SMALL) as run:
+        kept = run.kept
+        await run.cold.load_text(b"a", "s", asks=True)
+        part = kept.record(None, pack(1), b"a", sampled(2), "s")
+        kept.pin((part, 1))
+        generate(kept, "ab<", sampled(6), "t")
+        between = kept.record(None, pack(1), b"a", sampled(2, 1), "s", instead_of=part)
+        kept.pin((between, 2))
+        kept.unpin((part, 1))
+        await run.settled()
+        kept.unpin((between, 2))
+        kept.record(None, pack(1), b"a", sampled(2, 1, 5), "s", instead_of=between)
+        await run.settled()
+    shelf_now = run.shelf
+    for _ in range(2):
+        async with run_on(shelf_now.again()) as other:
+            await other.cold.load_session("s")
+            assert [(len(one), len(longer)) for one, longer in other.kept.longer_of("s").items()] == [(1, 3)]
+            assert len(other.cold._demotion.grown) == 2
+        shelf_now = other.shelf
+
+
 async def test_kill_leaves_no_mark_of_a_session_that_was_demoted() -> None:
     async with run_on(shelf(), SMALL) as run:
         await run.turn("a", 2, EOS)

@@ -166,6 +166,20 @@ def test_a_kill_leaves_a_response_or_the_beginning_that_it_replaces(tmp_path: Pa
 
 
 @pytest.mark.anyio
+async def test_longer_record_is_known_when_the_log_has_no_record_between(tmp_path: Path) -> None:
+    kept = opened(tmp_path / "log", file_bytes=500)
+    part = kept.record(None, pack(1), b"a", sampled(2), "s")
+    kept.record((part, 1), pack(7), b"ab<", sampled(6), "t")
+    between = kept.record(None, pack(1), b"a", sampled(*[2] * 40), "s", instead_of=part)
+    whole = kept.record(None, pack(1), b"a", sampled(*[2] * 41), "s", instead_of=between)
+    assert kept.longer_of("s") == {part: whole}
+    assert [len(one) for one in after_a_kill(kept, tmp_path / "log").longer_of("s").values()] == [41]
+    await tidied(kept, lambda: not kept.log._due())
+    assert [len(one) for one in after_a_kill(kept, tmp_path / "log").longer_of("s").values()] == [41]
+    kept.close()
+
+
+@pytest.mark.anyio
 async def test_losses_of_one_session_do_not_grow_the_log(tmp_path: Path) -> None:
     """Of all that is told of that only the last is needed, also after a kill."""
     limits = Limits(tokens=400)
