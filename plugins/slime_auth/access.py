@@ -10,9 +10,12 @@ from __future__ import annotations
 import argparse
 import hmac
 import re
+from binascii import Error as BinasciiError
+from binascii import a2b_base64
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 from router_core.errors import Forbidden, HTTPError, Unauthorized
@@ -26,6 +29,10 @@ _READING = ("GET", "HEAD")
 #: No authentication scheme puts more words than this into one header.
 _MAX_WORDS = 64
 _SEPARATORS = re.compile(rb"[,;]")
+#: A key may begin and end where one of these begins and ends: runs of other characters, and single separators.
+_PIECES = re.compile(rb"[^\s,;:=\"'`|@()<>{}\[\]\\]+|\S")
+_MAX_PIECES = 512
+_BASIC = re.compile(rb"basic\s+([^\s,;]+)", re.IGNORECASE)
 #: Headers in which clients of other servers put a key. The router accepts no key there, and removes its own keys.
 _OTHER_PLACES = frozenset((b"x-api-key", b"api-key", b"cookie", b"proxy-authorization"))
 #: Routes of the core that need no key, for orchestrators, and routes that any user may read.
@@ -120,8 +127,8 @@ class Keys:
     def authenticate(self, headers: Headers) -> tuple[Caller, Headers]:
         """Return the caller that ``headers`` authenticate, and the headers without the router's keys.
 
-        Each word is compared with all of the router's keys, in constant time. A key authenticates only as ``Bearer``.
-        It is removed under any scheme, among other words, and from the headers in ``_OTHER_PLACES``.
+        All of the router's keys are compared in constant time. A key authenticates only as ``Bearer``. It is removed
+        under any scheme, among other words, and from the headers in ``_OTHER_PLACES``.
         """
         caller = self._anybody
         rest = headers
@@ -138,11 +145,36 @@ class Keys:
         return caller, [pair for pair in rest if pair[0] not in _OTHER_PLACES or not self._among(pair[1])]
 
     def _among(self, value: bytes) -> bool:
-        """Return True when ``value`` holds a key among its words, or more than ``_MAX_WORDS`` words."""
-        words = _SEPARATORS.sub(b" ", value).split(None, _MAX_WORDS)
-        values = (part for word in words for part in (word, word.partition(b"=")[2].strip(b'"')))
-        found = [each for each in values for key, _ in self._known if hmac.compare_digest(each, key)]
-        return bool(found) or len(words) > _MAX_WORDS
+        """Return True when ``value`` holds a key, as it is or as ``Basic`` credentials.
+
+        Also return True when ``value`` has more than ``_MAX_WORDS`` words or ``_MAX_PIECES`` pieces.
+        """
+        if (
+            len(value) > 2 * _MAX_WORDS
+            and len(_SEPARATORS.sub(b" ", value).split(None, _MAX_WORDS)) > _MAX_WORDS
+        ):
+            return True
+        return self._holds(value) or any(self._holds(_decoded(each)) for each in _BASIC.findall(value))
+
+    def _holds(self, value: bytes) -> bool:
+        """Return True when ``value`` holds a key between separators, or more than ``_MAX_PIECES`` pieces."""
+        pieces = [each.span() for each in islice(_PIECES.finditer(value), _MAX_PIECES + 1)]
+        ends = {end for _, end in pieces}
+        found = [
+            start
+            for key, _ in self._known
+            for start, _ in pieces
+            if start + len(key) in ends and hmac.compare_digest(value[start : start + len(key)], key)
+        ]
+        return bool(found) or len(pieces) > _MAX_PIECES
+
+
+def _decoded(credentials: bytes) -> bytes:
+    """Return the name and the password of ``Basic`` credentials; nothing if they are not base64."""
+    try:
+        return a2b_base64(credentials)
+    except BinasciiError:
+        return b""
 
 
 def _level(caller: Caller) -> Level:

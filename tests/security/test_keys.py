@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import hmac
 import logging
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -209,9 +210,20 @@ async def test_the_routers_keys_reach_no_worker_and_other_ones_do(start: Start) 
             f"{ADMIN} x",
             f"{ADMIN}, x",
             f"Digest key={ADMIN}",
+            f"Digest key=={ADMIN}",
+            f'Bearer "{ADMIN}"',
+            f"Bearer '{ADMIN}'",
+            f"Bearer <{ADMIN}>",
+            f"Bearer:{ADMIN}",
+            f"user:{ADMIN}",
+            f"{ADMIN}=",
+            f"Basic {b64encode(f'user:{ADMIN}'.encode()).decode()}",
+            f"Bearer theirs, basic {b64encode(f'{ADMIN}:'.encode()).decode()}",
+            "=" * 513,
             "many " * 65 + "x",
         ]
         passed = ["Bearer theirs", "Basic dTpw", "", f"Bearer {ADMIN}x", 'Digest username="a", realm="b"']
+        passed += [f"Bearer x{ADMIN}", f"Bearer {ADMIN}-x", "Basic d", "Bearer " + "x" * 2000, "=" * 512]
         for value in (*hidden, *passed):
             reply = await running.client.get("/generate", headers={"authorization": value, "x-a": "1"})
             assert reply.status_code == 200, value
@@ -413,6 +425,32 @@ def test_both_keys_are_compared_whichever_it_is(monkeypatch: pytest.MonkeyPatch)
         compared.clear()
         assert keys.authenticate([(b"authorization", b"Bearer " + shown.encode())])[0].level is level
         assert compared[:2] == [TRAFFIC.encode(), ADMIN.encode()]
+
+
+@pytest.mark.parametrize("key", ["the-key", "a,b", "a=b==", '"quoted"', ":;", "{a}/b", "%41+~"])
+def test_a_key_of_any_characters_is_removed_wherever_it_stands(key: str) -> None:
+    keys = Keys(Secret(key), Secret("another"))
+    for before in (
+        "",
+        "x ",
+        "Bearer ",
+        "Bearer\t",
+        "Digest k=",
+        'Digest k="',
+        "k==",
+        "x,",
+        "x;",
+        "x: ",
+        "(",
+        "`",
+    ):
+        for after in ("", " x", "\tx", '"', "'", ",x", ";", "=", ":x", ")", "`"):
+            for name in (b"authorization", b"proxy-authorization", b"x-api-key", b"cookie"):
+                header = (name, (before + key + after).encode())
+                assert keys.authenticate([header])[1] == [], header
+    credentials = b64encode(f"user:{key}".encode())
+    for encoded in (b"Basic " + credentials, b"x, BASIC  " + credentials + b" x"):
+        assert keys.authenticate([(b"authorization", encoded)])[1] == []
 
 
 def test_a_namespace_does_not_tell_its_secrets() -> None:
