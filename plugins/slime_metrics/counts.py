@@ -170,6 +170,7 @@ class Counts:
 
     def worker_added(self, worker: str) -> None:
         """Count for ``worker`` from now on."""
+        self.settle()  # while the worker is not known
         self._removed.pop(worker, None)
         self._workers.add(worker)
 

@@ -13,7 +13,7 @@ __all__ = ["ENDPOINTS", "OTHER", "Labels", "error_codes"]
 OTHER = "other"
 _METHODS = frozenset(("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"))
 _STATUSES = frozenset(HTTPStatus)
-#: nginx's number for a client that hung up before its answer.
+#: nginx's number for a client that hung up before its answer. A worker may send it, too.
 _CLIENT_GONE = 499
 
 #: Paths at which engines generate, and the names that the SGLang gateway has for them.
@@ -44,11 +44,11 @@ _GROUP = re.compile(r"\(\?P<(\w+)>[^)]*\)")
 
 
 class Labels:
-    """The closed sets of a router, whose own routes have the patterns ``own_paths``."""
+    """The closed sets of a router, whose own routes have the patterns ``own_paths``. The label of a label is itself."""
 
     def __init__(self, own_paths: Iterable[re.Pattern[str]]) -> None:
         written = [(pattern, _written(pattern)) for pattern in own_paths]
-        self._exact = frozenset((*ENDPOINTS, *_PATHS, *(path for _, path in written if "{" not in path)))
+        self._exact = frozenset((*ENDPOINTS, *_PATHS, *(path for _, path in written)))
         self._patterns = [(pattern, path) for pattern, path in written if "{" in path]
 
     def path(self, path: str) -> str:
@@ -66,7 +66,7 @@ class Labels:
     @staticmethod
     def status(status: int) -> int:
         """Return ``status`` if HTTP knows it, else the first of its class; 499 for 0: there was no answer."""
-        if status in _STATUSES:
+        if status in _STATUSES or status == _CLIENT_GONE:
             return status
         return status // 100 * 100 if 100 <= status < 600 else _CLIENT_GONE if status == 0 else 500
 
