@@ -124,6 +124,14 @@ class Demotion:
         self.grown.add(part, whole)
         self._connect(part)
 
+    def renew_grown(self, serial: int, new: int) -> None:
+        """Note that a record of a response has the serial ``new`` instead of ``serial``."""
+        other = next((one for one in self.grown.all_of(serial) if one != serial), None)
+        self.grown.remove(serial)
+        if other is not None:
+            self.grown.add(new, other)
+            self.on_grown(new, other)
+
     def may_go(self, segment: Segment) -> bool:
         """Return True if ``segment`` is in memory, and no request and no segment in memory needs it."""
         return segment in self.memory.serials and not segment.pins and not segment.children

@@ -150,13 +150,13 @@ class OtherRouters:
         self._demotion.runs.add(key)
         serial = self._demotion.runs.serial(key)
         self._demotion.dropped.add(serial)
-        self._demotion.grown.remove(serial)
         self._side.learn_dropped(key)
         if serial in self._demotion.directory:
             self._demotion.lose(serial)
         elif (segment := self._demotion.memory.segments.get(serial)) is not None:
             self._take_over(segment, serial)
         else:
+            self._demotion.grown.remove(serial)
             self._demotion.gone(serial)  # rows of the segment may be known
 
     def _take_over(self, segment: Segment, serial: int) -> None:
@@ -168,6 +168,7 @@ class OtherRouters:
         new, children = demotion.runs.next_serial(), demotion.directory.children(serial)
         demotion.directory.adopt(serial, new)
         demotion.memory.renew(segment, new)
+        demotion.renew_grown(serial, new)
         for child in filter(None, map(demotion.directory.get, children)):
             demotion.on_change(child)
         demotion.gone(serial)

@@ -11,10 +11,12 @@ from radix_cache.cold_runs import SMALL, Run, run_on
 from radix_cache.direct import generate, read
 from radix_cache.shelf import Note, Shelf
 from radix_cache.toy import pack, sampled
+from slime_radix_cache.capture.row_recorder import RowRecorder
 from slime_radix_cache.demotion.cold_trajectories import StoreFailed
 from slime_radix_cache.demotion.notes import FORMAT, Begun, Dropped, RunBegun, packed
 from slime_radix_cache.index.limits import Limits
 from slime_radix_cache.index.losses import Count
+from slime_radix_cache.retrieval.session_turns import SessionTurns
 
 pytestmark = pytest.mark.anyio
 
@@ -266,6 +268,35 @@ async def test_longer_record_may_be_noted_after_another_router_has_begun() -> No
             await first.settled()
             await second.cold.load_session("s")
             assert [(len(one), len(longer)) for one, longer in second.kept.longer_of("s").items()] == [(1, 2)]
+
+
+async def test_part_that_is_kept_here_alone_is_still_known_as_a_part() -> None:
+    async with two_routers() as (first, second):
+        await first.cold.load_text(b"a", "a", asks=True)
+        part = first.kept.record(None, pack(1), b"a", sampled(2), "a")
+        first.kept.pin((part, 1))
+        await first.turn("abe", 6, session="x")  # something continues the beginning, so it stays
+        first.kept.record(None, pack(1), b"a", sampled(2, 1), "a", instead_of=part)
+        first.kept.unpin((part, 1))
+        await first.turn("aba<", 6, session="c")
+        await first.settled()
+        await second.cold.load_text(b"aba", "s")  # which reads the notes
+        await second.turn("ab<", 6)
+        own = second.kept.responses_of("s")[-1]
+        second.kept.pin((own, 1))
+        await second.turn("aba>", 6)
+        await second.settled()
+        for session in ("x", "a"):
+            await first.cold.load_session(session)
+            first.cold.forget(session)
+        await first.settled()
+        await second.cold.load_session("s")
+        source = SessionTurns(second.kept, str, RowRecorder(second.kept), second.cold)
+        turns = source.turns("s")
+        sampled_in = [source.context(turn, turns).sampled for turn in turns]
+        assert sorted(len(each) for each in sampled_in) == [2, 2]
+        assert len({each[0][0] for each in sampled_in}) == 1
+        second.kept.unpin((own, 1))
 
 
 async def test_notes_for_another_tokenizer_are_ignored() -> None:
