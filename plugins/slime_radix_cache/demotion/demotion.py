@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 from slime_radix_cache.demotion.asked import AskedRequests
 from slime_radix_cache.demotion.directory import Directory, Entry
+from slime_radix_cache.demotion.grown_records import GrownRecords
 from slime_radix_cache.demotion.numbered import NumberedSegments, is_beginning
 from slime_radix_cache.demotion.records import packed_record, place_of, read_record
 from slime_radix_cache.demotion.runs import Runs
-from slime_radix_cache.index.longer_records import LongerRecords
 from slime_radix_cache.index.losses import digests_in
 from slime_radix_cache.index.segments import Context, Response, Segment, Versions
 from slime_radix_cache.index.trajectories import Trajectories
@@ -34,7 +33,6 @@ class Demotion:
 
     Callbacks: ``forget(serial)`` for each record that is not needed any more. ``gone(serial)`` for each segment that is
     lost for good. ``on_notice()`` when a limit is exceeded. ``on_change(entry)`` when a demoted segment changes.
-    ``on_grown(part, whole)`` with the serials of a beginning and of a longer record of the same response.
 
     ``memory``: the segments in memory. ``demoted``: counts of demotions by reason. ``promoted``: count of promotions.
     """
@@ -51,12 +49,11 @@ class Demotion:
         self.sessions: Counter[str] = Counter()
         self.on_notice: Callable[[], None] = lambda: None
         self.on_change: Callable[[Entry], None] = lambda entry: None
-        self.on_grown: Callable[[int, int], None] = lambda part, whole: None
         #: Returns True if other routers may have continued what is saved.
         self.is_shared: Callable[[], bool] = lambda: False
         self._trajectories = trajectories
         self._restored_serial: int | None = None
-        self.grown: LongerRecords[int] = LongerRecords(int)
+        self.grown = GrownRecords(trajectories, self.memory)
         #: Serials of other runs' segments that are gone for good: a note about them may still come, or come again.
         self.dropped: set[int] = set()
         self._asked = AskedRequests()
@@ -78,8 +75,7 @@ class Demotion:
         serial = self.memory.serials.get(segment)
         if serial is None:
             return  # it is demoted
-        if len(self.grown.all_of(serial)) > 1:
-            self.note_grown(segment)  # else demoted parts would lose the longer records
+        self.grown.removed(segment, serial)
         self._drop(serial, segment.session if isinstance(segment, Response) else None)
         self.memory.remove(segment)
 
@@ -111,27 +107,6 @@ class Demotion:
         else:
             self.forget(serial)  # it was removed meanwhile
 
-    def note_grown(self, segment: Segment) -> None:
-        """Note each pair of a beginning and a longer record of the response that ``segment`` is a record of."""
-        if isinstance(segment, Response):
-            serials = [self.memory.serials[one] for one in self._trajectories.longer.all_of(segment)]
-            for part, whole in pairwise(serials):
-                if self.grown.add(part, whole):
-                    self.on_grown(part, whole)
-
-    def learn_grown(self, part: int, whole: int) -> None:
-        """Note that another router has recorded the response ``part`` again as ``whole``, with more tokens."""
-        self.grown.add(part, whole)
-        self._connect(part)
-
-    def renew_grown(self, serial: int, new: int) -> None:
-        """Note that a record of a response has the serial ``new`` instead of ``serial``."""
-        other = next((one for one in self.grown.all_of(serial) if one != serial), None)
-        self.grown.remove(serial)
-        if other is not None:
-            self.grown.add(new, other)
-            self.on_grown(new, other)
-
     def may_go(self, segment: Segment) -> bool:
         """Return True if ``segment`` is in memory, and no request and no segment in memory needs it."""
         return segment in self.memory.serials and not segment.pins and not segment.children
@@ -143,7 +118,7 @@ class Demotion:
         entry = self.memory.entry_of(segment)
         if entry != self.memory.noted[entry.serial]:
             return  # it has changed since
-        self.note_grown(segment)
+        self.grown.note(segment)
         self.memory.remove(segment)  # now, so that the method ``removed`` does not drop it for good
         del self.memory.sizes[entry.serial]
         self._asked.add(entry.serial, self._trajectories.demote(segment))
@@ -245,15 +220,9 @@ class Demotion:
     def _reconnect(self, segment: Segment, serial: int) -> None:
         """Connect ``segment`` again with other records of the same response, and with unanswered requests."""
         if isinstance(segment, Response):
-            self._connect(serial)
+            self.grown.connect(serial)
         for request in self._asked.take(serial):
             self._trajectories.sessions.unanswered.restored(request, segment)
-
-    def _connect(self, serial: int) -> None:
-        """Connect the records in memory of the response that ``serial`` is a record of."""
-        records = map(self.memory.segments.get, self.grown.all_of(serial))
-        for part, whole in pairwise(one for one in records if isinstance(one, Response)):
-            self._trajectories.longer.add(part, whole)
 
     def sizes_of(self, session: str) -> list[tuple[Versions, int]]:
         """Return the versions and the number of tokens of each response of ``session``, oldest first."""
@@ -302,7 +271,7 @@ class Demotion:
         self.gone(serial)
         if not self.runs.is_own(serial):
             self.dropped.add(serial)
-        self.grown.remove(serial)
+        self.grown.serials.remove(serial)
         if session is None:
             return
         self.sessions[session] -= 1

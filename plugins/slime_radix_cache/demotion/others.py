@@ -156,7 +156,7 @@ class OtherRouters:
         elif (segment := self._demotion.memory.segments.get(serial)) is not None:
             self._take_over(segment, serial)
         else:
-            self._demotion.grown.remove(serial)
+            self._demotion.grown.serials.remove(serial)
             self._demotion.gone(serial)  # rows of the segment may be known
 
     def _take_over(self, segment: Segment, serial: int) -> None:
@@ -168,7 +168,7 @@ class OtherRouters:
         new, children = demotion.runs.next_serial(), demotion.directory.children(serial)
         demotion.directory.adopt(serial, new)
         demotion.memory.renew(segment, new)
-        demotion.renew_grown(serial, new)
+        demotion.grown.renew(serial, new)
         for child in filter(None, map(demotion.directory.get, children)):
             demotion.on_change(child)
         demotion.gone(serial)
@@ -177,7 +177,7 @@ class OtherRouters:
         runs = self._demotion.runs
         for key in (note.part, note.whole):
             runs.add(key)
-        self._demotion.learn_grown(runs.serial(note.part), runs.serial(note.whole))
+        self._demotion.grown.learn(runs.serial(note.part), runs.serial(note.whole))
 
     def _settle(self, session: str, run: bytes) -> None:
         runs = self.open.get(session, set())

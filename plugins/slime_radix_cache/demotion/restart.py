@@ -83,7 +83,7 @@ def _follow(demotion: Demotion, trajectories: Trajectories, writer: NoteWriter, 
     losses.texts.on_mark = lambda digest: writer.add(Lost("text", *digest))
     demotion.forget = lambda serial: writer.add(Dropped(runs.key(serial)))
     demotion.on_change = lambda entry: writer.add(note_of(entry, runs))
-    demotion.on_grown = lambda part, whole: writer.add(Grew(runs.key(part), runs.key(whole)))
+    demotion.grown.on_grown = lambda part, whole: writer.add(Grew(runs.key(part), runs.key(whole)))
 
 
 def _restore_grown(past: Past, demotion: Demotion, *, is_shared: bool) -> None:
@@ -91,7 +91,7 @@ def _restore_grown(past: Past, demotion: Demotion, *, is_shared: bool) -> None:
     for pair in past.grown.items():
         for key in pair:
             runs.add(key)
-        demotion.grown.add(*map(runs.serial, pair))
+        demotion.grown.serials.add(*map(runs.serial, pair))
     for key in {*past.grown, *past.grown.values()} - past.segments.keys():
         if not is_shared or key in past.dropped:  # else another router may note it later
-            demotion.grown.remove(runs.serial(key))
+            demotion.grown.serials.remove(runs.serial(key))

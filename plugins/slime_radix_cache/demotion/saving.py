@@ -54,7 +54,7 @@ class SegmentSaver:
             entries = [memory.entry_of(one) for one in there]
             self.writer.add(*(note_of(entry, demotion.runs) for entry in entries))
             for one in there:
-                demotion.note_grown(one)
+                demotion.grown.note(one)
             await self.writer.flush()
             for entry in entries:
                 memory.save(entry)

@@ -232,7 +232,7 @@ def test_demoted_part_keeps_the_longest_record_when_the_one_between_goes(
     cold.demote()
     cold.promote(cold.demotion.of_session("s"))
     assert len(first_keys(kept)) == 1
-    assert len(cold.demotion.grown) == 2  # nothing is kept for the record between
+    assert len(cold.demotion.grown.serials) == 2  # nothing is kept for the record between
 
 
 @pytest.mark.parametrize("giver", ["giver", None])
@@ -295,7 +295,7 @@ def test_records_of_each_response_stay_together(cold: Cold, kept: Trajectories, 
         kept.forget(session)
     anonymous = [one for one in kept_responses(kept) if one.session is None]
     assert len(kept.longer) <= len(anonymous)
-    assert len(cold.demotion.grown) <= len(anonymous) + len(cold.demotion.directory)
+    assert len(cold.demotion.grown.serials) <= len(anonymous) + len(cold.demotion.directory)
 
 
 def begun(number: int, length: int = 1) -> Sampled:

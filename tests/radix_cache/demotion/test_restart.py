@@ -168,7 +168,7 @@ async def test_longer_record_comes_back_without_the_record_between() -> None:
         async with run_on(shelf_now.again()) as other:
             await other.cold.load_session("s")
             assert [(len(one), len(longer)) for one, longer in other.kept.longer_of("s").items()] == [(1, 3)]
-            assert len(other.cold._demotion.grown) == 2
+            assert len(other.cold._demotion.grown.serials) == 2
         shelf_now = other.shelf
 
 
