@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from operator import sub
 from typing import Any, NamedTuple, Protocol
 
 from router_core.proxy import PATH, SENT_AT, WORKER
@@ -20,8 +19,8 @@ REMOVED = "removed"
 #: Seconds for which the numbers of a removed worker keep its URL, and the number of such workers.
 _REMOVED_S = 600.0
 _MAX_REMOVED = 100
-#: Requests that are counted together.
-_BATCH = 256
+#: Requests that are counted together. More would take more memory than the processor's caches have.
+_BATCH = 32
 
 
 class Kind(NamedTuple):
@@ -64,11 +63,11 @@ class Series:
         self.at_worker = Histogram(bounds)
         self.incomplete = 0
 
-    def observe(self, whole_s: list[float], to_worker_s: list[float]) -> None:
-        """Count requests by their durations, and by their times until their worker got them, in the same order."""
-        self.at_worker.observe_all([*map(sub, whole_s, to_worker_s)])
-        self.whole.observe_all(whole_s)
-        self.to_worker.observe_all(to_worker_s)
+    def observe(self, whole_s: float, to_worker_s: float) -> None:
+        """Count a request by its duration, and by the time until its worker got it."""
+        self.whole.observe(whole_s)
+        self.to_worker.observe(to_worker_s)
+        self.at_worker.observe(whole_s - to_worker_s)
 
     def add(self, other: Series) -> None:
         """Add the numbers of ``other``."""
@@ -129,15 +128,10 @@ class Counts:
     def settle(self) -> None:
         """Count the durations of the requests that were added."""
         ended, self._ended = self._ended, []
-        found: dict[tuple[str, str, int, str], tuple[list[float], list[float]]] = {}
+        series_of = self._series
         for kind, whole_s, to_worker_s in ended:
-            times = found.get(kind)
-            if times is None:
-                times = found[kind] = [], []
-            times[0].append(whole_s)
-            times[1].append(to_worker_s)
-        for kind, times in found.items():
-            (self._series.get(kind) or self.of(*kind)).observe(*times)
+            series = series_of.get(kind) or self.of(*kind)
+            series.observe(whole_s, to_worker_s)
 
     def _note_unusual(self, kind: tuple[str, str, int, str], request: Ended) -> None:
         series = self._series.get(kind) or self.of(*kind)

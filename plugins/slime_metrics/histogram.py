@@ -39,23 +39,19 @@ class Histogram:
 
     def settle(self) -> None:
         """Count the durations in ``new``."""
-        self.observe_all(self.new)
-        self.new.clear()
-
-    def observe_all(self, durations_s: list[float]) -> None:
-        """Count durations, and sort their list."""
-        if not durations_s:
+        new, counts, bounds = self.new, self._counts, self.bounds
+        if not new:
             return
-        counts, bounds = self._counts, self.bounds
-        durations_s.sort()
-        self._total_s += sum(durations_s)
-        last = bisect_left(bounds, durations_s[-1])
+        new.sort()
+        self._total_s += sum(new)
+        last = bisect_left(bounds, new[-1])
         counted = 0
-        for place in range(bisect_left(bounds, durations_s[0]), last):
-            until = bisect_right(durations_s, bounds[place], counted)
+        for place in range(bisect_left(bounds, new[0]), last):
+            until = bisect_right(new, bounds[place], counted)
             counts[place] += until - counted
             counted = until
-        counts[last] += len(durations_s) - counted
+        counts[last] += len(new) - counted
+        new.clear()
 
     def add(self, other: Histogram) -> None:
         """Add the counts of ``other``, which has the same bounds."""

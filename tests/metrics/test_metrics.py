@@ -319,7 +319,8 @@ def test_waits_are_apart_from_the_time_at_the_worker() -> None:
     counts = Counts((0.1, 1.0), lambda: 0.0)
     counts.worker_added("http://w")
     series = counts.of("POST", "/generate", 200, "http://w")
-    series.observe([3.0, 0.05], [2.5, 0.0])
+    series.observe(3.0, 2.5)
+    series.observe(0.05, 0.0)
     assert (series.whole.counts, series.whole.total_s) == ([1, 0, 1], 3.05)
     assert (series.to_worker.counts, series.to_worker.total_s) == ([1, 0, 1], 2.5)
     assert series.at_worker.counts == [1, 1, 0]
