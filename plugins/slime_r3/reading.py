@@ -16,6 +16,7 @@ from slime_r3 import reasons
 from slime_r3.pieces import Part
 from slime_r3.record_store import RecordStore
 from slime_r3.turn_rows import TurnRows
+from slime_rows.side_tasks import side_tasks
 from slime_sglang.token_arrays import IntArray
 
 __all__ = ["RowReader", "StoreFailed", "TakeRows"]
@@ -68,20 +69,8 @@ class RowReader:
 
         Returns the reason if the rows that follow are lost. Meanwhile a few more records are read.
         """
-        lost: str | None = None
-        failed: Exception | None = None
-        async with anyio.create_task_group() as tasks:
-            try:
-                lost = await self._stream(parts, take, tasks)
-            except Exception as error:  # the group would wrap it
-                failed = error
-            tasks.cancel_scope.cancel()
-        try:
-            if failed is not None:
-                raise failed
-        finally:
-            del failed  # the error's traceback refers to this frame
-        return lost
+        async with side_tasks() as tasks:
+            return await self._stream(parts, take, tasks)
 
     async def _stream(self, parts: Sequence[Part], take: TakeRows, tasks: TaskGroup) -> str | None:
         ahead: deque[tuple[_Chunk, _Reading | None]] = deque()

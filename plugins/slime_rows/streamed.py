@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import anyio
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from router_core.errors import HTTPError
 from slime_rows.body_pieces import BodyLength, Data, Piece, RowPiece, joined
 from slime_rows.rows import Rows
+from slime_rows.side_tasks import side_tasks
 
 if TYPE_CHECKING:
     from slime_sglang.token_arrays import IntArray
@@ -172,7 +172,6 @@ class _Body:
 
 async def _until_disconnect(receive: Receive, work: Callable[[], Awaitable[None]]) -> None:
     """Call ``work``, and cancel it when the client has gone. Raises its errors."""
-    failed: Exception | None = None
 
     async def watch() -> None:
         message: Any = await receive()
@@ -183,15 +182,6 @@ async def _until_disconnect(receive: Receive, work: Callable[[], Awaitable[None]
         if message["type"] == "http.disconnect":
             tasks.cancel_scope.cancel()
 
-    async with anyio.create_task_group() as tasks:
+    async with side_tasks() as tasks:
         tasks.start_soon(watch)
-        try:
-            await work()
-        except Exception as error:  # the group would wrap it
-            failed = error
-        tasks.cancel_scope.cancel()
-    try:
-        if failed is not None:
-            raise failed
-    finally:
-        del failed  # the error's traceback refers to this frame
+        await work()
