@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from router_core.proxy import PATH, SENT_AT, WORKER
 from router_core.types import Scope
@@ -19,8 +21,6 @@ REMOVED = "removed"
 #: Seconds for which the numbers of a removed worker keep its URL, and the number of such workers.
 _REMOVED_S = 600.0
 _MAX_REMOVED = 100
-#: Requests that are counted together. More would take more memory than the processor's caches have.
-_BATCH = 32
 
 
 class Kind(NamedTuple):
@@ -64,10 +64,17 @@ class Series:
         self.incomplete = 0
 
     def observe(self, whole_s: float, to_worker_s: float) -> None:
-        """Count a request by its duration, and by the time until its worker got it."""
+        """Count a request by its whole duration, and by the time until its worker got it."""
         self.whole.observe(whole_s)
         self.to_worker.observe(to_worker_s)
         self.at_worker.observe(whole_s - to_worker_s)
+
+    def observe_all(self, durations_s: list[float]) -> None:
+        """Count many requests, by the two arguments of :meth:`observe` for each."""
+        whole_s, to_worker_s = np.fromiter(durations_s, float, len(durations_s)).reshape(-1, 2).T
+        self.whole.observe_all(whole_s)
+        self.to_worker.observe_all(to_worker_s)
+        self.at_worker.observe_all(whole_s - to_worker_s)
 
     def add(self, other: Series) -> None:
         """Add the numbers of ``other``."""
@@ -79,16 +86,16 @@ class Series:
 class Counts:
     """All series. Their number has a bound, whatever clients send and however often workers come and go.
 
-    Durations of requests that have ended are counted ``_BATCH`` at a time, while the processor's caches have this code.
-    One by one, each took some microseconds under load. The requests themselves are not kept: their memory is used again
-    for the next ones, while the caches have it.
+    The durations of most requests are collected, and counted by :meth:`settle`, which is to be called often. To count
+    each at once took some microseconds more under load.
     ``clock``: seconds. Only functions without ``await`` change this: one event loop needs no lock.
     """
 
     def __init__(self, bounds: Sequence[float], clock: Callable[[], float]) -> None:
         self._series: dict[Any, Series] = {}  # by Kind
-        #: The kind before its values are replaced by labels, the whole duration, and the time until the worker got it.
-        self._ended: list[tuple[tuple[str, str, int, str], float, float]] = []
+        #: By worker and path: the durations of requests that are not counted yet, as :meth:`Series.observe_all` takes
+        #: them. Only of POST requests that were answered 200.
+        self._new: dict[str, dict[str, list[float]]] = {}
         #: Errors by status and code.
         self.errors: Counter[tuple[int, str]] = Counter()
         #: Failed attempts by worker and error.
@@ -112,35 +119,44 @@ class Counts:
         return self._series
 
     def add(self, request: Ended) -> None:
-        """Count ``request``, its duration now or with others."""
+        """Count ``request``, its durations perhaps at the next :meth:`settle`."""
         scope, status, began = request.scope, request.status, request.began
         state = scope["state"]
         path = state[PATH] if PATH in state else scope["path"]
-        worker = state[WORKER].url if WORKER in state else ""
-        sent_at = state.get(SENT_AT, began)
-        kind = scope["method"], path, status, worker
-        self._ended.append((kind, request.ended - began, sent_at - began))
-        if len(self._ended) >= _BATCH:
-            self.settle()
-        if status != 200 or request.streamed_at or not request.complete:
-            self._note_unusual(kind, request)
-
-    def settle(self) -> None:
-        """Count the durations of the requests that were added."""
-        ended, self._ended = self._ended, []
-        series_of = self._series
-        for kind, whole_s, to_worker_s in ended:
-            series = series_of.get(kind) or self.of(*kind)
+        try:
+            worker, to_worker_s = state[WORKER].url, state[SENT_AT] - began
+        except KeyError:  # no worker was asked, or none answered
+            worker, to_worker_s = state[WORKER].url if WORKER in state else "", 0.0
+        whole_s = request.ended - began
+        if status == 200 and scope["method"] == "POST":
+            try:
+                new = self._new[worker][path]
+            except KeyError:
+                new = self._new.setdefault(worker, {}).setdefault(path, [])
+            new.append(whole_s)
+            new.append(to_worker_s)
+            if request.complete and not request.streamed_at:
+                return
+            series = self.of("POST", path, status, worker)
+        else:
+            series = self.of(scope["method"], path, status, worker)
             series.observe(whole_s, to_worker_s)
-
-    def _note_unusual(self, kind: tuple[str, str, int, str], request: Ended) -> None:
-        series = self._series.get(kind) or self.of(*kind)
         if request.streamed_at:
-            series.to_first_byte.observe(request.streamed_at - request.began)
+            series.to_first_byte.observe(request.streamed_at - began)
         if not request.complete:
             series.incomplete += 1
-        if request.status >= 400:
-            self._error(request.status, request.error)
+        if status >= 400:
+            self._error(status, request.error)
+
+    def settle(self) -> None:
+        """Count the durations that are not counted yet."""
+        found: defaultdict[Series, list[float]] = defaultdict(list)
+        for worker, by_path in self._new.items():
+            for path, durations_s in by_path.items():
+                found[self.of("POST", path, 200, worker)] += durations_s
+        self._new = {}
+        for series, durations_s in found.items():
+            series.observe_all(durations_s)
 
     def of(self, method: str, path: str, status: int, worker: str) -> Series:
         """Return the series of a request, whose values are replaced by labels from closed sets."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import anyio
 import httpx
+import numpy as np
 import pytest
 
 from core.real import on_uvicorn
@@ -25,7 +26,7 @@ from slime_http.asgi import ASGIApp
 from slime_http.serving import serving
 from slime_metrics import Metrics
 from slime_metrics.counts import Counts
-from slime_metrics.histogram import BATCH, Histogram
+from slime_metrics.histogram import Histogram
 from slime_testing import FakeEngine
 
 pytestmark = pytest.mark.anyio
@@ -355,13 +356,12 @@ def test_histogram_counts_by_upper_bound() -> None:
 
 def test_histogram_counts_many_durations_as_one_by_one() -> None:
     bounds, chance = (0.1, 0.2, 0.5, 1.0), random.Random(3)
-    histogram, counts = Histogram(bounds), [0] * 5
-    durations = [chance.choice((0.0, 0.1, 0.15, 0.2, 0.3, 0.7, 1.0, 9.0)) for _ in range(3 * BATCH + 7)]
-    for duration_s in durations:
-        histogram.observe(duration_s)
-        counts[sum(bound < duration_s for bound in bounds)] += 1
-        assert len(histogram.new) < BATCH
-    assert histogram.counts == counts
-    assert histogram.total_s == pytest.approx(sum(durations))
-    histogram.observe(0.2)
-    assert (histogram.counts[1], histogram.count) == (counts[1] + 1, len(durations) + 1)
+    one_by_one, together = Histogram(bounds), Histogram(bounds)
+    durations_s = [chance.choice((0.0, 0.1, 0.15, 0.2, 0.3, 0.7, 1.0, 9.0)) for _ in range(700)]
+    for duration_s in durations_s:
+        one_by_one.observe(duration_s)
+    for start, end in ((0, 1), (1, 400), (400, 400), (400, 700)):
+        together.observe_all(np.array(durations_s[start:end]))
+    assert together.counts == one_by_one.counts
+    assert together.total_s == pytest.approx(one_by_one.total_s)
+    assert together.count == 700
