@@ -1,4 +1,4 @@
-"""The processor time of a request that metrics, the request log and traces take.
+"""The processor time that metrics, the request log and traces add to a request.
 
     python -m benchmarks.metrics --rounds 12 --seconds 4
 
@@ -13,8 +13,8 @@ router's slice in the same turn.
 
 A round starts all routers anew, since the places of a process in memory change its times by some percent. The figures
 of a round are medians of its turns, and the table has their medians over the rounds. Below it are the confidence
-intervals of the medians of ``%``. Other work on the machine makes them wider, but does not move them: ``nothing`` shows
-what error is left. Nobody scrapes the metrics meanwhile.
+intervals of the medians of ``%``. Other work on the machine makes them wider, and should not shift them. The row
+``nothing`` shows the error that is left. Nobody scrapes the metrics meanwhile.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _SAMPLED_TOKENS = 82
 #: Requests of a slice: so many that the caches are warm for most of them.
 _SLICE = 2048
 _WARM_UP = 4
-#: All routers name their plugins, since a named plugin comes later in the order than a default one.
+#: All routers name their plugins. With default plugins, a named one would have another place in the order.
 _OTHERS = [part for name in DEFAULT_PLUGINS if name != "metrics" for part in ("--plugin", name)]
 
 

@@ -70,7 +70,7 @@ def _cost_us(options: Options, name: str, workers: Sequence[Worker], prompts: Se
 
 
 def _events_us(options: Options, count: int, size: int, block: int | None) -> float:
-    """Return the time of a choice and its answer, for prompts of ids of which each worker has the first half.
+    """Return the time of a choice and of ``answered`` after it. Each worker has the first half of every prompt.
 
     ``block``: tokens of a block that KV events tell of; None: there are no KV events.
     """
@@ -101,7 +101,7 @@ def _events_us(options: Options, count: int, size: int, block: int | None) -> fl
 
 
 def _memory_mb(size: int, part: int) -> float:
-    """Return the memory for a full map of prompts of ``size`` bytes, measured at a ``part``-th of the limit."""
+    """Return the memory of a full map of prompts of ``size`` bytes. 1/``part`` of it is filled and measured."""
     seen = Prefixes(Settings().max_tree_size // part)
     horizons = Horizons()
     tracemalloc.start()

@@ -2,7 +2,7 @@
 
 A page of any site can send requests to 127.0.0.1 without reading the answers (an image, a form, ``fetch`` with
 ``no-cors``). Control calls of such a page are refused; its generations are not. The page can read the answers if the
-site's own name resolves to 127.0.0.1 (DNS rebinding). So a router on loopback refuses a ``Host`` with another name.
+site's own name resolves to 127.0.0.1 (DNS rebinding). So a router on loopback refuses a ``Host`` that is not its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Pages", "UnsupportedMediaType"]
 
 #: Values of ``Sec-Fetch-Site`` in requests that do not come from another site; empty: there is no such header.
 _OWN_SITES = (b"", b"none", b"same-origin")
-#: Most accepted values of ``Host`` in the cache. Parsing an address takes microseconds.
+#: The largest number of accepted values of ``Host`` in the cache. Parsing an address takes microseconds.
 _SEEN = 64
 #: Content types that a page can send without a preflight (Fetch standard, "CORS-safelisted request-header").
 _ANY_PAGES = (b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data")

@@ -9,7 +9,7 @@ __all__ = ["hidden_key"]
 
 
 def hidden_key(session: str | None, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """Return ``session``, or a digest of it if it is a key in ``headers``, as with ``--session-from-api-key``."""
+    """Return ``session``, or a digest of it if ``Authorization`` contains it, as with ``--session-from-api-key``."""
     if session is None:
         return None
     name = session.encode("utf-8", "surrogatepass")

@@ -1,4 +1,4 @@
-"""The metrics of requests, added up from the series by the labels that each metric has."""
+"""The metrics of requests. Each metric adds up the series that agree in its labels."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def request_families(counts: Counts) -> Iterator[Metric]:
         ["method", "path"], merged(lambda kind: (kind.method, kind.path), lambda series: series.whole),
     )  # fmt: skip
     yield histogram_family(
-        "slime_time_to_worker_seconds", "Time from the head of a request until the worker that answered got it.",
+        "slime_time_to_worker_seconds",
+        "Time from the head of a request until the worker that answered got it; 0 without an answer.",
         ["path"], merged(lambda kind: (kind.path,) if kind.worker else ("",), lambda series: series.to_worker),
     )  # fmt: skip
     yield histogram_family(
@@ -59,7 +60,8 @@ def request_families(counts: Counts) -> Iterator[Metric]:
         merged(lambda kind: (ENDPOINTS.get(kind.path, OTHER),), lambda series: series.to_first_byte),
     )  # fmt: skip
     yield histogram_family(
-        "slime_worker_duration_seconds", "Time from when a worker got a request to the end of its answer.",
+        "slime_worker_duration_seconds",
+        "Time from when a worker got a request to the end of its answer; without an answer, the whole time.",
         ["worker"], merged(lambda kind: (kind.worker,), lambda series: series.at_worker),
     )  # fmt: skip
 

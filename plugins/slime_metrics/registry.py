@@ -83,7 +83,9 @@ class Metrics:
 
     def _add(self, offered: _Offered) -> None:
         if not _NAME.fullmatch(offered.name):
-            raise PluginError(f"metric {offered.name!r}: wanted lower-case letters, digits and underscores")
+            raise PluginError(
+                f"metric {offered.name!r}: wanted lower-case letters, digits and underscores, the first a letter"
+            )
         if offered.name in self._offered:
             raise PluginError(f"metric {offered.name!r} is registered twice")
         self._offered[offered.name] = offered

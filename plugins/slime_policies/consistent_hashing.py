@@ -31,4 +31,4 @@ class ConsistentHashing:
         self._ring.forget(worker)
 
     def forget_all(self) -> None:
-        """Do nothing: the places of sessions do not depend on weights."""
+        """Do nothing: the workers of sessions do not depend on what the workers' caches hold."""

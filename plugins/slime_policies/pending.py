@@ -9,7 +9,7 @@ from slime_policies.holders import Holders
 
 __all__ = ["Pending"]
 
-#: After this time a prefix does not count any more: its request failed, or a KV event has reported it long ago.
+#: Older prefixes are dropped when the next one is added: most likely the request failed, or a KV event reported it.
 _LIMIT_S = 60.0
 #: The number of requests that are remembered; the oldest are forgotten first.
 _MOST = 4096

@@ -27,7 +27,7 @@ def offer_metrics(metrics: Metrics | None, kinds: Mapping[str, RecordedRows]) ->
         }
 
     metrics.counter(
-        "slime_expert_rows_total", "Rows of answers that were recorded, one for each token.",
+        "slime_expert_rows_total", "Recorded rows: one for each token that an answer has a row of.",
         each(lambda rows: rows.rows_recorded), ["kind"],
     )  # fmt: skip
     metrics.gauge(

@@ -148,7 +148,8 @@ class RecordedRows:
     def _matrix(self, value: Any, end: int, told: Any, asked: int) -> tuple[IntArray, int]:
         """Return the rows in ``value``, which end before token ``end``, and their first token. Raises ValueError.
 
-        ``told``, ``asked``: the first token as the answer and the request say. Older engines ignore ``asked``.
+        ``told``: the first token that the answer names, if any. ``asked``: the one that the request named, which older
+        engines ignore.
         """
         array = array_in(value)
         if array is None:

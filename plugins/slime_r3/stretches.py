@@ -1,4 +1,4 @@
-"""The places of the rows of each turn in a context."""
+"""The range of rows of each turn in a context. A row is what an engine sends for one token."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ __all__ = ["Retrying"]
 
 
 class Retrying:
-    """A Sender that makes attempts until an answer is good, or the attempts are used up.
+    """A Sender that repeats a request until the answer is good, as long as the settings allow it.
 
-    A request that succeeds at once costs next to nothing: it is not even counted if no breaker tracks a failure.
+    It adds next to nothing to a request that succeeds at once: while no breaker tracks a failure, none counts it.
     """
 
     def __init__(

@@ -63,8 +63,8 @@ def new_run(after: bytes) -> bytes:
 class NoteLog:
     """The log at ``client``. Call :meth:`read` once, set ``run``, then :meth:`append`, one call at a time.
 
-    ``call``: makes a call of the client, and repeats it if that may help. ``flag``: the flag of the place,
-    for messages. ``is_shared``: other routers may write notes there now.
+    ``call``: makes a call of the client, and repeats it if that may help. ``flag``: the flag that names
+    the store, for messages. ``is_shared``: other routers may write notes there now.
     """
 
     def __init__(

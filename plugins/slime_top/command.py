@@ -115,7 +115,7 @@ def _watch(client: RouterClient, url: str, interval_s: float) -> None:
     """Show frames until q is pressed. While the router does not answer, the last figures stay. Raises RefusedKey."""
     console = Console()
     if not (console.is_terminal and sys.stdin.isatty()):
-        raise SettingsError("standard input and output are no terminal: add --once for one frame")
+        raise SettingsError("wanted a terminal as standard input and output: add --once for one frame")
     history = History()
     figures: Figures | None = None
     answered_at = time.monotonic()

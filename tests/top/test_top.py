@@ -149,7 +149,7 @@ async def test_a_router_without_metrics_shows_its_workers(
         (["--interval", "0"], "--interval: wanted 0.1 to 3600 seconds, got 0"),
         (["--api-key-env", "NOWHERE"], "--api-key-env: the variable NOWHERE is not set"),
         (["--api-key-file", "/nowhere"], "--api-key-file: [Errno 2] No such file or directory: '/nowhere'"),
-        ([], "standard input and output are no terminal: add --once for one frame"),
+        ([], "wanted a terminal as standard input and output: add --once for one frame"),
     ],
 )
 def test_a_mistake_is_told_with_its_flag(arguments: list[str], told: str) -> None:

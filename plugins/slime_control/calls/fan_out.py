@@ -193,7 +193,7 @@ def passed_on(headers: Headers) -> Headers:
             own.update(token.strip().lower() for token in value.split(b","))
         elif name == b"transfer-encoding" and value.lower() != b"chunked":
             raise BadRequest(f"Transfer-Encoding: wanted chunked, got {value[:80].decode('latin-1')}")
-    # White space around a value is not part of it (RFC 9110 section 5.5); httpx refuses it, and would show the value.
+    # White space around a value is not part of it (RFC 9110 section 5.5). httpx refuses it and shows the value.
     return [(name, value.strip(b" \t")) for name, value in headers if name not in own]
 
 

@@ -117,7 +117,9 @@ class Renderer:
         self._threads = threads if threads is not None else FairThreads()
         self._apply: Any = getattr(tokenizer, "apply_chat_template", None)
         known = getattr(tokenizer, "chat_template", None)
-        if self._apply is None or (source is None and known is None):
+        if self._apply is None:
+            raise SettingsError("the tokenizer has no method apply_chat_template, which chats need")
+        if source is None and known is None:
             raise SettingsError("the tokenizer has no chat template; give one with --chat-template FILE")
         self._override = {} if source is None else {"chat_template": source}
         self.source: str = source if source is not None else _text_of(known)
@@ -135,7 +137,9 @@ class Renderer:
         return self._render(conversation)
 
     async def behind(self, conversation: Conversation, place: int, *, is_known: bool = False) -> str | None:
-        """Return the text of ``conversation`` behind the content or the calls of the assistant's message ``place``.
+        """Return the rendered text of ``conversation`` after the content of the assistant's message at index ``place``.
+
+        If the template does not show this content, the text begins within the arguments of the last call.
 
         ``is_known``: the template has rendered the messages before this one. A local template (see ``locality``) then
         renders only the last of those messages, and what follows. Return None when the template does not show where the

@@ -27,7 +27,7 @@ _FIELDS = {
     "BlockRemoved": ("block_hashes", "medium", "group_idx"),
     "AllBlocksCleared": (),
 }  # fmt: skip
-#: The largest number of blocks of one event. Larger events are divided, so that other tasks get turns in between.
+#: The largest number of blocks of a ``Stored``. Larger ones are divided, so that other tasks get turns in between.
 _BLOCKS_AT_ONCE = 1000
 
 

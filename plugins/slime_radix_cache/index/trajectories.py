@@ -133,10 +133,10 @@ class Trajectories(SegmentStore):
 
         The engine consumed ``context``, which is pinned, and then ``prompt_ids``; the text of both is ``prompt``.
         ``giver``: the client that gave these ids. ``again``: the earlier record of the same sequence, which stays if it
-        is equal. ``instead_of``: the recorded beginning of this response. It is withdrawn if nothing continues it. An
-        attempt that the next attempt did not continue is no such beginning, even if its tokens are the same.
+        is equal. ``instead_of``: the recorded beginning of this response, which is withdrawn if nothing continues it.
+        Do not give an earlier attempt that the engine did not continue, even if its tokens begin this response.
 
-        ``known``: the node on the way to the text of ``prompt`` at which ``context`` was found; None: not known.
+        ``known``: the node at which ``context`` was found, on the path to the end of ``prompt``; None: not known.
         """
         doubt = CONTRADICTION if sampled.doubt == CONTRADICTION else None
         if giver is not None:
@@ -170,7 +170,7 @@ class Trajectories(SegmentStore):
         """Mark ``session`` and ``texts`` as lost. Without texts, the lost text is not known."""
         if session is not None:
             self.losses.sessions.add(session)
-        for text in texts or (b"",):  # at least one mark: it makes all counts of candidates lower bounds
+        for text in texts or (b"",):  # after any mark, all counts of candidates are lower bounds
             self.losses.texts.add(text)
 
     def withdraw(self, part: Response) -> None:

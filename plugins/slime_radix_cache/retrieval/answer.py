@@ -34,7 +34,7 @@ __all__ = [
     "record_of",
 ]
 
-#: The version of tokens that no engine sampled. An engine's own versions are strings.
+#: The version of tokens with mask 0. An engine's own versions are strings.
 PROMPT = -1
 
 
@@ -42,9 +42,10 @@ PROMPT = -1
 class Record:
     """The tokens of a context, with mask, logprob and version of each.
 
-    ``loss_mask``: 1 where the policy sampled. ``logprobs``: the engine's, bit for bit; 0.0 where the mask is 0, NaN
-    where the engine gave none. ``spans``: ``(version, count)`` of runs of tokens. A version is the engine's name,
-    None if the engine gave none, ``PROMPT`` where the mask is 0. ``has_logprobs``: no logprob is NaN.
+    ``loss_mask``: 1 for sampled tokens to train on, see :func:`record_of`. ``logprobs``: the engine's, bit for bit; 0.0
+    where the mask is 0, NaN where the engine gave none. ``spans``: ``(version, count)`` of runs of tokens. A version is
+    the engine's name, None if the engine gave none, ``PROMPT`` where the mask is 0. ``has_logprobs``: no logprob is
+    NaN.
     """
 
     tokens: npt.NDArray[np.int32]

@@ -18,7 +18,7 @@ __all__ = ["SHORT_PART", "Part", "Parts", "cut"]
 
 #: Longer texts are tokenised in a thread: about 1 ms of work, far more than the switch costs.
 _LONG_TEXT = 4096
-#: Shorter pieces between two seams are joined with the next pieces: a part costs as much time as a token, 1 µs.
+#: Shorter pieces between two seams are joined with the next pieces, since each part costs about 1 µs of its own.
 SHORT_PART = 512
 _OVERHEAD_BYTES = 300
 
@@ -46,10 +46,11 @@ def cut(
     *,
     follows: bool = False,
 ) -> Iterator[Part]:
-    """Yield ``text`` in parts that begin at seams, or at breaks if a part would be longer than ``long_part``.
+    """Yield ``text`` in parts that begin at seams. A text longer than ``long_part`` is also cut at breaks.
 
     ``follows``: a part that begins at a break is tokenised as a text that follows other tokens; else as any text.
-    Texts with the same beginning are cut at the same places in it.
+    Texts with the same beginning are cut at the same places in it, except in the last ``long_part`` characters of the
+    shorter one.
     """
     start = 0
     while len(text) - start > long_part:

@@ -1,4 +1,4 @@
-"""The system calls of the SSD tier, in one object, so that a test can make any of them fail."""
+"""Reads, writes, syncs and allocations of the SSD tier, in one object, so that a test can make each of them fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _Vectored: TypeAlias = Callable[[int, Sequence[Buffer], int], int]
 
 @dataclass(frozen=True, slots=True)
 class FileOps:
-    """Positional I/O that is complete or raises OSError. The fields are functions of ``os``; all calls block."""
+    """Positional I/O that is complete or raises OSError; a read may also end at the end of the file.
+
+    The fields are functions of ``os``. All calls block.
+    """
 
     pwritev: _Vectored = os.pwritev
     preadv: _Vectored = os.preadv
