@@ -11,10 +11,13 @@ from uvicorn.lifespan.on import LifespanOn, LifespanSendMessage
 from slime_http.client_connection import Observer
 from slime_http.errors import StartupError
 
-__all__ = ["OBSERVERS", "Lifespan"]
+__all__ = ["APP", "OBSERVERS", "Lifespan"]
 
 #: Extension of the lifespan's scope: the list of the server's observers, to which the application may append.
 OBSERVERS = "slime_http.observers"
+#: Extension of the lifespan's scope: the application that will get the requests. An outermost layer that has nothing to
+#: do with them replaces itself there by its inner application, which saves a call for each request.
+APP = "slime_http.app"
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +29,7 @@ class Lifespan(LifespanOn):
 
     def __init__(self, config: uvicorn.Config, observers: list[Observer]) -> None:
         super().__init__(config)
-        self._extensions = {OBSERVERS: observers}
+        self._extensions = {OBSERVERS: observers, APP: config.loaded_app}
 
     async def startup(self) -> None:
         """Start the application. Raises StartupError."""
@@ -35,6 +38,7 @@ class Lifespan(LifespanOn):
         await self.startup_event.wait()
         if self.startup_failed or self.error_occurred:
             raise self._error or StartupError("the application cannot start; the log says why")
+        self.config.loaded_app = self._extensions[APP]
 
     async def main(self) -> None:
         """Call the application. Its errors are logged once, not also as text in a message of the protocol."""

@@ -10,7 +10,7 @@ from time import monotonic
 
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
 from slime_http.error_codes import MAX_ERROR_BYTES
-from slime_http.lifespan import OBSERVERS
+from slime_http.lifespan import APP, OBSERVERS
 from slime_metrics.counts import Counts
 
 __all__ = ["Answer", "Measured"]
@@ -62,10 +62,12 @@ class Measured:
         if not self.is_observing:
             if scope["type"] == "http":
                 return self._watched({**scope, "state": dict(scope.get("state") or {})}, receive, send)
-            observers = scope.get("extensions", {}).get(OBSERVERS)
-            if observers is not None:
-                observers.append(self._counts.add)
+            extensions = scope.get("extensions", {})
+            if OBSERVERS in extensions:
+                extensions[OBSERVERS].append(self._counts.add)
                 self.is_observing = True
+                if extensions[APP] == self.serve:
+                    extensions[APP] = self._app
         return self._app(scope, receive, send)
 
     async def _watched(self, scope: Scope, receive: Receive, send: Send) -> None:

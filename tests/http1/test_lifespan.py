@@ -1,4 +1,4 @@
-"""Applications that fail to start, under the server."""
+"""The lifespan of applications under the server."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import anyio
+import httpx
 import pytest
 from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 
 from slime_http.asgi import ASGIApp, Receive, Scope, Send
 from slime_http.errors import StartupError
+from slime_http.lifespan import APP
 from slime_http.serving import serving
 
 pytestmark = pytest.mark.anyio
@@ -66,3 +70,21 @@ async def test_application_without_a_lifespan_is_served() -> None:
 
     async with serving(app) as url:
         assert url
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_outermost_layer_may_leave_requests_to_its_inner_application(leaves: bool) -> None:
+    inner = Starlette(routes=[Route("/", PlainTextResponse("served"))])
+    called: list[str] = []
+
+    async def outer(scope: Scope, receive: Receive, send: Send) -> None:
+        called.append(scope["type"])
+        if scope["type"] == "lifespan":
+            assert scope["extensions"][APP] is outer
+            if leaves:
+                scope["extensions"][APP] = inner
+        await inner(scope, receive, send)
+
+    async with serving(outer) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        assert (await client.get("/")).text == "served"
+    assert called == (["lifespan"] if leaves else ["lifespan", "http"])
