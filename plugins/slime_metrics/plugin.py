@@ -75,7 +75,7 @@ class MetricsPlugin:
     def routes(self) -> Sequence[BaseRoute]:
         return [self._exposition.route()]
 
-    @hookimpl  # outside of `auth`: refused requests count, too
+    @hookimpl(tryfirst=True)  # outermost: refused requests count, too, and the server calls the inner layer
     def asgi_middleware(self, app: ASGIApp, router: Router) -> ASGIApp:
         self._counts.know(Labels(pattern for pattern, _ in router.own_paths))
         self._measured = Measured(app, self._counts)

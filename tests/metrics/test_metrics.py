@@ -19,6 +19,7 @@ from core.real import on_uvicorn
 from deadlines import until
 from metrics.scrapes import EVERYTHING, names_of, scraped
 from ports import free_port
+from router_core.app import make_app
 from router_core.cli import build
 from router_core.errors import PluginError, SettingsError, StartupError
 from routers import BARE, Start, answering
@@ -81,13 +82,21 @@ async def test_streams_have_a_time_to_first_byte(
     assert ("slime_incomplete_answers_total", f"path=/generate worker={worker}") not in found
 
 
-async def test_servers_one_after_the_other_are_measured() -> None:
-    _, app = build(METERED)
+@pytest.mark.parametrize("is_outermost", [True, False])
+async def test_servers_one_after_the_other_are_measured(is_outermost: bool) -> None:
+    router, app = build(METERED)
+    if is_outermost:  # as the command serves it: the server does not call this layer for a request
+        app = make_app(router)
     for number in (1, 2):
         async with serving(app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
             await client.get("/workers/no-such")
             found = await scraped(client)
             assert found["slime_requests_total", "path=/workers/{worker_id} status=404 worker="] == number
+
+
+def test_layer_is_outermost_with_the_default_plugins() -> None:
+    router, _ = build([])
+    assert next(name for name, _ in router.hooks.asgi_middleware) == "metrics"
 
 
 async def test_broken_stream_counts_as_incomplete(start: Start) -> None:
