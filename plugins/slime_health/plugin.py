@@ -132,12 +132,17 @@ class Health:
             del self._watches[watch.worker]
 
     async def _wait(self, watch: Watch, interval_s: float) -> None:
-        """Wait until the next look is due: soon when there is news or a verdict is near."""
+        """Wait until the next look is due: soon when there is news or a verdict is near.
+
+        A worker in use that has failed is asked for its weights at once.
+        """
         if not watch.judge.undecided:
             with anyio.move_on_after(interval_s):
                 await watch.woken.wait()
             if not watch.woken.is_set():
                 return
+        if watch.worker.state == "ready" and not watch.judge.verified:
+            self._versions.questions.ask(watch)
         await anyio.sleep(min(_SOON_S, self.settings.interval_s) * random.uniform(0.5, 1))
 
     def _turn_s(self) -> float:
@@ -176,10 +181,13 @@ class Health:
         if worker.state not in JUDGED:
             return
         logger.debug("worker %s: %s", worker.url, error)
-        if judge.failed(severity(error), began=began, now=now, heard=router.proxy.heard(worker)):
+        proof = severity(error)
+        if judge.failed(proof, began=began, now=now, heard=router.proxy.heard(worker)):
             if worker.state != "quarantined":
                 logger.warning(
                     "worker %s gets no new requests after %d failures in a row, the last: %s",
                     worker.url, judge.failures, error,
                 )  # fmt: skip
             router.pool.hold(worker, "health", str(error), "quarantined")
+        elif proof in ("firm", "soft") and worker.state == "ready":
+            self._versions.hold_unchecked(router, worker)

@@ -6,7 +6,7 @@ import anyio
 import orjson
 
 from router_core import HTTPError, Worker
-from router_core.errors import WorkerTimeout, WorkerUnreachable
+from router_core.errors import WorkerBroke, WorkerTimeout, WorkerUnreachable
 from router_core.router import Router
 from router_core.weights import version_named
 from slime_health.judge import Unwell
@@ -46,7 +46,10 @@ class Probe:
             raise Unwell(f"it answered {endpoint} with {status}")
 
     async def weight_version(self) -> str | None:
-        """Return the version of the worker's weights; None when it names no version. Raises HTTPError."""
+        """Return the version of the worker's weights; None when it names no version. Raises HTTPError.
+
+        A worker that has named a version before cannot take it back by an answer that is not JSON: that answer broke.
+        """
         if self._worker.passthrough:
             return None
         for path in ("/model_info", "/get_model_info"):  # the second: older engines
@@ -58,6 +61,8 @@ class Probe:
         try:
             about = orjson.loads(body) if status == 200 else None
         except orjson.JSONDecodeError:
+            if self._worker.said_version is not None:
+                raise WorkerBroke(f"its answer to {path} is not JSON") from None
             return None  # no SGLang server, but it can be proxied to
         return version_named(about.get("weight_version")) if isinstance(about, dict) else None
 

@@ -17,7 +17,7 @@ from slime_health.agreement import agreed, missed_control_call, newer_than_the_f
 from slime_health.judge import AS_STARTED, Fit, fit
 from slime_health.questions import PROBES, Questions
 from slime_health.settings import Settings
-from slime_health.watch import JUDGED, Watch
+from slime_health.watch import JUDGED, UNCHECKED, Watch
 
 if TYPE_CHECKING:
     from slime_control.contracts import QuietPeriod
@@ -80,6 +80,7 @@ class Versions:
         worker = watch.worker
         is_news = self._note(router, watch, said)
         self._decide(router, watch, is_news=is_news, is_probed=is_probed)
+        router.pool.release(worker, UNCHECKED)
         if is_news and worker.said_version is not None:
             self._ask_others(worker, source)
         if self._is_under_way:
@@ -208,6 +209,14 @@ class Versions:
             router.tasks.start_soon(self.settle)
 
     # The workers in use.
+
+    def hold_unchecked(self, router: Router, worker: Worker) -> None:
+        """Hold ``worker``, which has failed, until it names its version: it may be another process, with old weights.
+
+        The last worker that serves is not held, and no worker while any weights will do.
+        """
+        if self._fit(router, AS_STARTED) != "same" and others_serve(router.pool, worker):
+            router.pool.hold(worker, UNCHECKED, "it failed, and has not named its weights since")
 
     def _fit(self, router: Router, said: str | None) -> Fit:
         if self._settings.readmit == "any" or router.weights.differ() or router.pool.passthrough:

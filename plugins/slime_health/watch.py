@@ -9,10 +9,12 @@ from router_core.router import Router
 from slime_health.agreement import missed_control_call
 from slime_health.judge import Judge
 
-__all__ = ["JUDGED", "Watch", "standing"]
+__all__ = ["JUDGED", "UNCHECKED", "Watch", "standing"]
 
 #: States that this plugin may change. The core owns the others.
 JUDGED = ("ready", "quarantined", "stale")
+#: Owner of the hold of a worker that has failed, and not named its version since.
+UNCHECKED = "unchecked weights"
 
 
 class Watch:
@@ -58,4 +60,11 @@ class Watch:
 
 def standing(router: Router, worker: Worker) -> tuple[object, ...]:
     """Return the state of ``worker``. When this state changes, earlier answers about the worker are obsolete."""
-    return worker.state, missed_control_call(worker), worker.weight_version, router.weights.current
+    is_unchecked = UNCHECKED in worker.holds
+    return (
+        worker.state,
+        is_unchecked,
+        missed_control_call(worker),
+        worker.weight_version,
+        router.weights.current,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
@@ -31,6 +31,7 @@ class Fault:
 
     kind: Kind
     engine: str
+    url: str
     began: float
     hit: set[str] = field(default_factory=set)
     quarantined_after_s: float | None = None
@@ -63,7 +64,7 @@ class Faults:
             await pause(over, rest)
             if over.is_set():
                 return
-            fault = Fault(kind, engine.name, asyncio.get_running_loop().time())
+            fault = Fault(kind, engine.name, engine.url, asyncio.get_running_loop().time())
             self.done.append(fault)
             if kind == "killed (-9)":
                 await self._kill(engine, fault, random)
@@ -76,6 +77,11 @@ class Faults:
         """True when an engine was started again in that time: what was on the way to it meets its first weights."""
         restarts = (fault.restarted_at for fault in self.done)
         return any(at is not None and began <= at <= ended for at in restarts)
+
+    def all_killed(self, urls: Collection[str], began: float, ended: float) -> bool:
+        """True when each of ``urls`` was killed in that time: what these engines had is lost."""
+        killed = {fault.url for fault in self.done if fault.kind == _KILLED and began <= fault.began <= ended}
+        return bool(urls) and killed.issuperset(urls)
 
     def _under_way(self, engine: EngineProcess) -> set[str]:
         """Return the rids that the engine works on, without those that an earlier kill hit."""

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 import aiohttp
+import orjson
 
 from chaos.oracle import JournalReader
 from chaos.processes import Program
@@ -100,13 +101,17 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """New weights; ``succeeded`` when at least one engine took them, and the fleet has moved; ``whole``: all did."""
+    """New weights; ``succeeded`` when at least one engine took them, and the fleet has moved; ``whole``: all did.
+
+    ``takers``: the URLs of the engines that took them.
+    """
 
     version: int
     began: float
     ended: float
     succeeded: bool
     whole: bool = True
+    takers: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -135,30 +140,40 @@ class Trainer:
         self.updates.append(Update(version, began, float("inf"), succeeded=False))
         if from_disk or self.random.random() < 0.7:
             body = {"model_path": f"/weights/{version}", "weight_version": str(version)}
-            status = await self._call("/update_weights_from_disk", body)
+            status, told = await self._call("/update_weights_from_disk", body)
         else:
             body = {"new_version": str(version)}
-            status = await self._call("/update_weight_version", body)
-        self.updates[-1] = update = Update(
-            version, began, loop.time(), status in (200, 207), whole=status == 200
-        )
+            status, told = await self._call("/update_weight_version", body)
+        succeeded = status in (200, 207)
+        takers = _takers(told) if succeeded else frozenset[str]()
+        self.updates[-1] = update = Update(version, began, loop.time(), succeeded, status == 200, takers)
         for _ in range(100):
-            if await self._call("/continue_generation", {}) in (200, 207):
+            if (await self._call("/continue_generation", {}))[0] in (200, 207):
                 break
             await asyncio.sleep(0.5)
         return update
 
-    async def _call(self, path: str, body: dict[str, Any]) -> int:
+    async def _call(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
         try:
             async with self.http.post(path, json=body) as answer:
-                self.answers.append((path, answer.status, (await answer.text())[:1000]))
-                return answer.status
+                told = await answer.read()
+                self.answers.append((path, answer.status, told[:1000].decode(errors="replace")))
+                return answer.status, told
         except (aiohttp.ClientError, TimeoutError) as error:
             self.answers.append((path, 0, repr(error)))
-            return 0
+            return 0, b""
 
     def allowed(self, began: float, ended: float) -> tuple[int, int]:
         """The oldest and the newest weights that a request from ``began`` to ``ended`` may have met."""
-        oldest = max(update.version for update in self.updates if update.succeeded and update.ended <= began)
         newest = max(update.version for update in self.updates if update.began <= ended)
-        return oldest, newest
+        return self.last_before(began).version, newest
+
+    def last_before(self, time: float) -> Update:
+        """Return the last update that had succeeded at ``time``."""
+        done = [update for update in self.updates if update.succeeded and update.ended <= time]
+        return max(done, key=lambda update: update.version)
+
+
+def _takers(told: bytes) -> frozenset[str]:
+    workers: dict[str, dict[str, Any]] = orjson.loads(told)["workers"]
+    return frozenset(url for url, answer in workers.items() if answer["status"] == 200)

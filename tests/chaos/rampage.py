@@ -14,7 +14,7 @@ import aiohttp
 import anyio
 
 from chaos.asking import DEADLINE_S, Crowd
-from chaos.conversations import Conversation, opening
+from chaos.conversations import Conversation, Heard, opening
 from chaos.counting import COUNTS_MEMORY
 from chaos.faults import KINDS, Faults
 from chaos.fleet import FIRST, EngineProcess, Trainer, Watch, until
@@ -264,13 +264,23 @@ class Rampage:
                     continue
                 oldest, newest = self._trainer.allowed(heard.asked_at, heard.heard_at)
                 seen = {int(version) for version in source["output_versions"][: len(heard.output_ids)]}
-                if self._faults.restarted_between(heard.asked_at, heard.heard_at):
+                if self._explains_first(heard):
                     seen.discard(int(FIRST))
                 if any(not oldest <= version <= newest for version in seen):
                     told = (
                         f"{heard.rid}: sampled under {sorted(seen)}, when the fleet had {oldest} to {newest}"
                     )
                     report.wrong.append(("weights that the fleet had not", told))
+
+    def _explains_first(self, heard: Heard) -> bool:
+        """Return True when an answer may be of the first weights.
+
+        The request was under way while an engine restarted, or all engines that took the fleet's weights were killed.
+        """
+        last = self._trainer.last_before(heard.asked_at)
+        return self._faults.restarted_between(heard.asked_at, heard.heard_at) or self._faults.all_killed(
+            last.takers, last.began, heard.heard_at
+        )
 
     def _judge_retrieved(self, oracle: Oracle, conversation: Conversation, report: Report) -> None:
         said = conversation.said
@@ -288,7 +298,10 @@ class Rampage:
                 report.wrong.append(("a flag that nothing explains", told))
 
     async def _judge_session(self, session: str, report: Report) -> None:
-        """Check that a session with an answer is complete, unless the router could not read one of its answers."""
+        """Check that a session with an answer is complete, unless the router could not read one of its answers.
+
+        A client that hangs up does not know if the router had such an answer by then.
+        """
         outcomes = self._crowd.outcomes(session)
         if not outcomes["200"]:
             return
@@ -296,9 +309,17 @@ class Rampage:
             is_complete = answer.status == 200 and (await answer.json())["complete"]
         report.sessions += 1
         report.complete += is_complete
-        if is_complete == bool(outcomes["garbled"]):
+        if is_complete == bool(outcomes["garbled"]) and (is_complete or not self._left_garbled(session)):
             told = f"{session}: {answer.status}, complete: {is_complete}, {dict(outcomes)}"
             report.wrong.append(("a session that is complete, or not, without a reason", told))
+
+    def _left_garbled(self, session: str) -> bool:
+        """Return True when a client hung up on an answer whose body may have been no JSON."""
+        left = {rid for one in self._crowd.asked if one.outcome == "left" for rid in one.rids}
+        hits = (engine.relay.hit for engine in self.engines if engine.relay is not None)
+        return any(
+            hit.get(rid) == "bad JSON" for hit in hits for rid in left if rid.rpartition(".")[0] == session
+        )
 
     async def _read_stats(self, report: Report) -> None:
         async with self._http.get("/cache_stats") as answer:

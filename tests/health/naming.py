@@ -17,8 +17,8 @@ __all__ = ["Naming"]
 class Naming(FakeEngine):
     """``/generate`` names ``version``; what begins while ``hold`` is set ends with that, and names what was then.
 
-    ``named``: what all its answers name instead. ``is_mute``: only its answers name a version. ``questions``: how
-    often somebody has asked for it.
+    ``named``: what all its answers name instead. ``is_mute``: only its answers name a version. ``is_garbled``: its
+    ``/model_info`` is not JSON. ``questions``: how often somebody has asked for it.
     """
 
     def __init__(self, version: str = "1") -> None:
@@ -26,6 +26,7 @@ class Naming(FakeEngine):
         self.version = version
         self.named: str | None = None
         self.is_mute = False
+        self.is_garbled = False
         self.is_well = True
         self.info_hold: anyio.Event | None = None
         self.questions = 0
@@ -45,6 +46,8 @@ class Naming(FakeEngine):
         self.questions += 1
         if self.info_hold is not None:
             await self.info_hold.wait()
+        if self.is_garbled:
+            return Response('{"weight_version"', media_type="application/json")
         return JSONResponse({} if self.is_mute else {"weight_version": self.version})
 
     async def _chat(self, _: Request) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -16,6 +16,7 @@ from health.naming import Naming
 from health.patient import Changes, until
 from holding import stale, tear
 from plugged import routing
+from ports import free_port
 from router_core import Exchange, WeightUpdate, Worker, hookimpl
 from routers import Start
 from slime_control import Control
@@ -32,6 +33,8 @@ pytestmark = pytest.mark.anyio
 #: Probes so rare that everything is learnt from answers: the first one comes at any time within the interval.
 RARE = Settings(interval_s=1e6, timeout_s=1)
 QUICK = Settings(interval_s=0.02, timeout_s=1, lag_s=0.3)
+#: Quick, and no number of failures is enough for a quarantine.
+LENIENT = Settings(interval_s=0.1, timeout_s=60, failure_threshold=1000)
 
 
 class Moves:
@@ -69,6 +72,11 @@ class Fleet:
 
     async def generate(self, **more: Any) -> httpx.Response:
         return await self.client.post("/generate", json={"text": "Hi", **more})
+
+    async def break_off(self) -> None:
+        """Ask for a stream, and read it until it ends or breaks off."""
+        with suppress(httpx.RemoteProtocolError):
+            await self.generate(stream=True)
 
     async def hear(self, engine: Naming, **more: Any) -> None:
         """Let ``engine`` answer something."""
@@ -461,6 +469,83 @@ async def test_restarted_engines_do_not_move_the_fleet_back() -> None:
         for engine in (first, second, away):
             engine.version = "5"
         await until(lambda: (it.version, it.states) == ("5", ["ready"] * 3))
+
+
+@pytest.mark.parametrize(("version", "state"), [("1", "stale"), ("2", "ready")])
+async def test_engine_that_failed_gets_no_request_before_its_weights_are_checked(
+    version: str, state: str
+) -> None:
+    """One broken answer is all that shows a restart."""
+    other, before, after = Naming("2"), Naming("2"), Naming(version)
+    after.info_hold = anyio.Event()
+    port = free_port()
+    async with fleet(other, settings=LENIENT) as it, anyio.create_task_group() as tasks:
+        async with serving(before.app, port=port, grace_s=0) as url:
+            worker, _ = await it.router.add_worker(url)
+            before.hold = other.hold = anyio.Event()
+            for _ in range(2):  # one for each
+                tasks.start_soon(it.break_off)
+            await until(lambda: bool(before.asked and other.asked))
+        other.hold.set()
+        async with serving(after.app, port=port, grace_s=0):
+            await until(lambda: after.questions > 0)
+            for _ in range(20):
+                assert (await it.generate()).status_code == 200
+            assert not after.asked
+            assert worker.reason == "it failed, and has not named its weights since"
+            after.info_hold.set()
+            await until(lambda: not worker.is_healthy or version == "2")
+            await until(lambda: worker.state == state and "unchecked weights" not in worker.holds)
+
+
+async def test_the_last_worker_is_used_before_its_weights_are_checked() -> None:
+    """The router cannot replace it: the version in each answer tells which weights it has."""
+    before, after = Naming("2"), Naming("1")
+    after.info_hold = anyio.Event()
+    port = free_port()
+    async with fleet(settings=LENIENT) as it, anyio.create_task_group() as tasks:
+        async with serving(before.app, port=port, grace_s=0) as url:
+            await it.router.add_worker(url)
+            before.hold = anyio.Event()
+            tasks.start_soon(it.break_off)
+            await until(lambda: len(before.asked) > 0)
+        async with serving(after.app, port=port, grace_s=0):
+            await until(lambda: after.questions > 0)
+            answer = await it.generate()
+            assert answer.json()["meta_info"]["weight_version"] == "1"
+            after.info_hold.set()
+
+
+async def test_garbled_answer_of_the_last_updated_engine_does_not_move_the_fleet_back() -> None:
+    """A broken answer names no version, and is no sign that the engine has other weights than before."""
+    restarted, updated = Naming("1"), Naming("1")
+    async with fleet(restarted, updated, settings=QUICK) as it:
+        for engine in (restarted, updated):
+            engine.version = "13"
+        await until(lambda: it.version == "13")
+        restarted.is_well = False
+        await until(lambda: it.states == ["quarantined", "ready"])
+        updated.is_garbled = True
+        await until(lambda: it.states == ["quarantined", "quarantined"])
+        assert it.worker(updated).reason == "its answer to /model_info is not JSON"
+        restarted.is_well, restarted.version = True, "1"
+        await until(lambda: it.states == ["stale", "quarantined"])
+        await anyio.sleep(0.2)
+        assert (it.version, (await it.generate()).status_code) == ("13", 503)
+        updated.is_garbled = False
+        await until(lambda: it.states == ["stale", "ready"])
+        assert it.moves.seen == [("13", "the workers")]
+
+
+async def test_server_registered_in_place_of_an_engine_needs_no_json() -> None:
+    """The version that the engine named before does not bind the server that is now at its address."""
+    engine = Naming("1")
+    async with fleet(engine, settings=QUICK) as it:
+        engine.is_garbled = True
+        assert (await it.client.post("/add_worker", json={"url": engine.url})).status_code == 200
+        asked = engine.questions
+        await until(lambda: engine.questions > asked + 5)
+        assert it.states == ["ready"]
 
 
 async def test_an_engine_that_only_its_answers_name_is_followed_forwards() -> None:
