@@ -7,8 +7,7 @@ tokens that an engine consumed and sampled. Sub-agents and parallel branches of 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from slime_openai.prompts.chat_turn import Answers, Turn
@@ -69,16 +68,17 @@ class History:
         session's turn may look like the lost turn that the client means.
         """
         if session is None:
-            return self._longest(places, answers, self._is_anyones)
-        own = self._longest(places, answers, lambda turn: turn.session == session)
+            yield from self._longest(places, answers, self._is_anyones)
+            return
+        yield from self._longest(places, answers, lambda turn: turn.session == session)
         if session in self._lost:
-            return own
+            return
         contexts = self._speakers.contexts(session, places, asked)
         if contexts is None:
-            others = self._longest(places, answers, lambda turn: turn.session != session, needs_check=True)
-            return chain(own, others)
-        taken = {turn for context in contexts if context is not None for turn in context.chain()}
-        return chain(own, self._longest(places, answers, lambda turn: turn in taken))
+            yield from self._longest(places, answers, lambda turn: turn.session != session, needs_check=True)
+            return
+        taken = _turns_in(contexts)
+        yield from self._longest(places, answers, lambda turn: turn in taken)
 
     def _longest(
         self,
@@ -183,3 +183,13 @@ class Asking:
         context, self._context = self._context, None
         if context is not None:
             self._lose(self._speakers.leave(*context))
+
+
+def _turns_in(contexts: Iterable[Turn | None]) -> set[Turn]:
+    """Return the turns of ``contexts``, each of which is a last turn. O(turns): contexts share their beginnings."""
+    found: set[Turn] = set()
+    for turn in contexts:
+        while turn is not None and turn not in found:
+            found.add(turn)
+            turn = turn.parent
+    return found
