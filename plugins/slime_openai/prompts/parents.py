@@ -51,7 +51,8 @@ class Parents:
                 alike = [turn for turn in alike if turn.reply.content == begun]
             if not alike:
                 continue
-            alike.sort(key=lambda turn: turn.likeness(question.messages), reverse=True)
+            if len(alike) > 1:
+                alike.sort(key=lambda turn: turn.likeness(question.messages), reverse=True)
             if _is_verbatim(alike[0], question.messages):
                 return Parent(alike[0], is_verbatim=True)
             if sent is None:
