@@ -22,7 +22,7 @@ from slime_openai.prompts.rendering import Conversation
 from slime_openai.prompts.turn_tokens import Prompt, Prompts
 from slime_openai.prompts.turns import Turns
 from slime_openai.requests.chat_request import ChatRequest, read_chat
-from slime_openai.requests.messages import Message, for_template, has_media, with_exact_arguments
+from slime_openai.requests.messages import Message, has_media, with_exact_arguments
 from slime_openai.requests.unknown_parameters import UnknownParameters
 from slime_openai.responses.answer_stream import AnswerStream
 from slime_openai.responses.choices import Choice
@@ -109,7 +109,7 @@ class Chat:
         if request.input_ids is not None:
             return self._prompts.given(request.input_ids, asking, continues=request.continue_final_message)
         conversation = Conversation(
-            [for_template(each) for each in request.messages],
+            request.messages,
             request.tools.shown or None,
             request.template_kwargs,
             request.add_generation_prompt,

@@ -10,7 +10,7 @@ from slime_openai.prompts.chat_turn import Turn
 from slime_openai.prompts.history import Alike, History
 from slime_openai.prompts.question import Question
 from slime_openai.prompts.rendering import Conversation, Renderer
-from slime_openai.requests.messages import Message, for_template
+from slime_openai.requests.messages import Message
 from slime_openai.responses.evidence import Ownership
 
 __all__ = ["Parent", "Parents", "as_recorded"]
@@ -91,7 +91,7 @@ def as_recorded(chat: Conversation, turn: Turn) -> Conversation:
     """Return ``chat`` with the recorded replies of ``turn`` and the turns before it."""
     messages = list(chat.messages)
     for one in turn.chain():
-        messages[one.count - 1] = for_template(one.reply)
+        messages[one.count - 1] = one.reply
     return replace(chat, messages=messages)
 
 

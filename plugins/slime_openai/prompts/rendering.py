@@ -17,6 +17,7 @@ from slime_openai.errors import InvalidRequest
 from slime_openai.prompts.locality import is_local, trials
 from slime_openai.prompts.template_traits import TemplateTraits, probe
 from slime_openai.requests.call_arguments import as_written
+from slime_openai.requests.messages import Message, for_template
 
 __all__ = ["Conversation", "Renderer"]
 
@@ -50,12 +51,12 @@ _COMPARED_EVERY = 101
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The input of a template. ``continues``: the last message is the beginning of the answer.
+    """The input of a template, see ``for_template``. ``continues``: the last message is the beginning of the answer.
 
     ``size``: bytes of its JSON. ``client``: the client that a long rendering is charged to, for fair turns.
     """
 
-    messages: Sequence[Mapping[str, Any]]
+    messages: Sequence[Message | Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     generation_prompt: bool = True
@@ -71,15 +72,14 @@ class Conversation:
 
     def since(self, place: int) -> Conversation:
         """Return the messages from ``place`` on."""
-        messages = self.messages[place:]
+        messages = [for_template(message) for message in self.messages[place:]]
         spoken = sum(len(message["content"]) for message in messages)
         calls = self.tools or any("tool_calls" in message for message in messages)
         return replace(self, messages=messages, size=self.size if calls else min(spoken, self.size))
 
     def with_message(self, place: int, message: Mapping[str, Any]) -> Conversation:
         """Return the conversation with ``message`` at ``place``."""
-        messages = [*self.messages[:place], message, *self.messages[place + 1 :]]
-        return replace(self, messages=messages)
+        return replace(self, messages=[*self.messages[:place], message, *self.messages[place + 1 :]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class Renderer:
         return self._text_behind(conversation, place)
 
     def _text_behind(self, conversation: Conversation, place: int) -> str | None:
-        for message in _marked(conversation.messages[place]):
+        for message in _marked(for_template(conversation.messages[place])):
             before, mark, behind = self._render(conversation.with_message(place, message)).rpartition(_MARK)
             if mark and _MARK not in before:
                 return behind
@@ -248,7 +248,7 @@ class Renderer:
             return None
 
     def _render(self, conversation: Conversation) -> str:
-        messages = list(conversation.messages)
+        messages = [for_template(message) for message in conversation.messages]
         if conversation.continues:
             messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}{_MARK}"}
         try:

@@ -14,7 +14,7 @@ from slime_openai.prompts.history import Asking
 from slime_openai.prompts.parents import Parents, as_recorded
 from slime_openai.prompts.question import Question
 from slime_openai.prompts.rendering import Conversation, Renderer
-from slime_openai.requests.messages import Message
+from slime_openai.requests.messages import Message, for_template
 
 if TYPE_CHECKING:
     from slime_radix_cache.contracts import TextEncoder
@@ -142,7 +142,7 @@ class Prompts:
         ``place``: index of the reply; ``is_known``: the messages before the reply were rendered for ``turn``. None when
         the template refuses a part, or the text depends on later messages.
         """
-        renderer, last = self._renderer, chat.messages[place]
+        renderer, last = self._renderer, for_template(chat.messages[place])
         try:
             behind = await renderer.behind(chat, place, is_known=is_known)
             end = renderer.end_of_turn(chat)

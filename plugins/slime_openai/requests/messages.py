@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -192,12 +193,14 @@ def _arguments(param: str, value: Any) -> str:
     raise wrong(param, "a string of JSON", value)
 
 
-def for_template(message: Message) -> dict[str, Any]:
-    """Return ``message`` as chat templates read it.
+def for_template(message: Message | Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return ``message`` as chat templates read it. A mapping is in this form already.
 
     The content is always a string, since templates write None as ``None``. Arguments are an object if that keeps every
     digit and key, since templates write ``arguments | tojson``.
     """
+    if not isinstance(message, Message):
+        return message
     rendered: dict[str, Any] = {
         "role": _TEMPLATE_ROLES.get(message.role, message.role),
         "content": message.content or "",
