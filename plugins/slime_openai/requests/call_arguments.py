@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterable
 from decimal import Decimal, InvalidOperation
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
@@ -19,6 +20,9 @@ _AGAIN, _DIGITS = (f"{word}{secrets.token_hex(8)}" for word in ("again", "digits
 _MARKED = re.compile(rf"""{_AGAIN}\d+|["']?{_DIGITS}([-+.\w]+){_DIGITS}["']?""")
 #: In digits. Python refuses to read integers of more than 4,300 digits.
 _LONGEST_INTEGER = 4_000
+#: The number of texts of arguments whose canonical text is cached, and their longest, in characters: 20 MB at most if
+#: all are ASCII, and 3 MB for the usual 100 characters.
+_CACHED, _LONGEST_CACHED = 1 << 13, 1 << 10
 _BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"?|([\[{])|([\]}])', re.DOTALL)
 
 
@@ -46,11 +50,21 @@ def read_exactly(text: str | bytes) -> Any:
 
 
 def canonical(text: str, *, sort: bool) -> str:
-    """Return equal text for equal arguments; ``sort`` ignores the order of keys. Text that is not JSON is unchanged."""
+    """Return equal text for equal arguments; ``sort`` ignores the order of keys. Text that is not JSON is unchanged.
+
+    Short texts are cached: a chat sends all its earlier calls again in each turn.
+    """
+    return _cached(text, sort) if len(text) <= _LONGEST_CACHED else _canonical(text, sort)
+
+
+def _canonical(text: str, sort: bool) -> str:
     try:
         return write(_read(text, _number, _object), sort=sort)
     except (ValueError, RecursionError):
         return text
+
+
+_cached = lru_cache(_CACHED)(_canonical)
 
 
 def as_object(text: str) -> dict[str, Any] | None:
