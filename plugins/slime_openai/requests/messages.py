@@ -31,6 +31,8 @@ _KEYS = {
     "user": _ANY,
 }
 _role = one_of(*_KEYS)
+#: The two names of an assistant's thoughts.
+_THOUGHTS = ("reasoning_content", "reasoning")
 #: Roles whose content may be missing: an assistant that calls tools or was cut within thoughts, a tool without result.
 _MAY_BE_SILENT = frozenset(("assistant", "function", "tool"))
 #: Roles of OpenAI's API that chat templates silently ignore, and the roles that replace them.
@@ -91,11 +93,14 @@ def _has_objects(messages: Any) -> bool:
 def _message(param: str, value: Any) -> Message:
     if not isinstance(value, dict):
         raise wrong(param, "a message, which is an object", value)
-    role = _role(f"{param}.role", value.get("role"))
+    # Most messages pass these checks, so the names of places are written only for those that may not.
+    role = value.get("role")
+    if type(role) is not str or role not in _KEYS:
+        role = _role(f"{param}.role", role)
     if not value.keys() <= _KEYS[role]:
         _refuse_unknown(param, value, role)
     content = value.get("content")
-    if content is not None or role not in _MAY_BE_SILENT:
+    if type(content) is not str and (content is not None or role not in _MAY_BE_SILENT):
         content = read_content(f"{param}.content", content)
     name = value.get("name")
     if name is not None:
@@ -104,7 +109,7 @@ def _message(param: str, value: Any) -> Message:
         return Message(
             role,
             _with_refusal(param, content, value.get("refusal")),
-            _tool_calls(f"{param}.tool_calls", value.get("tool_calls")),
+            _tool_calls(param, value.get("tool_calls")),
             None,
             name,
             _reasoning(param, value),
@@ -139,25 +144,24 @@ def _with_refusal(param: str, content: str | None, refusal: Any) -> str | None:
 
 def _reasoning(param: str, value: dict[str, Any]) -> str | None:
     """Return the thoughts of an assistant, under either of their two names."""
-    thoughts = [
-        text(f"{param}.{key}", value[key])
-        for key in ("reasoning_content", "reasoning")
-        if value.get(key) is not None
-    ]
+    names = [key for key in _THOUGHTS if value.get(key) is not None]
+    if not names:
+        return None
+    thoughts = [text(f"{param}.{key}", value[key]) for key in names]
     if len(set(thoughts)) > 1:
         raise InvalidRequest(
             f"{param}.reasoning",
             f"'reasoning' and 'reasoning_content' are two names of one parameter; in '{param}' they differ.",
         )
-    return thoughts[0] if thoughts else None
+    return thoughts[0]
 
 
 def _tool_calls(param: str, value: Any) -> tuple[ToolCall, ...]:
     if value is None:
         return ()
     if not isinstance(value, list):
-        raise wrong(param, "a list of tool calls", value)
-    return tuple([_tool_call(f"{param}.[{index}]", item) for index, item in enumerate(value)])
+        raise wrong(f"{param}.tool_calls", "a list of tool calls", value)
+    return tuple([_tool_call(f"{param}.tool_calls.[{index}]", item) for index, item in enumerate(value)])
 
 
 def _tool_call(param: str, value: Any) -> ToolCall:
