@@ -118,8 +118,7 @@ class Turns:
         turn.adapter, turn.doubt = adapter, doubt
         self._trajectories.pin(turn.context)
         if session is not None:
-            ids = prompt if isinstance(prompt, bytes) else None
-            turn.running = Running(session, _without_half_character(turn.prompt), turn.context, ids)
+            turn.running = Running(session, _whole_characters(turn.prompt), turn.context, turn.ids or None)
             self._trajectories.begin(turn.running)
         return turn
 
@@ -131,10 +130,11 @@ class Turns:
         await self._cold.load_given(ids, text, session)
         self._streams.catch_up(text, session)
         context = self._trajectories.find_given(ids, session, text)
-        rest = ids[len(context_ids(context)) :]
-        node = known.end if known is not None and context == (known, len(known)) else None
+        is_known = known is not None and context == (known, len(known))
+        rest = ids[4 * number if is_known else len(context_ids(context)) :]
+        node = known.end if known is not None and is_known else None
         giver = Giver((session,) if session is not None else ())
-        return PromptTurn(text, context, session, len(text), rest, node, giver=giver)
+        return PromptTurn(text, context, session, len(text), rest, node, ids, giver)
 
     async def _asked(self, prompt: str, session: str | None, client: str | None) -> PromptTurn:
         self._encoder.check_text(prompt)
@@ -158,7 +158,7 @@ class Turns:
                 else turn.prompt[turn.position :].decode()
             )
             turn.rest = await self._encoder.encode(text, begins=turn.context is None, client=turn.client)
-        turn.ids = known + turn.rest
+        turn.ids = turn.ids or known + turn.rest
         self._encoder.check_length(turn.tokens)
         if turn.running is not None:
             turn.running.ids = turn.ids
@@ -293,7 +293,7 @@ class GrowingResponse:
         self._part = None
 
 
-def _without_half_character(prompt: bytes) -> bytes:
+def _whole_characters(prompt: bytes) -> bytes:
     """Return ``prompt`` without an incomplete character at its end: ids from a client may end inside a character."""
     if not prompt.endswith(_BROKEN):
         return prompt
