@@ -18,8 +18,9 @@ from tokenizers import Tokenizer
 
 from benchmarks.first_generation import Trie
 from benchmarks.samples import Samples
+from slime_radix_cache.capture.replies import pack_logprobs
 from slime_radix_cache.index.segment_store import Sampled
-from slime_radix_cache.index.segments import Context, pack_logprobs
+from slime_radix_cache.index.segments import Context
 from slime_radix_cache.index.trajectories import Trajectories
 
 __all__ = [

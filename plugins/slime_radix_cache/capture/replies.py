@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from array import array
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import orjson
 
-from slime_radix_cache.index.segments import Versions, pack_logprobs
+from slime_radix_cache.index.segments import Versions
 from slime_sglang.evidence import Columns, columns_of
 
-__all__ = ["NOTHING_SAMPLED", "Output", "Unusable", "read_output"]
+__all__ = ["NOTHING_SAMPLED", "Output", "Unusable", "pack_logprobs", "read_output"]
 
 #: ``Unusable.kind`` of an answer that has no tokens and claims none.
 NOTHING_SAMPLED = "nothing_sampled"
@@ -79,6 +82,24 @@ def _tokens(ids: Any, triples: Any, columns: Columns | None) -> tuple[bytes, byt
         return packed, pack_logprobs(columns.logprobs)
     except TypeError:
         return packed, None  # a value is not a number
+
+
+def pack_logprobs(values: Sequence[float | None]) -> bytes:
+    """Pack ``values`` without loss: as float32 if all of them fit exactly, else as float64; None as NaN.
+
+    Engines compute logprobs in float32, so float32 is the usual case. Raises TypeError if a value is no number.
+    """
+    try:
+        floats = array("f", values)  # type: ignore[type-var]  # None raises
+        if floats.tolist() == values:
+            return floats.tobytes()
+    except (TypeError, OverflowError):
+        pass  # None, or an integer that is too large for a float
+    exact = array("d", [math.nan if value is None else value for value in values])
+    with np.errstate(over="ignore", invalid="ignore"):  # a value too large for float32 fails the comparison
+        narrow = np.frombuffer(exact).astype(np.float32)
+    wide = exact.tobytes()
+    return narrow.tobytes() if narrow.astype(np.float64).tobytes() == wide else wide
 
 
 def _versions(meta: dict[str, Any], count: int) -> Versions:

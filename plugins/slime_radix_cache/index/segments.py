@@ -7,9 +7,7 @@ so cutting copies nothing. Token ids and logprobs are packed bytes; Python objec
 
 from __future__ import annotations
 
-import math
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -33,7 +31,6 @@ __all__ = [
     "last_response",
     "last_sampled",
     "links",
-    "pack_logprobs",
     "prior_response",
     "read_context",
 ]
@@ -126,7 +123,8 @@ class Response(Segment):
     ``end``: the node at which the text plus the decoded hidden tail ends; ``node`` if there is no tail.
     ``start``: bytes of text before the response. ``before``: digest of the ids before it.
     ``version``: the version of all tokens, or runs of versions. ``finish_reason``: the engine's value, as JSON.
-    ``has_logprobs``: each token has a logprob. ``adapter``: name of the LoRA adapter that sampled it.
+    ``is_sound``: no segment up to here has a doubt, and each response has all its logprobs; this stays true.
+    ``adapter``: name of the LoRA adapter that sampled it.
     ``continuation_lost``: the session continued this response, and the next response is lost. ``is_decoded``: the text
     up to ``end`` is the decoding of all ids up to there, and the ids after it can be decoded separately.
     """
@@ -137,8 +135,8 @@ class Response(Segment):
         "continuation_lost",
         "end",
         "finish_reason",
-        "has_logprobs",
         "is_decoded",
+        "is_sound",
         "logprobs",
         "session",
         "start",
@@ -174,7 +172,16 @@ class Response(Segment):
         self.continuation_lost = False
         self.is_decoded = False
         self.before = 0
-        self.has_logprobs = not np.count_nonzero(np.isnan(self.logprob_array(len(self))))
+        self.is_sound = self._is_sound()
+
+    def _is_sound(self) -> bool:
+        """Return ``is_sound``. O(tokens of this response, and segments since the previous one)."""
+        if self.doubt is not None or np.count_nonzero(np.isnan(self.logprob_array(len(self)))):
+            return False
+        before = self.parent
+        while isinstance(before, Prompt) and before.doubt is None:
+            before = before.parent
+        return before is None or (isinstance(before, Response) and before.is_sound)
 
     @property
     def versions(self) -> Versions:
@@ -208,24 +215,6 @@ class Response(Segment):
         if self.logprobs is None or wide != self.has_wide_logprobs:
             return self.logprob_array(length).astype(np.float64 if wide else np.float32).tobytes()
         return self.logprobs[: length * (8 if wide else 4)]
-
-
-def pack_logprobs(values: Sequence[float | None]) -> bytes:
-    """Pack ``values`` without loss: as float32 if all of them fit exactly, else as float64; None as NaN.
-
-    Engines compute logprobs in float32, so float32 is the usual case. Raises TypeError if a value is no number.
-    """
-    try:
-        floats = array("f", values)  # type: ignore[type-var]  # None raises
-        if floats.tolist() == values:
-            return floats.tobytes()
-    except (TypeError, OverflowError):
-        pass  # None, or an integer that is too large for a float
-    exact = array("d", [math.nan if value is None else value for value in values])
-    with np.errstate(over="ignore", invalid="ignore"):  # a value too large for float32 fails the comparison
-        narrow = np.frombuffer(exact).astype(np.float32)
-    wide = exact.tobytes()
-    return narrow.tobytes() if narrow.astype(np.float64).tobytes() == wide else wide
 
 
 def links(context: Context) -> Iterator[tuple[Segment, int]]:

@@ -170,17 +170,12 @@ def about_record(record: Record, reason: str | None, matched: int, candidates: C
 
 def has_logprobs(context: Context, session: str | None) -> bool:
     """Return ``has_logprobs`` of the record of ``context`` for ``session``, without making it. O(sampled tokens)."""
-    here = context[0] if context is not None else None
-    while here is not None and (not isinstance(here, Response) or here.has_logprobs):
-        here = here.parent
-    if here is None:
-        return True
     chain = list(links(context))
     trained = _trained(chain, session)
     return not any(
         np.isnan(response.logprob_array(length)).any()
         for response, length in chain
-        if isinstance(response, Response) and not response.has_logprobs and response in trained
+        if isinstance(response, Response) and response in trained
     )
 
 

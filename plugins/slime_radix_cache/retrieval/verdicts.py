@@ -8,6 +8,7 @@ from typing import Any, overload
 from router_core.exchange import Exchange
 from slime_radix_cache.capture.turns import PromptTurn
 from slime_radix_cache.contracts import TokenCounts
+from slime_radix_cache.index.segments import doubt_of
 from slime_radix_cache.retrieval.answer import has_logprobs, reason_of_record
 
 __all__ = ["NOTE", "Verdicts"]
@@ -38,7 +39,8 @@ class Verdicts:
         """Return the ``inexact_reason`` of each sequence, as in ``/trajectories``; None if the sequence is exact.
 
         ``not_recorded``: no answer is recorded (yet). The result is empty if the request was passed on untouched. When
-        to call this: see :class:`slime_radix_cache.contracts.RecordedTokens`. Reading one item is O(sampled tokens).
+        to call this: see :class:`slime_radix_cache.contracts.RecordedTokens`. Reading one item is O(1), or O(sampled
+        tokens) if something in its context is not exact.
         """
         noted: Any = exchange.notes.get(NOTE)
         return _Reasons(noted.turns if noted is not None else ())
@@ -71,5 +73,9 @@ class _Reasons(Sequence[str | None]):
 def _reason(turn: PromptTurn) -> str | None:
     if turn.response is None:
         return _NOT_RECORDED
+    if turn.response.is_sound:  # known since it was recorded
+        return None
     context = turn.response, len(turn.response)
-    return reason_of_record(context, has_logprobs=has_logprobs(context, turn.session))
+    # a doubt decides, whatever the logprobs are
+    is_complete = doubt_of(context) is not None or has_logprobs(context, turn.session)
+    return reason_of_record(context, has_logprobs=is_complete)

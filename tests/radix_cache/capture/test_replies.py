@@ -8,8 +8,7 @@ import orjson
 import pytest
 
 from radix_cache.toy import pack
-from slime_radix_cache.capture.replies import Output, Unusable, read_output
-from slime_radix_cache.index.segments import pack_logprobs
+from slime_radix_cache.capture.replies import Output, Unusable, pack_logprobs, read_output
 from slime_sglang.bodies import parsed
 from slime_sglang.evidence import Columns
 
