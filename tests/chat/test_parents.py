@@ -213,6 +213,22 @@ def test_evicted_parent_is_counted_again_with_its_continuations() -> None:
             assert len(reachable) * size <= 20_000 + len(agents) * 25 * size
 
 
+def test_session_may_continue_turns_before_the_one_it_continued_unless_it_lost_some() -> None:
+    def a_turn(parent: Turn | None, key: bytes) -> Turn:
+        reply = Message("assistant", "")
+        return Turn(parent, key, 1, "main", b"", b"", reply, "", "", 0, False, key + b" asked", b"")
+
+    history = History(0, set())
+    first = a_turn(None, b"first")
+    history.add(a_turn(a_turn(first, b"second"), b"third"))
+    history.asking("sub", b"place").continues_from(history._turns[b"third"][0])
+    asked = [b"first", b"place"], b"question", "sub", lambda first, last: b""
+    [found] = history.find(*asked)
+    assert (found.turns, found.needs_check) == ([first], False)
+    history.lose("sub")
+    assert not list(history.find(*asked))
+
+
 def test_size_of_a_turn_is_constant_when_its_answer_is_written() -> None:
     """CPython keeps the UTF-8 of a string that was written as JSON: what goes must count as what came."""
     history = History(20_000, set())
