@@ -66,7 +66,7 @@ class _Load:
 async def _fleet(
     flags: Sequence[str], count: int, directory: Path
 ) -> AsyncIterator[tuple[Router, str, list[tuple[Child, Worker]]]]:
-    """Run a router in this process, in front of ``count`` engines in other processes and an engine that survives."""
+    """Run a router in this process, in front of engines in other processes: one that stays, and ``count`` others."""
     async with AsyncExitStack() as stack:
         router, app = build(flags)
         url = await stack.enter_async_context(serving(app, grace_s=1))
@@ -86,7 +86,7 @@ async def _fleet(
 
 
 async def _measure(flags: Sequence[str], rounds: int, clients: int) -> tuple[dict[str, list[float]], _Load]:
-    """Return the seconds to the quarantine, by the way of dying. Each engine dies at a random moment."""
+    """Return the seconds until the quarantine for each kind of death. Each engine dies at a random moment."""
     found: dict[str, list[float]] = {death: [] for death in _DEATHS}
     load = _Load()
     with tempfile.TemporaryDirectory() as directory:

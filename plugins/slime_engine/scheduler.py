@@ -35,7 +35,7 @@ class Scheduler:
     """Samples tokens, writes the journal, and emits TokenDeltas.
 
     All state changes happen between awaits of one event loop, so nothing is locked. Aborts and pauses act at once,
-    also in the middle of a step: the logits of that step are dropped.
+    also in the middle of a step: that step gives no token to a sequence that was aborted or is paused.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ __all__ = ["Steps"]
 
 #: Prompt tokens scored at once; each costs about as much as a sampled one.
 _PREFILL_CHUNK = 64
-#: An answer under a grammar begins to close what is open after this many tokens, at most half of ``max_new_tokens``.
+#: After this many tokens, at most half of ``max_new_tokens``, an answer under a grammar begins to close its brackets.
 _CLOSING_FROM = 64
 
 

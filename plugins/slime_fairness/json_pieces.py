@@ -61,7 +61,7 @@ class Scan:
         self._strings: list[tuple[int, int]] = []
 
     def next_cut(self, start: int) -> Generator[None, None, Cut]:
-        """Return the first cut after ``start``, where a piece begins. Raises InvalidJson."""
+        """Return the first cut of the piece that begins at ``start``. Raises InvalidJson."""
         self._kept, self._values, self._commas = len(self._open), 0, 0
         self._strings = []
         position = start
@@ -92,7 +92,7 @@ class Scan:
         before = (
             self._body[quote - self._piece : quote].rstrip(b"\\") if quote - position > self._piece else b""
         )
-        if not before:  # near, or behind backslashes only: look at each character
+        if not before:  # the quote is near, or there are only backslashes: look at each character
             return position
         self._escaped = (self._piece - len(before)) % 2 > 0
         return quote

@@ -63,7 +63,7 @@ class TextLines(logging.Formatter):
 class JsonLines(logging.Formatter):
     """One JSON object a line, in ASCII: ``time`` (UTC), ``level``, ``logger``, ``message``, then the ``fields``.
 
-    An error has a ``traceback``.
+    The record of an exception also has a ``traceback``.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ FORMATS: Mapping[str, type[logging.Formatter]] = {"text": TextLines, "json": Jso
 
 
 def _pairs(fields: Mapping[str, Any]) -> str:
-    """Return ``fields`` as pairs of printable ASCII characters."""
+    """Return ``fields`` as ``name=value`` pairs in printable ASCII."""
     values = tuple(fields.values())
     if _PLAIN.issuperset(map(type, values)):
         line = _form(tuple(fields)) % values

@@ -64,7 +64,7 @@ class Pairs:
         return workers
 
     def _prefill(self, exchange: Exchange, prefills: Sequence[Worker], avoided: Sequence[Worker]) -> Worker:
-        """Choose the prefill worker. A session keeps its worker, for the KV cache, unless that worker is avoided."""
+        """Choose the prefill worker. A session keeps its worker if it is in ``prefills`` and not avoided."""
         session = exchange.session
         worker = self._pool.of_session(session) if session is not None else None
         if worker is None or worker not in prefills or worker.server in avoided:
@@ -100,7 +100,10 @@ class Pairs:
 
 
 def _left(workers: Sequence[Worker], avoided: Sequence[Worker]) -> Sequence[Worker]:
-    """Return the ``workers`` that are not ``avoided``; else all but the last of ``avoided``; else all."""
+    """Return the ``workers`` that are not ``avoided``.
+
+    If none is left, return all but the one that was avoided last; if that leaves none either, all.
+    """
     servers = {worker.server for worker in workers}
     if last := [server for server in avoided if server in servers][-1:]:
         left = [worker for worker in workers if worker.server not in avoided]
@@ -109,6 +112,6 @@ def _left(workers: Sequence[Worker], avoided: Sequence[Worker]) -> Sequence[Work
 
 
 def _alike(decodes: Sequence[Worker], prefill: Worker) -> Sequence[Worker]:
-    """Return the ``decodes`` with the known weight version of ``prefill``. If no worker has it, return all of them."""
+    """Return the ``decodes`` with the weight version of ``prefill``, which may be unknown. Without one, return all."""
     version = prefill.server.weight_version
     return [worker for worker in decodes if worker.server.weight_version == version] or decodes

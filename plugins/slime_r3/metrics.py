@@ -14,7 +14,7 @@ __all__ = ["offer_metrics"]
 
 
 def offer_metrics(metrics: Metrics | None, kinds: Mapping[str, RecordedRows]) -> None:
-    """Offer the sizes and counters of ``kinds``, the recorded rows by the name of their field, if there are metrics."""
+    """Offer the sizes and counters of ``kinds``, which has the recorded rows by field. Without metrics, do nothing."""
     if metrics is None:
         return
 
@@ -27,7 +27,8 @@ def offer_metrics(metrics: Metrics | None, kinds: Mapping[str, RecordedRows]) ->
         }
 
     metrics.counter(
-        "slime_expert_rows_total", "Recorded rows: one for each token that an answer has a row of.",
+        "slime_expert_rows_total",
+        "Rows recorded from answers; a row belongs to one token, of the prompt or of the response.",
         each(lambda rows: rows.rows_recorded), ["kind"],
     )  # fmt: skip
     metrics.gauge(

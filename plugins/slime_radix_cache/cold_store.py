@@ -47,7 +47,7 @@ class ColdStore(Protocol):
         ...
 
     async def adopt(self, sizes: Mapping[bytes, int]) -> Sequence[bytes]:
-        """Keep only some of the records of earlier runs. ``sizes``: their sizes in bytes, by key.
+        """Keep the records of earlier runs that ``sizes`` (bytes by key) names, and in a shared store all others, too.
 
         Returns the keys of records that are known to be lost.
         """

@@ -17,7 +17,7 @@ def records_of(source: SessionTurns, turns: Sequence[Turn], texts: Sequence[str]
     """Return a record of each turn. O(tokens of all contexts); any thread may call it.
 
     ``texts``: the text that the client got in each of ``turns``. ``request.input_ids``: all tokens before the response,
-    as a numpy array, since records repeat each other's tokens. ``output_token_logprobs``: ``[logprob, id, null]`` for
+    as a numpy array, since many records have the same tokens. ``output_token_logprobs``: ``[logprob, id, null]`` for
     each token. Messages and times are not kept. ``timestamp`` is 0, since miles requires a number.
     """
     return [_record(source, turn, turns, text) for turn, text in zip(turns, texts, strict=True)]

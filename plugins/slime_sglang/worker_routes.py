@@ -77,7 +77,7 @@ class _Workers:
         Raises BadRequest and WorkerRefused.
         """
         about = _checked(content)
-        if about["worker_type"] is not None:  # the worker may have no bootstrap port in its new type
+        if about["worker_type"] is not None:  # a known worker with another type loses its old port
             about["facts"] = {BOOTSTRAP_PORT: None} | about["facts"]
         await self._router.addresses.admit(url)
         worker, trouble = await self._router.add_worker(url, **about)

@@ -120,7 +120,7 @@ class UnderWay:
                 yield exchange
 
     def _rids(self, prefix: str) -> Iterator[tuple[str, Exchange]]:
-        """Yield all rids, but the router's own only when ``prefix`` may match them."""
+        """Yield all rids of clients, and the router's own rids if ``prefix`` may match them."""
         yield from self._by_rid.items()
         if prefix.startswith(self._prefix) or self._prefix.startswith(prefix):
             for exchange in self._open():

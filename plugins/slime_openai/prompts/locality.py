@@ -1,8 +1,8 @@
-"""Local templates: the text behind a message does not depend on earlier messages, except the one right before it.
+"""Local templates: of the messages before a message, the text behind it depends on its direct predecessor only.
 
 The proof reads the template's source. A local template is one loop over all messages. No state passes from one round
-of the loop to the next. Each round reads only its own message, the two beside it, and the last one. Behind the loop,
-only the last message is read.
+of the loop to the next. Each round after the first reads only its own message, the two beside it, and the last one.
+Behind the loop, only the last message is read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jinja2 import Environment, TemplateError, nodes
 __all__ = ["is_local", "trials"]
 
 _MESSAGES, _LOOP = "messages", "loop"
-#: Jinja's names that keep a state, or give a random result.
+#: Jinja's names that keep a state, give a random result, or reach what this module does not see.
 _IMPURE = frozenset(("attr", "cycler", "joiner", "lipsum", "namespace", "random", "self"))
 #: Methods that change a list or an object.
 _CHANGING = frozenset(
@@ -40,7 +40,7 @@ _CHANGING = frozenset(
 _LASTING = frozenset(
     ("d", "default", "join", "length", "lower", "replace", "string", "tojson", "trim", "upper")
 )
-#: Members of ``loop`` that do not change if earlier messages are left out: ``first`` is false behind the first message.
+#: Members of ``loop`` that do not change if earlier messages are left out. The direct predecessor is never left out.
 _UNCOUNTED = frozenset(("first", "last", "nextitem", "previtem", "revindex", "revindex0"))
 _STATEMENTS = (nodes.Assign, nodes.AssignBlock, nodes.For, nodes.If, nodes.Macro, nodes.Output)
 _EXPRESSIONS = (nodes.Expr, nodes.Keyword, nodes.Operand, nodes.Pair)

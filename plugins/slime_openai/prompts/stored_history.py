@@ -195,5 +195,5 @@ def _mask(*parts: bytes) -> int:
 
 
 def _masked(key: Key, mask: int) -> bytes:
-    """Return another key for ``key`` under each ``mask``. Keys and masks are digests already, so XOR is enough."""
+    """Return the key that ``mask`` makes of ``key``. Both are digests, so XOR makes another key for each mask."""
     return (int.from_bytes(key) ^ mask).to_bytes(_DIGEST_BYTES)

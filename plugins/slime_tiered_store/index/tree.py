@@ -180,7 +180,7 @@ class RadixTreeIndex:
         return self.unlock(node)
 
     def discard(self, node: RadixNode) -> list[Block]:
-        """Remove an unready node whose transfer failed, and return its blocks. Other locks delay their return."""
+        """Remove an unready node whose transfer failed. Return its blocks, or none while it has other locks."""
         if node.is_ready:
             raise ValueError("only an unready node can be discarded")
         return self.detach(node) + self.unlock(node)
