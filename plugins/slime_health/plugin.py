@@ -132,10 +132,7 @@ class Health:
             del self._watches[watch.worker]
 
     async def _wait(self, watch: Watch, interval_s: float) -> None:
-        """Wait until the next look is due: soon when there is news or a verdict is near.
-
-        A worker in use that has failed is asked for its weights at once.
-        """
+        """Wait until the next look is due: soon when there is news or a verdict is near."""
         if not watch.judge.undecided:
             with anyio.move_on_after(interval_s):
                 await watch.woken.wait()

@@ -80,8 +80,10 @@ class Versions:
         worker = watch.worker
         is_news = self._note(router, watch, said)
         self._decide(router, watch, is_news=is_news, is_probed=is_probed)
+        was_unchecked = UNCHECKED in worker.holds
         router.pool.release(worker, UNCHECKED)
-        if is_news and worker.said_version is not None:
+        # While this worker was held, no other worker could be set aside for it.
+        if (is_news or was_unchecked) and worker.said_version is not None:
             self._ask_others(worker, source)
         if self._is_under_way:
             self._set_laggards_aside(router)
@@ -205,6 +207,9 @@ class Versions:
         if worker.said_version == router.weights.current:
             self._left_at = asyncio.get_running_loop().time()
             self._is_named = True
+        for other in router.pool:
+            if UNCHECKED in other.holds and not others_serve(router.pool, other):
+                router.pool.release(other, UNCHECKED)  # it is the last one now
         if self._moved_to(router) is not None:
             router.tasks.start_soon(self.settle)
 
@@ -213,10 +218,11 @@ class Versions:
     def hold_unchecked(self, router: Router, worker: Worker) -> None:
         """Hold ``worker``, which has failed, until it names its version: it may be another process, with old weights.
 
-        The last worker that serves is not held, and no worker while any weights will do.
+        It is asked at once. The last worker that serves is not held, and no worker while any weights will do.
         """
         if self._fit(router, AS_STARTED) != "same" and others_serve(router.pool, worker):
             router.pool.hold(worker, UNCHECKED, "it failed, and has not named its weights since")
+            self.questions.ask(self._watches[worker])
 
     def _fit(self, router: Router, said: str | None) -> Fit:
         if self._settings.readmit == "any" or router.weights.differ() or router.pool.passthrough:

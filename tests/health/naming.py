@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
@@ -18,7 +19,8 @@ class Naming(FakeEngine):
     """``/generate`` names ``version``; what begins while ``hold`` is set ends with that, and names what was then.
 
     ``named``: what all its answers name instead. ``is_mute``: only its answers name a version. ``is_garbled``: its
-    ``/model_info`` is not JSON. ``questions``: how often somebody has asked for it.
+    ``/model_info`` is not JSON. ``questions``: how often somebody has asked for it. ``info_hold`` and
+    ``health_hold``: what these answers wait for. ``breaking``: streams break off once it is set.
     """
 
     def __init__(self, version: str = "1") -> None:
@@ -29,6 +31,9 @@ class Naming(FakeEngine):
         self.is_garbled = False
         self.is_well = True
         self.info_hold: anyio.Event | None = None
+        self.health_hold: anyio.Event | None = None
+        self.probes = 0
+        self.breaking: anyio.Event | None = None
         self.questions = 0
         self.url = ""
         self.hold_after = 1
@@ -39,7 +44,18 @@ class Naming(FakeEngine):
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
         ]
 
+    async def _stream(self, outputs: list[dict[str, Any]], hold: anyio.Event | None) -> AsyncIterator[bytes]:
+        if self.breaking is not None:
+            yield b"data: {}\n\n"
+            await self.breaking.wait()
+            raise RuntimeError("this engine breaks off")
+        async for piece in super()._stream(outputs, hold):
+            yield piece
+
     async def _health(self, _: Request) -> Response:
+        self.probes += 1
+        if self.health_hold is not None:
+            await self.health_hold.wait()
         return Response(status_code=200 if self.is_well else 503)
 
     async def _model_info(self, _: Request) -> Response:

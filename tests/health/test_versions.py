@@ -14,7 +14,7 @@ import pytest
 from deadlines import HANG_S
 from health.naming import Naming
 from health.patient import Changes, until
-from holding import stale, tear
+from holding import drain, stale, tear
 from plugged import routing
 from ports import free_port
 from router_core import Exchange, WeightUpdate, Worker, hookimpl
@@ -25,6 +25,7 @@ from slime_engine.app import make_app
 from slime_engine.model import load_model
 from slime_engine.settings import Settings as EngineSettings
 from slime_health import Health, Settings
+from slime_health.watch import UNCHECKED
 from slime_http.serving import serving
 from slime_testing import Running
 
@@ -77,6 +78,21 @@ class Fleet:
         """Ask for a stream, and read it until it ends or breaks off."""
         with suppress(httpx.RemoteProtocolError):
             await self.generate(stream=True)
+
+    async def break_at(self, engine: Naming) -> None:
+        """Let ``engine`` break off an answer while all other engines serve."""
+        others = [worker for worker in self.router.pool if worker is not self.worker(engine)]
+        for worker in others:
+            self.router.pool.hold(worker, "test", "the request is for another one")
+        engine.breaking = anyio.Event()
+        async with self.client.stream("POST", "/generate", json={"text": "Hi", "stream": True}) as answer:
+            for worker in others:
+                self.router.pool.release(worker, "test")
+            engine.breaking.set()
+            with suppress(httpx.RemoteProtocolError):
+                await answer.aread()
+        engine.breaking = None
+        assert UNCHECKED in self.worker(engine).holds
 
     async def hear(self, engine: Naming, **more: Any) -> None:
         """Let ``engine`` answer something."""
@@ -496,6 +512,44 @@ async def test_engine_that_failed_gets_no_request_before_its_weights_are_checked
             after.info_hold.set()
             await until(lambda: not worker.is_healthy or version == "2")
             await until(lambda: worker.state == state and "unchecked weights" not in worker.holds)
+
+
+async def test_engine_that_failed_during_a_probe_is_asked_for_its_weights_at_once() -> None:
+    one, other = Naming("2"), Naming("2")
+    async with fleet(one, other, settings=LENIENT) as it:
+        it.router.weights.move("2", "a test")
+        one.health_hold = anyio.Event()
+        probes = one.probes
+        await until(lambda: one.probes > probes)
+        await it.break_at(one)
+        await until(lambda: UNCHECKED not in it.worker(one).holds)
+        one.health_hold.set()
+
+
+async def test_old_weights_that_were_told_while_another_engine_was_held_are_set_aside() -> None:
+    one, other = Naming("2"), Naming("2")
+    async with fleet(one, other) as it:
+        it.router.weights.move("2", "a test")
+        one.info_hold = anyio.Event()
+        await it.break_at(one)
+        other.version = "1"
+        await it.hear(other)
+        await until(lambda: it.worker(other).said_version == "1")
+        assert it.worker(other).is_healthy  # none can replace it
+        one.info_hold.set()
+        await until(lambda: it.states == ["ready", "stale"])
+        assert it.version == "2"
+
+
+async def test_held_engine_that_becomes_the_last_one_is_used() -> None:
+    one, other = Naming("2"), Naming("2")
+    async with fleet(one, other) as it:
+        it.router.weights.move("2", "a test")
+        one.info_hold = anyio.Event()
+        await it.break_at(one)
+        drain(it.router.pool, it.worker(other))
+        assert (await it.generate()).status_code == 200
+        one.info_hold.set()
 
 
 async def test_the_last_worker_is_used_before_its_weights_are_checked() -> None:
