@@ -70,10 +70,13 @@ class History:
         if session is None:
             yield from self._longest(places, answers, self._is_anyones)
             return
+        is_lost, contexts = (
+            session in self._lost,
+            self._speakers.contexts(session, places, asked),
+        )  # as they are now
         yield from self._longest(places, answers, lambda turn: turn.session == session)
-        if session in self._lost:
+        if is_lost:
             return
-        contexts = self._speakers.contexts(session, places, asked)
         if contexts is None:
             yield from self._longest(places, answers, lambda turn: turn.session != session, needs_check=True)
             return
@@ -186,7 +189,7 @@ class Asking:
 
 
 def _turns_in(contexts: Iterable[Turn | None]) -> set[Turn]:
-    """Return the turns of ``contexts``, each of which is a last turn. O(turns): contexts share their beginnings."""
+    """Return ``contexts`` and all turns before them. O(turns): contexts share their beginnings."""
     found: set[Turn] = set()
     for turn in contexts:
         while turn is not None and turn not in found:

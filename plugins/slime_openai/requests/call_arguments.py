@@ -20,8 +20,8 @@ _AGAIN, _DIGITS = (f"{word}{secrets.token_hex(8)}" for word in ("again", "digits
 _MARKED = re.compile(rf"""{_AGAIN}\d+|["']?{_DIGITS}([-+.\w]+){_DIGITS}["']?""")
 #: In digits. Python refuses to read integers of more than 4,300 digits.
 _LONGEST_INTEGER = 4_000
-#: The number of texts of arguments whose canonical text is cached, and their longest, in characters: 20 MB at most if
-#: all are ASCII, and 3 MB for the usual 100 characters.
+#: The number of texts of arguments whose canonical text is cached, and their longest, in characters: some tens of
+#: MB at most, and 3 MB for the usual 100 characters.
 _CACHED, _LONGEST_CACHED = 1 << 13, 1 << 10
 _BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"?|([\[{])|([\]}])', re.DOTALL)
 

@@ -123,7 +123,7 @@ class Response(Segment):
     ``end``: the node at which the text plus the decoded hidden tail ends; ``node`` if there is no tail.
     ``start``: bytes of text before the response. ``before``: digest of the ids before it.
     ``version``: the version of all tokens, or runs of versions. ``finish_reason``: the engine's value, as JSON.
-    ``is_sound``: no segment up to here has a doubt, and each response has all its logprobs; this stays true.
+    ``is_sound``: no segment up to here had a doubt when this was recorded, and no response lacks a logprob.
     ``adapter``: name of the LoRA adapter that sampled it.
     ``continuation_lost``: the session continued this response, and the next response is lost. ``is_decoded``: the text
     up to ``end`` is the decoding of all ids up to there, and the ids after it can be decoded separately.
