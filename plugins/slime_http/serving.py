@@ -267,15 +267,16 @@ def run(
     """
     tune_gc()
     return_large_blocks()
-    with sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(
-            _serve_until_signalled(
-                app,
-                sock,
-                grace_s=grace_s,
-                client_timeout_s=client_timeout_s,
-                on_stop=on_stop,
-                on_start=on_start,
-                **options,
-            )
-        )
+    serve = partial(
+        _serve_until_signalled,
+        app,
+        sock,
+        grace_s=grace_s,
+        client_timeout_s=client_timeout_s,
+        on_stop=on_stop,
+        on_start=on_start,
+        **options,
+    )
+    with sock:
+        # With asyncio.Runner, anyio would not know the event loop in callbacks of connections, which belong to no task.
+        anyio.run(serve, backend_options={"loop_factory": uvloop.new_event_loop})

@@ -300,7 +300,7 @@ async def test_pods_that_prefill_and_pods_that_decode(
             }  # fmt: skip
             assert "pod default/p-4: sglang.ai/bootstrap-port is no port: 'none'" in caplog.text
             put(3, decode, {})  # it changes its role
-            await until(lambda: known()["3"] == ("decode", None))
+            await until(lambda: known().get("3") == ("decode", None))
             cluster.delete(first)
             await until(lambda: sorted(known()) == ["3", "4", "5"])
 

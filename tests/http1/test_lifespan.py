@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
@@ -12,6 +14,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from deadlines import HANG_S
 from slime_http.asgi import ASGIApp, Receive, Scope, Send
 from slime_http.errors import StartupError
 from slime_http.lifespan import APP
@@ -88,3 +91,34 @@ async def test_outermost_layer_may_leave_requests_to_its_inner_application(leave
     async with serving(outer) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
         assert (await client.get("/")).text == "served"
     assert called == (["lifespan"] if leaves else ["lifespan", "http"])
+
+
+ASKS_ANYIO_IN_A_CALLBACK = """
+import asyncio, os, signal
+import anyio
+from slime_http.serving import bind, run
+
+async def app(scope, receive, send):
+    await receive()
+    done = asyncio.Event()
+
+    def ask():
+        os.kill(os.getpid(), signal.SIGTERM)
+        done.set()
+        print(anyio.current_time() > 0)
+
+    await send({"type": "lifespan.startup.complete"})
+    await anyio.sleep(0.1)  # until signals are handled
+    asyncio.get_running_loop().call_soon(ask)
+    await done.wait()
+    await receive()
+    await send({"type": "lifespan.shutdown.complete"})
+
+run(app, bind("127.0.0.1", 0), grace_s=1)
+"""
+
+
+def test_anyio_knows_the_event_loop_in_callbacks_of_the_server_process() -> None:
+    command = [sys.executable, "-c", ASKS_ANYIO_IN_A_CALLBACK]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert (done.stdout, done.stderr) == ("True\n", "")
