@@ -511,7 +511,7 @@ async def test_engine_that_failed_gets_no_request_before_its_weights_are_checked
             assert worker.reason == "it failed, and has not named its weights since"
             after.info_hold.set()
             await until(lambda: not worker.is_healthy or version == "2")
-            await until(lambda: worker.state == state and "unchecked weights" not in worker.holds)
+            await until(lambda: worker.state == state and UNCHECKED not in worker.holds)
 
 
 async def test_engine_that_failed_during_a_probe_is_asked_for_its_weights_at_once() -> None:
@@ -526,12 +526,21 @@ async def test_engine_that_failed_during_a_probe_is_asked_for_its_weights_at_onc
         one.health_hold.set()
 
 
-async def test_old_weights_that_were_told_while_another_engine_was_held_are_set_aside() -> None:
-    one, other = Naming("2"), Naming("2")
+@asynccontextmanager
+async def held(one: Naming, other: Naming) -> AsyncIterator[Fleet]:
+    """A fleet in which ``one`` has failed, and does not tell its weights before ``info_hold`` is set."""
     async with fleet(one, other) as it:
-        it.router.weights.move("2", "a test")
+        it.router.weights.move(one.version, "a test")
         one.info_hold = anyio.Event()
         await it.break_at(one)
+        yield it
+        one.info_hold.set()
+
+
+async def test_old_weights_that_were_told_while_another_engine_was_held_are_set_aside() -> None:
+    one, other = Naming("2"), Naming("2")
+    async with held(one, other) as it:
+        assert one.info_hold is not None
         other.version = "1"
         await it.hear(other)
         await until(lambda: it.worker(other).said_version == "1")
@@ -542,14 +551,10 @@ async def test_old_weights_that_were_told_while_another_engine_was_held_are_set_
 
 
 async def test_held_engine_that_becomes_the_last_one_is_used() -> None:
-    one, other = Naming("2"), Naming("2")
-    async with fleet(one, other) as it:
-        it.router.weights.move("2", "a test")
-        one.info_hold = anyio.Event()
-        await it.break_at(one)
+    other = Naming("2")
+    async with held(Naming("2"), other) as it:
         drain(it.router.pool, it.worker(other))
         assert (await it.generate()).status_code == 200
-        one.info_hold.set()
 
 
 async def test_the_last_worker_is_used_before_its_weights_are_checked() -> None:

@@ -217,13 +217,18 @@ def test_longer_record_of_another_session_is_still_known(cold: Cold, kept: Traje
         cold.promote(cold.demotion.of_session("s"))
 
 
+def grown_once(kept: Trajectories, giver: str | None) -> Response:
+    """A response of ``giver`` that grew by a token, after ``s`` had continued its beginning."""
+    part = kept.record(None, pack(1), b"a", sampled(2), giver)
+    generate(kept, "ab<", sampled(6), "s")
+    return kept.record(None, pack(1), b"a", sampled(2, 1), giver, instead_of=part)
+
+
 @pytest.mark.parametrize("giver", ["s", "giver", None])
 def test_demoted_part_keeps_the_longest_record_when_the_one_between_goes(
     cold: Cold, kept: Trajectories, giver: str | None
 ) -> None:
-    part = kept.record(None, pack(1), b"a", sampled(2), giver)
-    generate(kept, "ab<", sampled(6), "s")
-    between = kept.record(None, pack(1), b"a", sampled(2, 1), giver, instead_of=part)
+    between = grown_once(kept, giver)
     kept.pin((between, 2))
     cold.demote()
     kept.unpin((between, 2))
@@ -239,9 +244,7 @@ def test_demoted_part_keeps_the_longest_record_when_the_one_between_goes(
 def test_records_of_one_response_are_known_while_one_between_is_demoted(
     cold: Cold, kept: Trajectories, giver: str | None
 ) -> None:
-    part = kept.record(None, pack(1), b"a", sampled(2), giver)
-    generate(kept, "ab<", sampled(6), "s")
-    between = kept.record(None, pack(1), b"a", sampled(2, 1), giver, instead_of=part)
+    between = grown_once(kept, giver)
     generate(kept, "abae", sampled(6), "t")
     kept.record(None, pack(1), b"a", sampled(2, 1, 5), giver, instead_of=between)
     generate(kept, "ababab<", sampled(6), "s")
