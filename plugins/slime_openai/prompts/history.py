@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from slime_openai.prompts.chat_turn import Answers, Turn
@@ -70,10 +71,9 @@ class History:
         if session is None:
             yield from self._longest(places, answers, self._is_anyones)
             return
-        is_lost, contexts = (
-            session in self._lost,
-            self._speakers.contexts(session, places, asked),
-        )  # as they are now
+        # Both as they are now: the caller may wait between two turns.
+        is_lost = session in self._lost
+        contexts = self._speakers.contexts(session, places, asked)
         yield from self._longest(places, answers, lambda turn: turn.session == session)
         if is_lost:
             return
@@ -191,8 +191,7 @@ class Asking:
 def _turns_in(contexts: Iterable[Turn | None]) -> set[Turn]:
     """Return ``contexts`` and all turns before them. O(turns): contexts share their beginnings."""
     found: set[Turn] = set()
-    for turn in contexts:
-        while turn is not None and turn not in found:
-            found.add(turn)
-            turn = turn.parent
+    for context in contexts:
+        if context is not None:
+            found.update(takewhile(lambda turn: turn not in found, context.chain()))
     return found
