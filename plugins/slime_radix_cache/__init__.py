@@ -1,7 +1,8 @@
 """Plugin that records the exact tokens of texts, and returns them for a text.
 
-In a ``/generate`` request, recorded token ids replace the text. The answers of engines are recorded, and
-``/retrieve_from_text`` returns the exact tokens of a text. See docs/plugins/radix_cache.md.
+In a ``/generate`` request, token ids replace the text: recorded ids where there are any, and the tokenizer's ids for
+the rest. The answers of engines are recorded. ``/retrieve_from_text`` returns the exact tokens of a text. See
+docs/plugins/radix_cache.md.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ provides = (
 
 
 def requires(options: argparse.Namespace) -> dict[str, str]:
-    """Return the component that is needed without a checkpoint, and the flags that provide it."""
+    """Return the component that the plugin needs, and the flags that provide it. Empty if a checkpoint is given."""
     return {} if options.hf_checkpoint else {"tokenizer": "--hf-checkpoint PATH, or --plugin engine"}
 
 

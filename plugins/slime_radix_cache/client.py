@@ -58,10 +58,10 @@ class Client:
     def retrieve(
         self, text: str, *, session: str | None = None, routed_experts: bool = False
     ) -> dict[str, Any]:
-        """Return the tokens of ``text``, and ``inexact_reason`` if they are not exact.
+        """Return the tokens of ``text``, and ``inexact_reason``: why the tokens are not exact, or None.
 
-        ``routed_experts``: add the routed experts of all tokens but the last, and ``routed_experts_reason``: why they
-        are not exact, or None.
+        ``routed_experts``: add the routed experts of all tokens but the last, and ``routed_experts_reason``: why the
+        experts are not exact, or None.
         """
         return _record(
             _answer(
@@ -72,7 +72,7 @@ class Client:
         )
 
     def session(self, session: str) -> dict[str, Any]:
-        """Return ``trajectories``, a record for each leaf of ``session``, and ``complete``: no response is lost."""
+        """Return ``trajectories``, a record for each leaf of ``session``. ``complete``: True if no response is lost."""
         return _session(_answer(self._http.get(_path(session), headers=_ACCEPT)))
 
     def trajectories(self, session: str) -> list[dict[str, Any]]:
@@ -105,7 +105,10 @@ class Client:
 
 
 class AsyncClient:
-    """Asynchronous client of a router, with the methods of Client. Use it within one event loop."""
+    """Asynchronous client of a router, with the methods of Client, but ``aclose`` instead of ``close``.
+
+    Use it within one event loop.
+    """
 
     def __init__(self, url: str, *, timeout_s: float = 3600.0) -> None:
         self._http = httpx.AsyncClient(base_url=url, trust_env=False, timeout=timeout_s, limits=_UNLIMITED)
@@ -161,7 +164,8 @@ class AsyncClient:
         await self.aclose()
 
 
-#: Rollout code limits its requests itself. A server may close idle connections after 5 s, so they expire here before.
+#: Rollout code limits its requests itself. A server may close idle connections after 5 s, so this client closes them
+#: after 4 s.
 _UNLIMITED = httpx.Limits(max_connections=None, keepalive_expiry=4.0)
 
 

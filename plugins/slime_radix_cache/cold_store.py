@@ -22,14 +22,14 @@ class StoredNote(Protocol):
 class ColdStore(Protocol):
     """A store of records that have no room in memory. A record is a byte string under a key of 16 bytes.
 
-    Records never change. ``wait_s``: longest time that a record may wait until it is kept. ``stops_on_loss``: the
-    router ends when a record cannot be kept. ``keeps_notes``: records outlive the router, and so do *notes*, byte
-    strings about them, which are read in the order of writing. ``is_shared``: other routers may keep records and notes
-    in the same store.
+    Records never change. ``wait_s``: longest time, in seconds, that a record may wait until it is kept.
+    ``stops_on_loss``: the router ends when a record cannot be kept. ``keeps_notes``: records and *notes* outlive the
+    router. Notes are byte strings about records, and are read in the order of writing. ``is_shared``: other routers may
+    keep records and notes in the same store.
 
-    A *run* is one start of a router. ``run``: the name of this run, 11 bytes; names of later runs are greater. Call
-    :meth:`notes`, :meth:`adopt`, :meth:`replace_notes` and :meth:`shorten_notes`, in this order, before all other
-    methods. The store opens before the lifespans of other plugins begin, and closes after they end.
+    A *run* is one router process, from its start to its end. ``run``: the name of this run, 11 bytes; names of later
+    runs are greater. Call :meth:`notes`, :meth:`adopt`, :meth:`replace_notes` and :meth:`shorten_notes`, in this order,
+    before all other methods. The store opens before the lifespans of other plugins begin, and closes after they end.
     """
 
     wait_s: float
@@ -47,9 +47,9 @@ class ColdStore(Protocol):
         ...
 
     async def adopt(self, sizes: Mapping[bytes, int]) -> Sequence[bytes]:
-        """Keep the records of earlier runs that ``sizes`` (bytes by key) names, and in a shared store all others, too.
+        """Keep the records of earlier runs that ``sizes`` (bytes by key) names.
 
-        Returns the keys of records that are known to be lost.
+        Other records are dropped, except from a shared store. Returns the keys of records that are known to be lost.
         """
         ...
 
@@ -62,7 +62,7 @@ class ColdStore(Protocol):
         ...
 
     def unlearn(self, keys: Sequence[bytes]) -> None:
-        """Undo :meth:`learn`: this router does not need these records any more, but others may."""
+        """Undo :meth:`learn`: this router does not need the records of ``keys`` any more, but other routers may."""
         ...
 
     async def replace_notes(self, contents: Iterable[bytes]) -> None:
@@ -95,9 +95,9 @@ class ColdStore(Protocol):
         ...
 
     async def holds(self, key: bytes) -> bool:
-        """Return False if the record of ``key`` seems to be lost: only :meth:`read` is sure. Reads no record.
+        """Return False if the record of ``key`` seems to be lost. Reads no record, so only :meth:`read` is sure.
 
-        Raises if that cannot be found out now.
+        Raises if the store cannot answer now.
         """
         ...
 

@@ -197,7 +197,7 @@ class SessionTurns(Protocol):
         ...
 
     def spell(self, ids: Sequence[int]) -> str:
-        """Return the text of ``ids``, with that of special tokens."""
+        """Return the text of ``ids``, including the text of special tokens."""
         ...
 
     def has_lost(self, session: str) -> bool:
@@ -213,8 +213,8 @@ class SideRecords(Protocol):
     """Records of chats in the store of demoted trajectories; the component ``"side_records"``.
 
     A record is the answer to a chat request of ``session`` (None: the request had no session). Two digests lead to
-    the record. ``name`` is the digest of the conversation with the answer; ``place`` is that of the session and the
-    conversation before the answer. ``parent``: the key of the record that this one continues.
+    the record. ``name`` is the digest of the conversation up to and including the answer. ``place`` is the digest of
+    the session and of the conversation before the answer. ``parent``: the key of the record that this record continues.
     """
 
     @property
@@ -226,9 +226,10 @@ class SideRecords(Protocol):
     def add(
         self, session: str | None, name: bytes, place: bytes, parent: bytes, content: Callable[[], bytes]
     ) -> bytes:
-        """Add a record and return its key. The record is saved when an answer of its session is demoted, or at the end.
+        """Add a record and return its key. It is saved when an answer of its session is demoted, or the router ends.
 
-        ``content()`` returns the record's bytes when it is saved or read, always the same. ``parent``: empty for none.
+        ``content()`` is called when the record is saved or read. It returns the record's bytes, the same at each call.
+        ``parent``: empty for none.
         """
 
     def save_soon(self, key: bytes) -> None:
@@ -238,13 +239,13 @@ class SideRecords(Protocol):
         """Read what other routers have noted. Raises HTTPError."""
 
     def find(self, names: Iterable[bytes]) -> list[bytes]:
-        """Return the keys of the records that ``names``, which may also be places, lead to; oldest first.
+        """Return the keys of the records that ``names`` lead to, oldest first. A name may also be a place.
 
         Leaves out a record if another record at the same place may be lost: the client may mean the lost record.
         """
 
     def has_answers(self, place: bytes) -> bool:
-        """Return True if there is a record at ``place``, proved or not. O(1)."""
+        """Return True if there is a record at ``place``, even one that :meth:`find` leaves out. O(1)."""
 
     def has_later_elsewhere(self, key: bytes) -> bool:
         """Return True if another router may have a later answer to the question of the record ``key``."""

@@ -14,7 +14,7 @@ __all__ = ["GivenPrompts"]
 
 
 class GivenPrompts:
-    """Compares a given prompt when another client first sends its text."""
+    """Compares a prompt that a client gave as ids, when another client first sends the text of that prompt."""
 
     def __init__(self, encoder: Encoder, spelling: Spelling) -> None:
         self._encoder = encoder

@@ -46,7 +46,7 @@ class OpenStreams:
     def catch_up(self, prompt: bytes, session: str | None) -> None:
         """Record what running streams passed on so far, if the client that sends ``prompt`` may have read it.
 
-        O(streams of ``session`` and of no session); O(all streams) if ``session`` is None.
+        O(streams of ``session`` and streams without a session); O(all streams) if ``session`` is None.
         """
         sessions = list(self._running) if session is None else [session, None]
         for one in sessions:

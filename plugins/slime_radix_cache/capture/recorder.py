@@ -17,7 +17,7 @@ __all__ = ["StreamRecorder"]
 class StreamRecorder:
     """A tap that records the sequences of one streamed ``/generate`` answer of ``worker``.
 
-    ``turns[i]``: the prompt of sequence ``i``. ``doubt`` returns why the answer so far is not exact; None if it is.
+    ``turns[i]``: the prompt of sequence ``i``. ``doubt`` returns why the answer so far is not exact, or None.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class StreamRecorder:
         self._stream.record_all()
 
     def so_far(self) -> AnswerSoFar:
-        """Return a copy of the only sequence: the part that was passed on."""
+        """Return a copy of the part of the only sequence that was passed on."""
         return self._stream.so_far()
 
     def keep(self, answer: dict[str, Any]) -> None:

@@ -13,7 +13,8 @@ __all__ = ["RELAYED_BYTES", "RelayedAnswer"]
 
 #: Smaller answers are read whole before they are passed on: they arrive at once, and may still be resumed.
 RELAYED_BYTES = 1 << 20
-#: The finish reason is searched in this many first bytes: SGLang writes it right after the text and the ids.
+#: Bytes at the beginning of the body in which the finish reason is searched: SGLang writes it right after the text and
+#: the ids.
 _SEARCHED = 1 << 20
 #: Bytes of a finish reason that are enough to read its type.
 _TELLING = 64

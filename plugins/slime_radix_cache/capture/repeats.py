@@ -1,6 +1,7 @@
 """Comparison of the events of a cumulative stream: each must repeat the text, ids and logprobs of the event before.
 
-To parse every event of an answer of n tokens would take O(n²). So the raw bytes of the events are compared.
+The events of an answer of n tokens have O(n²) bytes, so to parse all of them would be slow. Instead, the raw bytes of
+the events are compared.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ class RepeatedEvents:
     def __init__(self) -> None:
         self.took_back = False
         self._text = self._ids = self._logprobs = b""
-        #: The last event's bytes from the end of its ids to the end of its logprobs. Empty: :meth:`see_next` is not
-        #: possible.
+        #: The last event's bytes from the end of its ids to the end of its logprobs. Empty if :meth:`see_next` cannot
+        #: take the next event.
         self._between = b""
 
     def see(self, event: bytes, *, is_last: bool = False) -> None:
@@ -83,6 +84,6 @@ class RepeatedEvents:
 
 
 def _begins(values: bytes, known: bytes) -> bool:
-    """Return True if ``values`` begin with ``known``, and the last number of ``known`` has no more digits there."""
+    """Return True if ``values`` begin with ``known``, and the last number of ``known`` ends there in ``values`` too."""
     is_cut = known[-1:].isdigit() and values[len(known) : len(known) + 1].isdigit()
     return values.startswith(known) and not is_cut

@@ -16,7 +16,7 @@ from slime_sglang.evidence import Columns, columns_of
 
 __all__ = ["NOTHING_SAMPLED", "Output", "Unusable", "pack_logprobs", "read_output"]
 
-#: ``Unusable.kind`` of an answer that has no tokens and claims none.
+#: ``Unusable.kind`` of an answer that has no tokens and does not claim to have any.
 NOTHING_SAMPLED = "nothing_sampled"
 
 
@@ -29,10 +29,11 @@ class Unusable(Exception):
 
 
 class Output(NamedTuple):
-    """One sampled sequence. ``ids`` and ``logprobs`` are packed (see segments); ``ids`` is not empty.
+    """One sampled sequence. ``ids`` and ``logprobs`` are packed (see :class:`Response`); ``ids`` is not empty.
 
-    Logprobs of other ids are left out, and so are versions that do not cover the ids. The function
-    :func:`slime_sglang.contradiction` reports both. ``columns``: the columns of ``output_token_logprobs``.
+    ``logprobs`` is None if the engine's logprobs are for other ids, and the version is None if the engine's versions do
+    not cover the ids. The function :func:`slime_sglang.contradiction` reports both. ``columns``: the columns of
+    ``output_token_logprobs``.
     """
 
     text: str

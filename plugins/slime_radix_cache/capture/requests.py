@@ -26,7 +26,7 @@ __all__ = [
     "rids_of",
 ]
 
-#: The reason to pass on a request untouched, since the engine will refuse it.
+#: The reason to pass on a malformed request untouched: the engine will refuse it.
 MALFORMED = "malformed"
 #: Characters of an unknown field's name that are kept.
 _SHOWN = 64
@@ -59,7 +59,7 @@ class GenerationRequest(NamedTuple):
     """Prompts to continue, ``copies`` times each: texts, or packed token ids, which are sent unchanged.
 
     ``batch``: the body has a list of prompts. ``adapters``: the LoRA adapter for each prompt. ``doubt``: why no
-    answer can be exact (an unknown field); None if answers can be.
+    answer can be exact (an unknown field); None if answers can be exact.
     """
 
     prompts: tuple[str, ...] | tuple[bytes, ...]
@@ -200,7 +200,7 @@ def rids_of(body: dict[str, Any], wanted: GenerationRequest) -> list[str | None]
 
 
 def request_for_one(body: dict[str, Any], wanted: GenerationRequest, number: int) -> dict[str, Any]:
-    """Return the body of a request for only sequence ``number`` of the answer to ``body``, which has ``input_ids``."""
+    """Return the body of a request for sequence ``number`` alone. ``body``: the whole request, with ``input_ids``."""
     place = number // wanted.copies
     alone = dict(body)
     if wanted.batch:
@@ -216,7 +216,10 @@ def request_for_one(body: dict[str, Any], wanted: GenerationRequest, number: int
 
 
 def handles_aborts(exchange: Exchange, wanted: GenerationRequest) -> bool:
-    """Return True if the client itself sent token ids, to ``/generate`` or in a chat or completion request."""
+    """Return True if the client sent token ids, to ``/generate`` or in a chat or completion request.
+
+    Such a client handles aborts itself.
+    """
     if exchange.parent is None:
         return wanted.has_ids
     try:

@@ -20,7 +20,7 @@ _START = "routed_experts_start_len"
 
 
 class _Turn(Protocol):
-    """A prompt that continues ``context``. ``row_start``: the first token whose row is asked for."""
+    """A prompt that continues ``context``. ``row_start``: the first token whose row the engine is to send."""
 
     context: Context
     row_start: int
@@ -34,9 +34,10 @@ class RowRecorder:
         self.store: TokenRows | None = None
 
     def keep_in(self, store: TokenRows | None, cold: ColdTrajectories | None) -> None:
-        """Use ``store`` from now on, and let it forget responses that are gone for good, unlike demoted responses.
+        """Use ``store`` from now on, and let it forget each response that is removed for good.
 
-        ``cold``: the demoted trajectories, with notes about the rows of earlier runs; None if there are none.
+        The rows of demoted responses stay. ``cold``: the demoted trajectories, with notes about the rows of earlier
+        runs; None if nothing is demoted.
         """
         self.store = store
         if store is None:
@@ -54,7 +55,7 @@ class RowRecorder:
         document: dict[str, Any] | None,
         turns: Sequence[_Turn],
     ) -> dict[str, Any] | None:
-        """Return ``document`` with the fields that ask for the rows of ``turns``.
+        """Return ``document`` with the fields that ask the engine for the rows of ``turns``.
 
         ``document``: the changed ``body``, None if it is unchanged. Returns None if ``body`` needs no change.
         """
@@ -70,7 +71,7 @@ class RowRecorder:
     def record(self, response: Response, meta: Mapping[str, Any], start: int) -> None:
         """Record the rows in ``meta``, the ``meta_info`` of the answer recorded as ``response``.
 
-        ``start``: the first token whose row was asked for.
+        ``start``: the first token whose row the engine was asked for.
         """
         if self.store is not None and response.is_fact:
             self.store.record(consumed_turns((response, len(response))), meta, start)
@@ -82,5 +83,5 @@ class RowRecorder:
         return self.store.find(name, consumed_turns(context), tokens)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the sizes of the store, ready for JSON; nothing if there is none."""
+        """Return the sizes of the store, ready for JSON; empty without a store."""
         return {"token_rows": self.store.as_dict()} if self.store is not None else {}

@@ -65,7 +65,7 @@ class GenerationStream:
             self._try_record(index)
 
     def forget(self) -> None:
-        """Drop the callbacks: they refer to this stream, and a cycle would wait for the garbage collector."""
+        """Drop the callbacks: they refer to this stream, and only the garbage collector would free such a cycle."""
         self._record = lambda index, answer, took_back: None
         self._fail = lambda error: None
 
@@ -74,7 +74,7 @@ class GenerationStream:
         return index in self._answers
 
     def so_far(self) -> AnswerSoFar:
-        """Return a copy of the answer so far of the only sequence."""
+        """Return a copy of the only sequence, as far as it has come."""
         answer = self._answers.get(0)
         return answer.copy() if answer is not None else AnswerSoFar()
 
@@ -125,7 +125,7 @@ class GenerationStream:
 
 
 def _check_is_old(event: dict[str, Any], answer: AnswerSoFar) -> None:
-    """Raise ValueError if ``event``, after the end of ``answer``, has more or other tokens or text."""
+    """Raise ValueError if ``event``, which came after the end of ``answer``, has more or other tokens or text."""
     longer = answer.copy()
     longer.take(event)
     if (longer.ids, longer.text) != (answer.ids, answer.text):

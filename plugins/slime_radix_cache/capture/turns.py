@@ -38,11 +38,11 @@ class PromptTurn:
     """A ``prompt`` in UTF-8, and the recording of its answer.
 
     ``context``: recorded and pinned; it covers the first ``position`` bytes of the prompt. ``node``: the end of the
-    context's text, if known. ``rest``: packed ids of the bytes after it. ``ids``: packed ids of context and rest.
-    ``giver``: set if the client gave the ids. ``adapter``: the LoRA adapter of the answer. ``doubt``: why the record of
-    the answer will not be exact. ``rid``: the engine's id of the request, if known. ``response``: the response that was
-    recorded last. ``row_start``: the first token whose row is asked for. ``held``: records of the answer, which stay in
-    memory until the turn ends.
+    context's text, if known. ``rest``: packed ids of the bytes after ``position``. ``ids``: packed ids of context and
+    rest. ``giver``: set if the client gave the ids. ``adapter``: the LoRA adapter of the answer. ``doubt``: why the
+    record of the answer will not be exact, or None. ``rid``: the engine's id of the request, if known. ``response``:
+    the response that was recorded last. ``row_start``: the first token whose row the engine is to send. ``held``:
+    records of the answer, which stay in memory until the turn ends.
     """
 
     prompt: bytes
@@ -199,7 +199,7 @@ class Turns:
         is_whole: bool = True,
         instead_of: Response | None = None,
     ) -> Response | None:
-        """Record ``answer``, one object of the engine's JSON. If that is not possible, count it and return None.
+        """Record ``answer``, one object of the engine's JSON. If it cannot be recorded, count it and return None.
 
         ``doubt``: why the answer is not exact, from a check of its attempts. ``is_whole``: no more tokens follow.
         ``instead_of``: the recorded beginning of this answer. It is removed if nothing continues it.
@@ -264,7 +264,7 @@ class Turns:
         return turn.response
 
     def _hold(self, turn: PromptTurn, *responses: Response | None) -> None:
-        """Keep records of ``turn`` in memory until it ends: longer records may replace them. Only with a store."""
+        """Keep records of ``turn`` in memory until the turn ends: longer ones may replace them. Only with a store."""
         for response in responses if self._cold.is_on else ():
             if response is not None and response not in turn.held and response in response.node.ends:
                 turn.held.append(response)

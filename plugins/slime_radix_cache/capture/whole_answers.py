@@ -47,11 +47,11 @@ class WholeAnswers:
         self._generation = generation
         self._long_work = long_work
         self._keeps_rows = recorder.rows.store is not None
-        #: The arrays of a resumed answer's attempts are joined, so they are kept then, too.
+        #: True also if the answer may be resumed: the arrays of all its attempts are joined.
         self._keeps_arrays = self._keeps_rows or generation is not None
 
     async def pass_on(self, reply: Reply) -> bool:
-        """Read ``reply``, resume and record it. Raises errors of reading, and ValueError if it is no answer.
+        """Read, resume and record ``reply``. Raises ValueError if it is no answer, and the errors of reading it.
 
         If the number of sequences is wrong, all of them count as lost. Returns True for a large answer that will not be
         resumed. Such an answer is passed on while it comes, and recorded before its last piece is passed on.
@@ -169,7 +169,7 @@ class WholeAnswers:
                 tasks.start_soon(resume, number)
 
     async def _resumed(self, number: int, aborted: Any, generation: Generation) -> bytes | None:
-        """Return the answer that replaces ``aborted``, as JSON, or None. Record every attempt."""
+        """Return the answer that replaces ``aborted``, as JSON; None if ``aborted`` stays. Record every attempt."""
         response = GrowingResponse(self._recorder, self._turns[number])
         grows = generation.goes_on
 

@@ -36,9 +36,9 @@ class PlacesAskedAgain:
     async def note(self, place: bytes, writer: NoteWriter, is_in_log: Callable[[], bool]) -> None:
         """Add ``place`` to the notes of ``writer``.
 
-        ``is_in_log()``: the log may have a record at ``place``. Then wait until the note is written, or raise NotNoted.
-        Without the note, a later start would take that record for the only answer at ``place``. If the log has no
-        record yet, no wait is needed: the record will come after the note.
+        If ``is_in_log()`` is True, the log may have a record at ``place``. Then wait until the note is written, or
+        raise NotNoted: without the note, a later start would take that record for the only answer at ``place``. If the
+        log has no such record yet, no wait is needed: the log will have the note before the record.
         """
         if place not in self._known:
             self._known.add(place)

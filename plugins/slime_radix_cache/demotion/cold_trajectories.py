@@ -136,7 +136,10 @@ class ColdTrajectories:
     # Demotion.
 
     async def run(self) -> None:
-        """Demote segments while a limit is exceeded. Raises TrajectoryLost if the store's ``stops_on_loss`` is set."""
+        """Demote segments while a limit is exceeded.
+
+        If segments cannot be saved, and the store's ``stops_on_loss`` is set, raises TrajectoryLost.
+        """
         while True:
             self._news = anyio.Event()
             while batch := self._trajectories.overdue(_BATCH_BYTES):
@@ -257,16 +260,16 @@ class ColdTrajectories:
         return self._demotion.of_session(session) if session is not None else ()
 
     async def _load(self, wanted: Callable[[], Iterable[int]], asking: str | None = None) -> None:
-        """Promote segments until none of the serials ``wanted()`` is demoted. Until then they stay in memory.
+        """Promote segments until none of the serials ``wanted()`` is demoted. During the call they stay in memory.
 
-        ``asking``: a session whose request begins right after that.
+        ``asking``: a session whose request begins right after this call.
         """
         store, demotion = self._store, self._demotion
         assert store is not None  # narrowing: the callers have checked it
         with self._loads.begin() as found:
             while True:
                 if asking is not None and asking not in self._open and store.keeps_notes:
-                    # Before anything is read: if that fails, the request goes on without it.
+                    # First: the log needs the session even if the store cannot be read, and the request goes on.
                     await self._open.begin(asking)
                 entries = demotion.directory.with_ancestors(wanted())
                 if not entries:
@@ -280,7 +283,7 @@ class ColdTrajectories:
         self.check()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return sizes and counters, ready for JSON; nothing without a store."""
+        """Return sizes and counters, ready for JSON; empty without a store."""
         if self._store is None:
             return {}
         demotion = self._demotion

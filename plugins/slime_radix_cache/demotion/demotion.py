@@ -112,7 +112,7 @@ class Demotion:
         return segment in self.memory.serials and not segment.pins and not segment.children
 
     def demote(self, segment: Segment, reason: str) -> None:
-        """Remove ``segment`` from memory, if it may go and is saved as it is. O(1) without unanswered requests."""
+        """Remove ``segment`` from memory, if it may go and was saved as it is now. O(1) without unanswered requests."""
         if not self.may_go(segment) or not self.memory.is_saved(segment):
             return
         entry = self.memory.entry_of(segment)

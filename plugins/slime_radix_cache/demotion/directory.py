@@ -121,7 +121,7 @@ class Directory:
         return tuple(items_of(self._children.get(serial)))
 
     def adopt(self, serial: int, parent: int) -> None:
-        """Make the segment with serial ``parent`` the parent of all that continue the segment with ``serial``."""
+        """Give the demoted segments that continue the segment with ``serial`` the parent with serial ``parent``."""
         for child in self.children(serial):
             _drop(self._children, serial, child)
             self._entries[child].parent = parent
@@ -140,7 +140,7 @@ class Directory:
                     yield serial
 
     def along_ids(self, ids: bytes) -> Iterator[int]:
-        """Yield the serials of responses whose context ``ids`` (packed) begin with. O(ids and results)."""
+        """Yield the serials of responses whose context is a prefix of ``ids`` (packed). O(ids and results)."""
         for _, digest in self._id_digests.along(ids):
             yield from items_of(self._ids.get(digest))
 

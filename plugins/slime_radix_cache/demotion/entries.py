@@ -37,5 +37,5 @@ def entry_of(segment: Segment, serial: int, parent: int, size: int, known: Entry
 def _state_of(segment: Segment) -> State:
     if isinstance(segment, Response):
         return State(segment.doubt, None, segment.continuation_lost, segment.is_decoded)
-    assert isinstance(segment, Prompt)  # there are no others
+    assert isinstance(segment, Prompt)  # narrowing: a segment is a prompt or a response
     return State(segment.doubt, segment.giver)

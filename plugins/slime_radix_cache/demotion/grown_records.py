@@ -1,4 +1,4 @@
-"""Responses that have several records, of which some may be demoted. No I/O."""
+"""Responses that have several records; some of these records may be demoted. No I/O."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["GrownRecords"]
 class GrownRecords:
     """The records of each response that was recorded first only in part, then with more tokens.
 
-    ``serials``: of these records, also of demoted ones. ``on_grown(part, whole)`` is called with the serials of a new
-    pair.
+    ``serials``: the serials of these records, demoted or not. ``on_grown(part, whole)`` is called with the serials of a
+    new pair.
     """
 
     def __init__(self, trajectories: Trajectories, memory: NumberedSegments) -> None:
@@ -27,7 +27,7 @@ class GrownRecords:
         self._memory = memory
 
     def note(self, segment: Segment) -> None:
-        """Note each pair of a beginning and a longer record of the response that ``segment`` is a record of."""
+        """Note each pair of a shorter and the next longer record of the response of ``segment``."""
         if isinstance(segment, Response):
             serials = [self._memory.serials[one] for one in self._trajectories.longer.all_of(segment)]
             for part, whole in pairwise(serials):
@@ -35,7 +35,7 @@ class GrownRecords:
                     self.on_grown(part, whole)
 
     def removed(self, segment: Segment, serial: int) -> None:
-        """Note that ``segment`` will be removed from memory for good: its demoted parts keep their longer records."""
+        """Note the pairs of ``segment``, which will be removed for good: its other records then stay connected."""
         if len(self.serials.all_of(serial)) > 1:
             self.note(segment)
 
@@ -53,7 +53,7 @@ class GrownRecords:
             self.on_grown(new, other)
 
     def connect(self, serial: int) -> None:
-        """Connect the records in memory of the response that ``serial`` is a record of."""
+        """Connect those records of a response that are in memory. ``serial``: one of all its records."""
         records = map(self._memory.segments.get, self.serials.all_of(serial))
         for part, whole in pairwise(one for one in records if isinstance(one, Response)):
             self._trajectories.longer.add(part, whole)

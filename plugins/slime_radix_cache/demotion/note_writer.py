@@ -13,16 +13,16 @@ from slime_radix_cache.demotion.notes import Dropped, packed
 
 __all__ = ["NotNoted", "NoteWriter"]
 
-#: The first wait before a failed write is repeated; it doubles up to the last.
+#: The first and the longest wait, in seconds, before a failed write is repeated. Each wait is twice the wait before it.
 _PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0
 #: Longest time that a request waits for a note, in seconds.
 _WAIT_S = 5.0
 
 
 class NotNoted(HTTPError):
-    """A request whose answer could be mistaken for an earlier one after a kill: the log cannot be written now.
+    """The log cannot be written now, so a request is refused: after a kill, an older answer could pass for its answer.
 
-    ``known``: what the store has. ``news``: what must be noted about it.
+    ``known``: what the store has. ``news``: what must be noted about that.
     """
 
     status, type, code = 503, "service_unavailable", "STORE_FAILED"
@@ -49,7 +49,7 @@ class NoteWriter:
         #: What is being written. After a failure the same content must be written again.
         self._batch: list[Any] = []
         self._content = b""
-        #: Numbers of notes.
+        #: Numbers of notes that were added, and that are written.
         self.added = self.written = 0
         self._news = anyio.Event()
         self._progress = anyio.Event()
@@ -61,13 +61,13 @@ class NoteWriter:
         self._news.set()
 
     async def flush(self) -> None:
-        """Wait until all notes that were added are written. :meth:`run` must run."""
+        """Wait until all notes that were added are written. This needs :meth:`run` in another task."""
         wanted = self.added
         while self.written < wanted:
             await self._progress.wait()
 
     async def flushed(self) -> bool:
-        """Return True when all notes that were added are written, False if a request has waited too long for that."""
+        """Return True when all notes that were added are written. Return False after the longest wait of a request."""
         with anyio.move_on_after(_WAIT_S):
             await self.flush()
             return True

@@ -20,7 +20,7 @@ class OpenSessions:
         self._demotion = demotion
         self._writer = writer
         self._open: set[str] = set()
-        #: Open sessions whose note is written, or was waited for too long: their requests do not wait.
+        #: Open sessions whose requests do not wait: the note is written, or a request has waited too long for the note.
         self._noted: set[str] = set()
 
     def __contains__(self, session: str) -> bool:
@@ -29,8 +29,9 @@ class OpenSessions:
     async def begin(self, session: str) -> None:
         """Open ``session``, and wait until the log says so.
 
-        If that takes too long, a new session counts as lost: what the log says of it later comes after this note.
-        Raises NotNoted for a session that the log may have: without the note it would stay settled there.
+        If that takes too long, a session that the log cannot have yet is marked as lost. Its request can begin: the log
+        will have this note before all others about the session. For a session that the log may have, raises NotNoted:
+        without the note, the log would still call the session settled.
         """
         if session not in self._open:
             self._open.add(session)

@@ -60,7 +60,8 @@ class OtherRouters:
         self._waiting: dict[bytes, Demoted] = {}
         self._lock = anyio.Lock()
         self._wrong: WrongNote | None = None
-        #: Numbers of the latest reading that has begun, and of the latest that has ended; the error of the latter.
+        #: Numbers of the latest reading that has begun, and of the latest that has ended. ``_error``: the error of the
+        #: latest reading that has ended.
         self._begun_reading = self._ended_reading = 0
         self._error: Exception | None = None
         #: Open sessions, each with the runs in which it is open, and with the keys of its segments in ``_waiting``.

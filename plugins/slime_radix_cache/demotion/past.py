@@ -63,8 +63,8 @@ class Past:
         self.dropped: set[bytes] = set()
         for run, each in groupby(notes, lambda note: note.run):
             self._read_run(run, each)
-        #: Dropped keys that a Demoted or SideRecord note still has. A log that is not replaced by :meth:`as_notes` may
-        #: have such notes, too.
+        #: Dropped keys with a Demoted or SideRecord note. :meth:`as_notes` repeats that they are dropped: another log,
+        #: which it does not replace, may have such a note, too.
         self._still_noted = [
             key for key in self.dropped for kept in (self.segments, self.side_records) if kept.pop(key, None)
         ]

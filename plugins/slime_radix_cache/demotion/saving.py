@@ -20,7 +20,7 @@ __all__ = ["SegmentSaver", "TrajectoryLost"]
 
 logger = logging.getLogger(__name__)
 
-#: The first wait before a failed write is repeated; it doubles up to the last.
+#: The first and the longest wait, in seconds, before a failed write is repeated. Each wait is twice the wait before it.
 _PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0
 
 

@@ -24,12 +24,12 @@ __all__ = ["shortened"]
 
 
 def shortened(contents: Sequence[bytes]) -> list[bytes]:
-    """Return as many contents as ``contents`` of a run, with only the needed notes. Raises WrongNote.
+    """Return each of ``contents``, those of one run, with only its needed notes. Raises WrongNote.
 
-    Each needed note stays in its content, since a router that has read some of the contents goes on with the next, and
+    No note moves to another content, since a router that has read some of the contents goes on with the next, and
     the router of the run may write more. A note is needless if a later note replaces it. But a Dropped note is always
-    needed: another router may know the segment. If the run has not ended, each session keeps its latest note, even
-    Settled: another router may have read that the session has begun.
+    needed: another router may know the segment. If the run has not ended, the latest Begun or Settled note of each
+    session is needed, even if it is Settled: another router may have read that the session has begun.
     """
     notes = [list(unpacked(content)) for content in contents]
     latest = (note for some in reversed(notes) for note in reversed(some) if not isinstance(note, Rows))

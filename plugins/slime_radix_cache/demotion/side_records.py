@@ -29,7 +29,7 @@ class _Unsaved(NamedTuple):
 
 
 class SideRecords:
-    """The component ``"side_records"``; see SideRecords in the contracts. ``losses``: what is not fully known."""
+    """The component ``"side_records"``; see SideRecords in the contracts. ``losses`` has marks of lost records."""
 
     def __init__(self, demotion: Demotion, losses: Losses) -> None:
         self._demotion = demotion
@@ -40,7 +40,7 @@ class SideRecords:
         self._failed: Callable[[str, Exception], Exception]
         #: All records. The size of a record that is not saved yet is 0.
         self._notes: dict[bytes, SideRecord] = {}
-        #: Keys by name and by place. A single key is kept as it is: a dict for each would take a third of the memory.
+        #: Keys by name and by place. A single key, the most frequent case, has no dict around it, to save memory.
         self._keys: dict[bytes, bytes | dict[bytes, None]] = {}
         self._of: dict[str | None, dict[bytes, None]] = {}
         self._unsaved: dict[str | None, dict[bytes, _Unsaved]] = {}
@@ -150,7 +150,7 @@ class SideRecords:
         return self._unsaved.get(note.session, {}).get(key) if note is not None else None
 
     async def _save(self, keys: Sequence[bytes]) -> bool:
-        async with self._lock:  # of two writes with the same record, a failed write would remove the record
+        async with self._lock:  # if two writes had the same record, a failed one would remove it
             return await self._saver.save_records(self._with_parents(keys), self._saved)
 
     def _saved(self, key: bytes, size: int) -> SideRecord | Dropped:
@@ -239,7 +239,7 @@ class SideRecords:
         """See the contract."""
         unsaved = {key: one.content() for key in keys if (one := self._unsaved_record(key)) is not None}
         saved = [key for key in keys if key not in unsaved]
-        assert self._store is not None  # narrowing: there are keys
+        assert self._store is not None  # narrowing: without a store there are no keys
         try:
             found = dict(zip(saved, await self._store.fetch(saved) if saved else (), strict=True))
         except Exception as error:
@@ -255,7 +255,7 @@ class SideRecords:
         self._drop(key)
 
     def lose(self, session: str | None) -> None:
-        """Mark ``session``, which lost a record."""
+        """Mark ``session``, which lost a record; None: requests without a session lost one."""
         if session is None:
             self._losses.texts.add(b"")
         else:
