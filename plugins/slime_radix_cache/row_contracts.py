@@ -67,7 +67,7 @@ class TokenRows(Protocol):
     def record(self, turns: Sequence[ConsumedTurn], meta: Mapping[str, Any], start: int) -> None:
         """Record the rows in ``meta``: the ``meta_info`` of the answer that became the last of ``turns``.
 
-        ``start``: the first token whose row was asked for.
+        ``start``: the first token whose row the engine was asked for.
         """
 
     def find(self, name: str, turns: Sequence[ConsumedTurn], tokens: int) -> FoundRows | str:

@@ -13,7 +13,7 @@ __all__ = ["Tally"]
 
 logger = logging.getLogger(__name__)
 
-#: Unknown fields that are logged; clients choose the names.
+#: Maximum number of unknown fields that are logged: clients choose their names.
 _MOST_FIELDS = 16
 
 
@@ -119,7 +119,7 @@ class Tally:
             )
 
     def answered(self, reason: str | None) -> None:
-        """Count a retrieved answer. ``reason``: why its tokens are not exact; None if they are."""
+        """Count a retrieved answer. ``reason``: why its tokens are not exact; None if they are exact."""
         self.answers[reason or "exact"] += 1
 
     def as_dict(self) -> dict[str, Any]:

@@ -32,7 +32,8 @@ async def restore(
     # All records of a run may be gone, while segments of later runs still name them as parents.
     named = [key for each in past.segments.values() for key in (each.key, each.parent) if key]
     named += [note.key for note in past.rows if note.key]
-    # A running router may join its notes. Then notes about dropped records are read again.
+    # A running router may join several of its notes into one. This router then reads them again, also those about
+    # dropped records.
     dropped = past.dropped if store.is_shared else ()
     demotion.runs.begin([*named, *past.side_records, *dropped], store.run)
     demotion.dropped.update(map(demotion.runs.serial, dropped))

@@ -1,7 +1,8 @@
 """Search for the longest recorded context of a text, or of given ids.
 
 A generation may continue a recorded prompt only if the prompt is the whole text: a tokenizer may encode a longer text
-in another way than its two parts. A retrieval finds what engines consumed and sampled, whatever text follows it.
+in another way than its two parts. A retrieval finds what engines consumed and sampled, so a recorded prompt may be
+followed by any text.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def find_to_continue(
 
 
 def find_to_read(path: Path, text: bytes, cut: Cut, around: Around, session: str | None) -> Match:
-    """Return the context of ``text``: the session's own; else only prompts with exactly this text; else the longest.
+    """Return the context of ``text``: the session's own; else one of only prompts with this text; else the longest.
 
     The session's own context may be shorter than ``text``.
     """
@@ -76,10 +77,10 @@ def find_given(
     session: str | None,
     others: Callable[[], ContextFilter],
 ) -> Context:
-    """Return the longest context whose tokens are the first of ``ids`` (packed).
+    """Return the longest context whose tokens are a prefix of ``ids`` (packed).
 
-    ``along()``: the result of :meth:`Starts.along` for ``ids``. ``others()``: see :func:`find_to_continue`. Ids may
-    continue a context after any token, unlike text.
+    ``along()``: the result of :meth:`Starts.along` for ``ids``. ``others()``: see :func:`find_to_continue`. Unlike
+    text, ids may continue a context after any of its tokens.
     """
 
     def longest(fitting: ContextFilter, since: float = 0) -> Found | None:
@@ -91,7 +92,7 @@ def find_given(
             if shared is not None and place + shared[1] > (best[1] if best is not None else 0):
                 best = shared[0], place + shared[1]
                 if 4 * best[1] == len(ids):
-                    break  # no context is longer: there may be many answers to the same prompt
+                    break  # no context can be longer, and many more may be as long: answers to the same prompt
         return best
 
     found = None

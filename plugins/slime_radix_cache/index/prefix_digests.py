@@ -25,7 +25,7 @@ _SIGNED_POWERS = _POWERS.view(np.int64)[::-1].copy()
 _SUMS = _POWERS.cumsum(dtype=np.uint64)
 #: Shifts a digest to its first 20 bits.
 _SHIFT = 44
-#: The bits of a last value that sequences are counted by.
+#: The bits of the last value by which sequences are counted.
 _LAST_BITS = 0xFFFF
 
 
@@ -80,7 +80,7 @@ def extended(digest: int, values: bytes, kind: npt.DTypeLike) -> int:
     for start in range(0, len(packed), _BLOCK):
         block = packed[start : start + _BLOCK]
         size = len(block)
-        # As signed numbers modulo 2**64: numpy multiplies int32 with int64 without a copy in uint64.
+        # As signed numbers modulo 2**64: numpy would convert int32 and uint64 to float64, which is not exact.
         ahead = int(block.dot(_SIGNED_POWERS[-size:])) + int(_SUMS[size - 1])
         digest = (digest * int(_POWERS[size - 1]) + ahead) % _BITS
     return digest

@@ -56,7 +56,7 @@ class Demotion(Protocol):
         ...
 
     def is_continued(self, segment: Segment) -> bool:
-        """Return True if a demoted segment continues ``segment``."""
+        """Return True if a demoted segment continues ``segment``, or another router may have continued it."""
         ...
 
     def notice(self) -> None:
@@ -166,7 +166,7 @@ class SegmentStore:
         )
 
     def _prompt_end(self, context: Context, prompt: bytes, known: Node | None) -> Node:
-        """Return the node at which ``prompt`` ends. ``context`` has all its tokens. ``known``: see :meth:`_node_of`."""
+        """Return the node where ``prompt`` ends; ``context`` has all tokens of it. ``known``: see :meth:`_node_of`."""
         before = context[0].node if context is not None else None
         if known is None and before is not None and before.depth == len(prompt) and text_of(before) == prompt:
             return before

@@ -119,12 +119,12 @@ class Response(Segment):
     """Tokens that an engine sampled: loss mask 1.
 
     ``logprobs``: packed float32 if that loses nothing, else float64; None if the engine sent none.
-    ``visible``: number of tokens in the text, without the hidden tail; -1 if the text ends inside a token.
+    ``visible``: number of tokens before the hidden tail; -1 if the text ends inside a token.
     ``end``: the node at which the text plus the decoded hidden tail ends; ``node`` if there is no tail.
     ``start``: bytes of text before the response. ``before``: digest of the ids before it.
     ``version``: the version of all tokens, or runs of versions. ``finish_reason``: the engine's value, as JSON.
-    ``is_sound``: no segment up to here had a doubt when this was recorded, and no response lacks a logprob.
-    ``adapter``: name of the LoRA adapter that sampled it.
+    ``is_sound``: when this was recorded, no segment up to here had a doubt, and no response up to here lacked a
+    logprob. ``adapter``: name of the LoRA adapter that sampled it.
     ``continuation_lost``: the session continued this response, and the next response is lost. ``is_decoded``: the text
     up to ``end`` is the decoding of all ids up to there, and the ids after it can be decoded separately.
     """

@@ -51,7 +51,7 @@ class Sessions:
         return list(known) if isinstance(known, list) else [known] if known is not None else []
 
     def name(self, session: str) -> str:
-        """Return the copy of the name that the kept responses of ``session`` share. Without any, return ``session``."""
+        """Return the copy of the name that the kept responses of ``session`` share; ``session`` if it has none."""
         known = self._responses.get(session)
         first = known[0] if isinstance(known, list) else known
         return first.session or session if first is not None else session
@@ -102,9 +102,9 @@ class Sessions:
         return session in self._running
 
     def asked(self, session: str, text: bytes, ids: bytes | None) -> Iterator[Context]:
-        """Yield the contexts of running and unanswered requests of ``session``.
+        """Yield the contexts of those running and unanswered requests of ``session`` that fit ``text`` or ``ids``.
 
-        It yields only those of requests whose prompt is a beginning of ``text``, or of ``ids`` (packed).
+        A request fits if its prompt is a beginning of ``text``, or of ``ids`` (packed).
         """
         for one in self._running.get(session, ()):
             if text.startswith(one.prompt) or (ids is not None and one.ids and ids.startswith(one.ids)):

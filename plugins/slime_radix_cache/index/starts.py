@@ -43,7 +43,7 @@ class Starts:
             self._by_digest[response.before] = alike
 
     def sort(self, response: Response, place: Callable[[Response], int]) -> None:
-        """Put the responses after the same tokens as ``response`` in the order of ``place``, the highest last."""
+        """Sort the responses that come after the same tokens as ``response`` by ``place``, the highest last."""
         self._last = b"", []
         self._by_digest[response.before] = sorted_set(self._by_digest[response.before], place)
 

@@ -16,7 +16,7 @@ from slime_radix_cache.index.text_node import Node
 __all__ = ["Around", "Cut", "Found", "Match", "Search", "with_last_response"]
 
 #: Returns how many first tokens of a response spell a prefix of a text, and how many bytes they spell. The prefix ends
-#: with a whole token and a whole character. ``(0, 0)``: no token does so. Arguments: packed ids, text in UTF-8.
+#: with a whole token and a whole character. ``(0, 0)``: there is no such prefix. Arguments: packed ids, text in UTF-8.
 Cut: TypeAlias = Callable[[bytes, bytes], tuple[int, int]]
 #: Returns the start of the special token around a place in a text; None if the place is not inside a special token.
 Around: TypeAlias = "Callable[[bytes, int], int | None]"
@@ -186,10 +186,10 @@ class Search:
         return None
 
     def _longer_cut(self, floor: int, fitting: ContextFilter, *, exhaustive: bool) -> Found | None:
-        """Return the response whose cut after a whole token covers most of the text. None: at most ``floor`` bytes.
+        """Return the response whose cut after a whole token covers most of the text; None if ``floor`` bytes or fewer.
 
         The search goes from the end of the text towards the root. It does not stop at the first cut: a response that
-        differs from the text earlier may still share a later end of a token.
+        has less of the text may still have a whole token that ends later.
         """
         best: Found | None = None
         spelt: list[tuple[int, bytes]] = []

@@ -98,11 +98,11 @@ class Trajectories(SegmentStore):
     # Running requests.
 
     def begin(self, running: Running) -> None:
-        """Add a running request, until :meth:`end`. The request counts as one of its session from now on."""
+        """Add a running request, until :meth:`end`. From now on it counts as a request of its session."""
         self._sessions.begin(running)
 
     def end(self, running: Running, *, is_recorded: bool) -> None:
-        """Remove a running request. If its answer is not recorded, it goes on to count as a request of its session."""
+        """Remove a running request. If its answer is not recorded, it still counts as a request of its session."""
         forgotten = self._sessions.end(running, is_recorded=is_recorded)
         if forgotten is not None:
             self._forget(forgotten)
@@ -134,7 +134,7 @@ class Trajectories(SegmentStore):
         The engine consumed ``context``, which is pinned, and then ``prompt_ids``; the text of both is ``prompt``.
         ``giver``: the client that gave these ids. ``again``: the earlier record of the same sequence, which stays if it
         is equal. ``instead_of``: the recorded beginning of this response, which is withdrawn if nothing continues it.
-        Do not give an earlier attempt that the engine did not continue, even if its tokens begin this response.
+        Do not pass an earlier attempt that the engine did not continue, even if its tokens begin this response.
 
         ``known``: the node at which ``context`` was found, on the path to the end of ``prompt``; None: not known.
         """
@@ -294,6 +294,6 @@ def _give(context: Context, giver: Giver) -> None:
         if not isinstance(segment, Prompt) or segment.giver is None or kept < len(segment):
             continue
         givers = segment.giver.with_another(giver.sessions)
-        if givers is segment.giver:  # known here, so it is known at the segments before, too
+        if givers is segment.giver:  # this prompt has the giver already, and so have the prompts before it
             return
         segment.giver = givers

@@ -39,7 +39,7 @@ class Request(NamedTuple):
 
 
 class Unanswered:
-    """The latest unanswered requests; of equal requests only one. A request loses its context when that is evicted."""
+    """The latest unanswered requests, without repetitions. When its context is evicted, a request loses the context."""
 
     def __init__(self, *, remembered: int = _REMEMBERED) -> None:
         self._remembered = remembered
@@ -56,7 +56,7 @@ class Unanswered:
         return list(self._by_session)
 
     def add(self, session: str, prompt: bytes, ids: bytes | None, context: Context) -> str | None:
-        """Remember a request. Returns the session of the oldest request if that had to be forgotten, or None."""
+        """Remember a request. Returns the session of the oldest request if this one had to be forgotten, else None."""
         packed = _Beginning.all_of(ids) if ids is not None else None
         self._add(Request(session, _Beginning.all_of(prompt), packed, context))
         if len(self._requests) <= self._remembered:

@@ -21,7 +21,7 @@ _NO_SESSION = ""
 
 
 class SessionFile:
-    """A file with slots for sessions. ``left``: slots that a former process left taken, with their sessions' digests.
+    """A file with slots for sessions. ``left``: slots that a former process did not free, with digests of the sessions.
 
     Raises OSError and ValueError.
     """

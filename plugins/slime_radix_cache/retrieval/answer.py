@@ -94,7 +94,7 @@ def record_of(context: Context, rest: bytes = b"", session: str | None = None) -
 
     The mask is 1 for the responses up to the last response that ``session`` sampled (None: any session). That includes
     responses of other sessions that this session continued. The mask is 0 for responses of another LoRA adapter than
-    the last response's, and for answers that contradict themselves.
+    that of the last response, and for answers that contradict themselves.
     """
     chain = list(links(context))
     trained = _trained(chain, session)
@@ -194,8 +194,8 @@ def inexact_reason(match: Match, text: bytes, record: Record, losses: Callable[[
     ``losses`` is called only if needed, since it hashes the whole text.
 
     - ``cut_inside_token``: the text ends within a sampled token, so its end was tokenised again.
-    - ``evicted``: no session has all of the text, and the text is lost. Or this session lost a response, and only other
-      sessions have all of the text; besides, the text is lost or nobody sampled any of it.
+    - ``evicted``: no session has all of the text, and the text is lost. Or only other sessions have all of the text,
+      and this session lost a response; in this case, the text is also lost, or the other sessions sampled none of it.
     - ``uncovered_text``: no engine has consumed the end of the text in this context, or the text is empty.
     - ``other_session``: only other sessions have all of the text. They sampled part of it, or this session has only
       its beginning.

@@ -85,7 +85,7 @@ def _branch(
     seen: dict[Segment, list[tuple[int, int]]],
     candidates: Callable[[bytes], Count],
 ) -> Branch:
-    """Return the branch of ``leaf``. ``seen``: for each segment, the branches that have it, and how much, in tokens."""
+    """Return the branch of ``leaf``. ``seen``: the branches that have a segment, each with how many of its tokens."""
     chain = list(links((leaf, len(leaf))))
     position = sum(length for _, length in chain)
     parent = None

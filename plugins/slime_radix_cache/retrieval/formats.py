@@ -7,7 +7,7 @@ Where JSON has a list with an entry for each token, the other formats have an ar
 ``loss_mask``       ``|i1``
 ``rollout_logp``    ``<f8``  NaN where JSON has null; left out if not wanted
 ``version_index``   ``<i4``  index into ``version_names``, -1 where the mask is 0
-``routed_experts``  any     ``|u1``, ``<u2`` or ``<i4``: as narrow as they fit; left out if not wanted or not exact
+``routed_experts``  any     ``|u1``, ``<u2`` or ``<i4``: the narrowest that fits; left out if not wanted or not exact
 ``indexer_topk``    any     as ``routed_experts``
 ==================  =======  =================================================
 
@@ -54,7 +54,7 @@ _BIN_32_CODE = 0xC6
 class Format:
     """A format of answers. ``one`` encodes an answer; ``many`` encodes a session's fields and all its answers.
 
-    Both make the pieces when they are asked for them. Rows are read and encoded one place after another.
+    Both make each piece when it is needed. Rows are read and encoded in the order in which they are in the body.
     """
 
     media_type: str
@@ -155,7 +155,7 @@ def _msgpack_many(about: Mapping[str, Any], answers: Sequence[Answer]) -> Iterat
 
 
 def _map_begun(fields: Mapping[str, Any], more: int) -> bytes:
-    """Return a map with ``fields``, of which ``more`` fields are missing at its end."""
+    """Return the beginning of a msgpack map: its head and ``fields``. The ``more`` last fields must follow."""
     head: bytes = msgpack.Packer().pack_map_header(len(fields) + more)
     return b"".join((head, *map(_packed, chain.from_iterable(fields.items()))))
 

@@ -1,8 +1,8 @@
 """NumPy's files, made piece by piece: an npz, and the head of a file with one array.
 
 An npz is a zip of files in NumPy's format, without compression. The checksum of a member stands behind it (zip's *data
-descriptor*), so that no member has to be in memory as a whole. Readers that begin with zip's directory, at the end of
-the file, need nothing else; ``numpy.load`` and ``zipfile`` do.
+descriptor*), so that no member has to be in memory as a whole. This suffices for readers that begin with zip's
+directory, at the end of the file, such as ``numpy.load`` and ``zipfile``.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ _MANY_TOKENS = 16_384
 class Retrieval:
     """Retrieves tokens, and the reason if they are not exact. The component ``"trajectories"``.
 
-    This changes neither the trajectories nor their ages, with one exception: first, the tokens that running streams
-    have passed on so far are recorded.
+    A retrieval changes neither the trajectories nor their ages, with two exceptions. Tokens that running streams have
+    passed on so far are recorded before the search. And with a store, demoted trajectories are promoted.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ class Turn:
     Numbers are in the order in which responses came. ``prompt``: equal for responses to the same prompt.
     ``finish_reason``: from the engine; None if the end was not seen, or if the engine's value is not a JSON object.
     ``wholes``: for each record of only the beginning of a response in the context of a turn, the longest record of that
-    response. All turns share it.
+    response. All turns share this mapping.
     """
 
     number: int

@@ -13,7 +13,7 @@ from slime_radix_cache.retrieval.answer import has_logprobs, reason_of_record
 
 __all__ = ["NOTE", "Verdicts"]
 
-#: The name of the note in an exchange that has the exchange's turns: an object with ``turns``.
+#: The name of the note with the turns of an exchange. The note is an object with ``turns``.
 NOTE = "radix_cache"
 _NOT_RECORDED = "not_recorded"
 
@@ -76,6 +76,6 @@ def _reason(turn: PromptTurn) -> str | None:
     if turn.response.is_sound:  # known since it was recorded
         return None
     context = turn.response, len(turn.response)
-    # a doubt decides, whatever the logprobs are
+    # With a doubt, the doubt is the reason, so the logprobs are not checked.
     is_complete = doubt_of(context) is not None or has_logprobs(context, turn.session)
     return reason_of_record(context, has_logprobs=is_complete)

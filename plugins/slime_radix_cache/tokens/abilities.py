@@ -57,7 +57,7 @@ _MOST_BEFORE = 4
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """The abilities of one tokenizer. ``refused``: why no answer can be exact with it; None if answers can be.
+    """The abilities of one tokenizer. ``refused``: why no answer can be exact with it; None if answers can be exact.
 
     - ``guards``: texts. One is put before a text that follows other tokens, and its ids are then removed. If its ids
       merged with the text, the next guard is tried. () if no guard is needed.
@@ -65,7 +65,7 @@ class Abilities:
     - ``seams``: finds places at which a text may be cut: the ids of the parts are those of the whole. None if the
       tokenizer has no such places.
     - ``breaks``: finds places at which a very long part may be cut. The ids of both pieces are those of the whole,
-      if the second piece is tokenised as a text that follows other tokens. None as with ``seams``.
+      if the second piece is tokenised as a text that follows other tokens. None if the tokenizer has no such places.
     - ``frame``: ids before and after a text with ``add_special_tokens``; None if they differ between texts.
     - ``special``: finds special tokens that a text spells. No other token ends inside a special token.
     """

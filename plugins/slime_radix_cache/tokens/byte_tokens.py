@@ -1,6 +1,7 @@
 """Decoding for byte-level vocabularies, in which each token stands for the same bytes in any context.
 
-The ``tokenizers`` library turns tokens into strings, and these into bytes. Here the bytes of each token are kept.
+The ``tokenizers`` library turns tokens into strings, and the strings into bytes, in each call. Here the bytes of each
+token are kept.
 """
 
 from __future__ import annotations

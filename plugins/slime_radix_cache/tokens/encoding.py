@@ -30,7 +30,8 @@ _MAX_BYTES = 64 << 20
 MAX_TOKENS = 1 << 20
 #: A text with more characters per allowed token is refused: tokens as long as this are rare.
 _MOST_CHARACTERS = 16
-#: In characters. A longer part is cut where that is safe. A part without such a place may have _LONGEST_PART.
+#: In characters. A part longer than _LONG_PART is cut at a place where that is safe. Without such a place, it may have
+#: up to _LONGEST_PART characters.
 _LONG_PART = 1 << 15
 _LONGEST_PART = 1 << 20
 #: Characters that are tokenised in one call: a tokenizer needs a hundred times their size in memory.
@@ -100,7 +101,7 @@ class Encoder:
 
     @property
     def refused(self) -> str | None:
-        """The reason why no answer can be exact with this tokenizer; None if answers can be."""
+        """The reason why no answer can be exact with this tokenizer; None if answers can be exact."""
         return LOSSY if self.abilities.refused is not None else None
 
     async def encode(self, text: str, *, begins: bool, client: str | None = None) -> bytes:
@@ -147,7 +148,7 @@ class Encoder:
         return b"".join(found)
 
     async def text_of(self, spelling: Spelling, ids: bytes, client: str | None) -> str:
-        """Return the text of ``ids`` (packed), with that of special tokens. Raises PromptTooLong."""
+        """Return the text of ``ids`` (packed), including the text of special tokens. Raises PromptTooLong."""
         self.check_length(len(ids) // 4)
         if len(ids) < _MANY_IDS:
             return spelling.text_of(array("i", ids))
@@ -215,7 +216,7 @@ class Encoder:
 
 
 def _some(parts: Iterator[Part]) -> list[Part]:
-    """Return the next parts to tokenise in one call. Raises BadRequest if a part is too long for that."""
+    """Return the next parts to tokenise in one call. Raises BadRequest if a part is too long to tokenise."""
     some: list[Part] = []
     size = 0
     while size < _AT_ONCE and (part := next(parts, None)) is not None:

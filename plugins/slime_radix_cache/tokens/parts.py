@@ -48,9 +48,9 @@ def cut(
 ) -> Iterator[Part]:
     """Yield ``text`` in parts that begin at seams. A text longer than ``long_part`` is also cut at breaks.
 
-    ``follows``: a part that begins at a break is tokenised as a text that follows other tokens; else as any text.
-    Texts with the same beginning are cut at the same places in it, except in the last ``long_part`` characters of the
-    shorter one.
+    ``follows``: a part that begins at a break is tokenised as a text that follows other tokens; if False, as any other
+    part. Texts with the same beginning are cut at the same places in this beginning, except in the last ``long_part``
+    characters of the shorter text.
     """
     start = 0
     while len(text) - start > long_part:
@@ -94,7 +94,7 @@ class Parts:
     async def ids(self, parts: Sequence[Part], client: str | None, *, keeps: bool = True) -> bytes:
         """Return the packed int32 ids of ``parts``, joined. Raises the tokenizer's own errors.
 
-        ``keeps``: cache them for other texts.
+        ``keeps``: cache these ids for other texts.
         """
         found: dict[Part, bytes] = {}
         while missing := [part for part in parts if part not in found]:

@@ -198,5 +198,5 @@ class _Reading:
 
 
 def _anchored(tail: str) -> str:
-    """Return ``tail`` if a client could write it, else an empty text: no text continues broken characters."""
+    """Return ``tail``; empty if it has broken characters, since no client writes a part of a character."""
     return "" if _BROKEN in tail else tail
