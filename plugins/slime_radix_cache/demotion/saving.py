@@ -100,5 +100,7 @@ class SegmentSaver:
         self.failures[kind] += 1
         if self.failures[kind] == 1:
             logger.warning(
-                "the store failed to %s trajectories (further failures are only counted): %r", kind, error
+                "a call of the store of trajectories failed, kind %r (further failures are only counted): %r",
+                kind,
+                error,
             )

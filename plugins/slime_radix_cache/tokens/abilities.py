@@ -93,7 +93,7 @@ def examine(
     for probe in _PROBES:
         read = decode(plain(probe))
         if read.removeprefix(" ") != probe.removeprefix(" "):
-            return Abilities(refused=f"it reads {read!r} back for {probe!r}")
+            return Abilities(refused=f"it decodes the tokens of {probe!r} as {read!r}")
     guards = [guard for guard in ("", *_GUARDS) if _joins(plain, decode, guard)]
     if not guards:
         return Abilities(refused="it adds a space to a text that follows other tokens")

@@ -42,7 +42,7 @@ def _compared(vocabulary: str) -> Callable[[Sequence[int], bool], str] | None:
     for skip in (True, False):
         if own.decode_batch(some, skip_special_tokens=skip) != [decode(one, skip) for one in some]:
             logger.warning(
-                "tokens are not decoded as bytes: the tokenizers library reads some in another way"
+                "tokens are not decoded as bytes: the tokenizers library decodes some in another way"
             )
             return None
     return _decoder(own)  # a new decoder, with an empty cache
