@@ -28,7 +28,7 @@ __all__ = [
     "requires",
 ]
 
-#: The components that :meth:`RadixCache.setup` registers.
+#: Components that :meth:`RadixCache.setup` registers, the tokenizer only with ``--hf-checkpoint``.
 provides = (
     "tokenizer",
     "encoder",

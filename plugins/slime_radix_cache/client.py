@@ -10,7 +10,8 @@ A custom rollout function for slime takes a few lines::
         return await router.fill(sample, session=sample.session_id)
 
 The router sends retrieved tokens as msgpack, so that the client need not parse each token. The client returns the
-documented JSON object, with arrays instead of lists. It never guesses and never retries: a failure raises an exception.
+documented JSON object, but tokens, masks, logprobs and experts are arrays instead of lists. It never guesses and never
+retries: a failure raises an exception.
 """
 
 from __future__ import annotations

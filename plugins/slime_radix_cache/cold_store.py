@@ -84,7 +84,7 @@ class ColdStore(Protocol):
         ...
 
     async def keep(self, records: Sequence[tuple[bytes, bytes]]) -> None:
-        """Keep all ``records``, pairs of key and content. When the call returns, they are kept; or it raises.
+        """Keep all ``records``, pairs of key and content: they are kept when the call returns. Otherwise it raises.
 
         The call waits while there is no room. It may be cancelled, and repeated.
         """

@@ -1,4 +1,4 @@
-"""The components that this plugin shares with others."""
+"""The components that this plugin shares with other plugins."""
 
 from __future__ import annotations
 

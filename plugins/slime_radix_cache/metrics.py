@@ -79,7 +79,7 @@ def _by_path(counts: Mapping[tuple[str, str], int]) -> Counter[tuple[str, str]]:
 
 
 def _by_kind(counts: Mapping[str, int]) -> Counter[str]:
-    """Return ``counts`` by the part of each reason before its colon. A client may have chosen what follows it."""
+    """Return ``counts`` by the part of each reason before its colon. A client may have chosen the part after it."""
     found: Counter[str] = Counter()
     for reason, count in counts.items():
         found[reason.partition(":")[0]] += count

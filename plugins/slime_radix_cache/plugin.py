@@ -200,7 +200,7 @@ class RadixCache:
             return
         try:
             body = await self._router.read_json(exchange)
-        except TooManyValues:  # passed on unread, the body could ask for more than max_sequences
+        except TooManyValues:  # a body that is passed on unread could ask for more than max_sequences
             raise
         except BadRequest:
             self._tally.untouched(MALFORMED)

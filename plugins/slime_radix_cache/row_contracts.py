@@ -50,7 +50,8 @@ class RowNotes(Protocol):
 class TokenRows(Protocol):
     """Store of the rows that engines send for each token, such as routed experts; the component ``"token_rows"``.
 
-    Another plugin offers it. ``turns``: the turns of one context, in order.
+    Another plugin offers it. ``turns``: the turns of one context, in order. *Stored* rows are in the component
+    ``"cold_store"``.
     """
 
     async def inject(self, exchange: Exchange) -> None:
@@ -80,7 +81,7 @@ class TokenRows(Protocol):
         """Drop the rows of ``response``, which is gone for good. A response that moved to a store keeps its rows."""
 
     def note_in(self, notes: RowNotes) -> None:
-        """From now on, add a note to ``notes`` for all rows that are put into the store."""
+        """From now on, add a note to ``notes`` for all rows that are stored."""
 
     def restore(
         self, response: Hashable, name: str, content: tuple[Any, ...], records: Sequence[tuple[bytes, int]]
@@ -91,10 +92,10 @@ class TokenRows(Protocol):
         """
 
     async def save_of(self, responses: Sequence[Hashable]) -> None:
-        """Put the rows of ``responses``, which leave memory soon, into the store. If that fails, the rows stay here."""
+        """Store the rows of ``responses``, which leave memory soon. If that fails, the rows stay in memory."""
 
     async def save(self) -> None:
-        """Put all rows into the store. No other call follows."""
+        """Store all rows. No other call follows."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return sizes and counters, ready for JSON."""

@@ -36,8 +36,8 @@ def fill_sample(sample: _SampleT, answer: Mapping[str, Any], *, allow_inexact: b
     ``weight_versions`` has each version once, in order. ``status`` is set if the finish reason is known and the
     sample's class has a ``Status``. ``prompt`` and ``response`` are set from a record of a session only.
     ``rollout_routed_experts`` (int32, ``[tokens - 1, layers, top_k]``) is set if routed experts were asked for; it is
-    None if they are not exact. Raises NotExact for an answer that is not exact. With ``allow_inexact`` it is used, and
-    missing logprobs are NaN.
+    None if they are not exact. Raises NotExact for an answer that is not exact. With ``allow_inexact``, such an answer
+    is used, and missing logprobs are NaN.
     """
     is_exact = answer["exact"] and answer.get("experts_exact", True)
     if not is_exact and not allow_inexact:

@@ -28,7 +28,7 @@ __all__ = [
 
 #: The reason to pass on a malformed request untouched: the engine will refuse it.
 MALFORMED = "malformed"
-#: Characters of an unknown field's name that are kept.
+#: Maximum number of characters of an unknown field's name in a doubt.
 _SHOWN = 64
 #: Types of a list of ids. A tuple, since ``isinstance`` takes twice as long with a union.
 _LISTS = (list, array)

@@ -33,7 +33,7 @@ __all__ = ["ColdTrajectories", "StoreFailed"]
 
 logger = logging.getLogger(__name__)
 
-#: Segments that are saved together at the end.
+#: Segments that are saved together when the router ends.
 _AT_ONCE = 1024
 #: Bytes that are written to the store at once.
 _BATCH_BYTES = 4 << 20

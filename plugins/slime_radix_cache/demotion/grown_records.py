@@ -35,7 +35,7 @@ class GrownRecords:
                     self.on_grown(part, whole)
 
     def removed(self, segment: Segment, serial: int) -> None:
-        """Note the pairs of ``segment``, which will be removed for good: its other records then stay connected."""
+        """Note the pairs of ``segment``, which will be removed for good: other records of the response stay paired."""
         if len(self.serials.all_of(serial)) > 1:
             self.note(segment)
 

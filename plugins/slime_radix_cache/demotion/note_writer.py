@@ -20,9 +20,10 @@ _WAIT_S = 5.0
 
 
 class NotNoted(HTTPError):
-    """The log cannot be written now, so a request is refused: after a kill, an older answer could pass for its answer.
+    """A request is refused, since the log cannot be written now.
 
-    ``known``: what the store has. ``news``: what must be noted about that.
+    Without the note, a router that starts after a kill could take an earlier answer for the latest. ``known``: what the
+    store has. ``news``: what must be noted about that.
     """
 
     status, type, code = 503, "service_unavailable", "STORE_FAILED"

@@ -1,4 +1,4 @@
-"""Notes about rows in the store, which another plugin owns."""
+"""Notes about rows in the store. Another plugin owns the rows."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class RowNotes:
             await self._writer.flush()
 
     async def save_of(self, segments: Iterable[Segment]) -> None:
-        """Put the rows of saved ``segments`` and their ancestors into the store, if it outlives the router.
+        """Put the rows of saved ``segments`` and of their ancestors into a store that outlives the router.
 
         When the call returns, notes about the rows are written, unless the store takes too long. O(all these segments).
         """

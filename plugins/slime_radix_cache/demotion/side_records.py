@@ -192,7 +192,7 @@ class SideRecords:
                 del keys[key]
             if not isinstance(keys, dict) or not keys:
                 del self._keys[name]
-        if note.place not in self._keys and not self._is_shared:  # if shared, another router's may still come
+        if note.place not in self._keys and not self._is_shared:  # else another router's may still come
             self._asked_again.forget(note.place)
         own = self._of[note.session]
         del own[key]

@@ -63,8 +63,8 @@ class UnfinishedStreams:
     """Sessions with running streams. A stream is recorded when it ends, or when a request or a retrieval needs it.
 
     Streams of a former process are lost: ``sessions`` gets a mark for each session. The lost text is not known, so
-    ``texts`` gets a mark, too. With any mark there, the number of contexts that a text may stand for is only a lower
-    bound.
+    ``texts`` gets a mark, too. With any mark in ``texts``, the number of contexts that a text may stand for is only a
+    lower bound.
     """
 
     def __init__(self, file: SessionFile, sessions: Marks, texts: Marks) -> None:

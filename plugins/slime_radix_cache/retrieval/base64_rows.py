@@ -39,7 +39,7 @@ class _Base64:
 
 def rows_as_text(rows: Rows, form: str) -> Iterator[Piece]:
     """Yield ``rows``, which are known, as a JSON string in ``form``."""
-    assert rows.found is not None  # narrowing: see above
+    assert rows.found is not None  # narrowing: the rows are known
     text = _Base64()
     kind = rows.found.dtype if form == NPY else "<i4"
 
