@@ -260,7 +260,7 @@ class ColdTrajectories:
         return self._demotion.of_session(session) if session is not None else ()
 
     async def _load(self, wanted: Callable[[], Iterable[int]], asking: str | None = None) -> None:
-        """Promote segments until none of the serials ``wanted()`` is demoted. During the call they stay in memory.
+        """Promote segments until none of the serials ``wanted()`` is demoted. They stay in memory until the call ends.
 
         ``asking``: a session whose request begins right after this call.
         """

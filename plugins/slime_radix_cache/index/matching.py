@@ -92,7 +92,7 @@ def find_given(
             if shared is not None and place + shared[1] > (best[1] if best is not None else 0):
                 best = shared[0], place + shared[1]
                 if 4 * best[1] == len(ids):
-                    break  # no context can be longer, and many more may be as long: answers to the same prompt
+                    break  # no context can be longer; many answers to the same prompt may be as long
         return best
 
     found = None

@@ -73,7 +73,7 @@ def any_context(check: SpellingCheck | None = None) -> ContextFilter:
 
 
 def inherited(kept: Mapping[Response, int], check: SpellingCheck | None = None) -> ContextFilter:
-    """Return a filter for contexts whose last response is in ``kept``, each with the number of its usable tokens.
+    """Return a filter for contexts whose last response is in ``kept``: the number of usable tokens of each response.
 
     The filter also allows contexts of only prompts, in which no token is sampled. Prompts before a response in ``kept``
     need no ``check``: they were sent for this session before.

@@ -39,7 +39,7 @@ class Request(NamedTuple):
 
 
 class Unanswered:
-    """The latest unanswered requests, without repetitions. When its context is evicted, a request loses the context."""
+    """The latest unanswered requests, without repetitions. A request loses its context when the context is evicted."""
 
     def __init__(self, *, remembered: int = _REMEMBERED) -> None:
         self._remembered = remembered

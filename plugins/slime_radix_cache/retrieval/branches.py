@@ -85,7 +85,7 @@ def _branch(
     seen: dict[Segment, list[tuple[int, int]]],
     candidates: Callable[[bytes], Count],
 ) -> Branch:
-    """Return the branch of ``leaf``. ``seen``: the branches that have a segment, each with how many of its tokens."""
+    """Return the branch of ``leaf``. ``seen``: for each segment, the branches with it, and the tokens of it in each."""
     chain = list(links((leaf, len(leaf))))
     position = sum(length for _, length in chain)
     parent = None
