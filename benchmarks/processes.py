@@ -29,7 +29,7 @@ __all__ = [
 PROXY_CORE = 0
 LOAD_CORE = 1
 
-#: The kind of another process's clock (clock_getcpuclockid(3)) that counts the scheduler's time of all its threads.
+#: The kind of clock of another process (clock_getcpuclockid(3)) that counts the processor time of all its threads.
 _CPU_CLOCK = 2
 _ROOT = Path(__file__).resolve().parent.parent
 _END_DEADLINE_S = 5.0
@@ -78,7 +78,7 @@ class Child:
 
 
 class CoreClock:
-    """Measures the load of the two cores between two calls. The load shows which core was the limit of a run."""
+    """Measures the load of each core between two calls. The load shows which core was the limit of a run."""
 
     def __init__(self) -> None:
         self._before = self._read()
@@ -160,7 +160,7 @@ def leave_cleanly() -> None:
 
 def _explain(missing: Sequence[str]) -> int:
     print(
-        f"benchmark: {', '.join(missing)} not found; on Debian: apt-get install wrk util-linux",
+        f"benchmark: {', '.join(missing)} not found; on Debian: apt-get install wrk nginx util-linux",
         file=sys.stderr,
     )
     return 2
@@ -177,7 +177,7 @@ def _python_path() -> Iterator[str]:
 def quick_worker(directory: Path, answer: bytes) -> Iterator[str]:
     """Run ``benchmarks.quick_worker`` on the core of the load. It answers ``/generate`` with ``answer``.
 
-    Yields its URL. ``directory``: for its files.
+    Yields its URL. ``directory`` gets the files of its answers and its log.
     """
     generated, chat = directory / "generated.json", directory / "chat.json"
     generated.write_bytes(answer)
