@@ -26,9 +26,9 @@ from slime_policies.tokens_in_flight import TokensInFlight
 
 _AUTO, _CACHE_AWARE, _GATEWAY, _BOUND = "auto", "cache_aware", "gateway's cache_aware", "earliest"
 _LEAST = "least_inflight"
-#: The workload in which the bound is simulated. Its condition is out of reach.
+#: The workload in which the bound is simulated. The condition for its TTFT cannot be met.
 _MULTI_TURN = "multi-turn, 128"
-#: End of a row's name: its requests do not say how long their answers will be.
+#: End of the name of a row whose requests do not have the length of their answers.
 _NO_LENGTHS = ", no lengths"
 #: With strict sessions, engines that join later get no conversation that has begun, so the imbalance is 2 at best.
 _UNBALANCED = {workload.name for workload in WORKLOADS if workload.joined_s and workload.has_sessions}

@@ -1,7 +1,7 @@
 """``cache_aware`` with small KV caches, in the simulation of ``benchmarks.scheduling``.
 
-It gets no answers, answers with their ``cached_tokens``, or these and the engines' KV events. KV events need prompts of
-ids.
+*uncorrected* learns nothing from answers. *cache_aware* learns the ``cached_tokens`` of each answer. *KV events* also
+gets the engines' KV events, which need prompts of ids.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The check of the simulation of ``benchmarks.scheduling``: the same clients, policies and costs with real processes.
 
-Four embedded engines with simulated KV caches and prefill times, each policy in a router of its own, and the gateway
-itself. Each hit rate must be within 0.1 of the simulated one. Two policies whose simulated hit rates differ by more
-than 0.1 must come in the same order.
+The processes are four embedded engines with simulated KV caches and prefill times, a router for each policy, and the
+gateway itself. Each hit rate must be within 0.1 of the simulated one. Two policies whose simulated hit rates differ by
+more than 0.1 must come in the same order.
 
 The last tables have one engine with four data-parallel ranks, and ``cache_aware`` with ``--dp-aware`` (*on*) and
-without (*off*). If ``--dp-aware`` makes the TTFT p95 shorter in the simulation, it must do so with the engines, too,
-and else it must not.
+without (*off*). If ``--dp-aware`` makes the TTFT p95 shorter in the simulation, it must do so with the engines, too. If
+it does not in the simulation, it must not with the engines either.
 """
 
 from __future__ import annotations

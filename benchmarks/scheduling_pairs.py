@@ -44,7 +44,7 @@ _PAIRS: dict[str, Callable[[Clock], tuple[Policy, Policy]]] = {
     ),
 }
 _TPOT = Column("tpot_ms", "TPOT p95 ms", 1)
-#: Of WORKLOADS.
+#: The beginnings of the names of those WORKLOADS that are simulated.
 _CHOSEN = ("multi-turn, 128", "agents, 8,400-token system prompt, 128", "GRPO 64", "GRPO 32", "unrelated")
 
 

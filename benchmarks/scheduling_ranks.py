@@ -1,8 +1,8 @@
 """Data-parallel ranks in the simulation of ``benchmarks.scheduling``: with ``--dp-aware``, and without.
 
-Without it the router chooses a server, and the server uses its ranks in turn. The first tables have one server with
-eight ranks and conversations of three turns, as in the measurement that ``docs/plugins/dp.md`` compares with. The
-others have two servers with four ranks each. Ranks that step together are those of ``--enable-dp-attention``.
+Without ``--dp-aware`` the router chooses a server, and the server uses its ranks in turn. The first tables have one
+server with eight ranks and conversations of three turns, as in the measurement that ``docs/plugins/dp.md`` compares
+with. The others have two servers with four ranks each. Ranks that step together are those of ``--enable-dp-attention``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RATIOS = (
     Column("makespan_ratio", "makespan on / off", 2),
 )
 _CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128)
-#: Of WORKLOADS.
+#: The beginnings of the names of those WORKLOADS that are simulated.
 _CHOSEN = ("multi-turn, 128", "agents, 8,400-token system prompt, 128", "GRPO 64", "GRPO 32", "unrelated")
 
 

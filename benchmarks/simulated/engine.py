@@ -18,10 +18,10 @@ __all__ = ["Costs", "Engine", "Generation"]
 class Costs:
     """Times and sizes of an engine; roughly those of a model of 8B parameters on a large GPU.
 
-    ``prefill_per_s``: tokens of prompts. ``chunk``: the most tokens of prompts in one step. ``step_s``: a step that
-    samples one token for each running request; ``per_running_s``: what each running request adds to it. ``running``:
-    requests that run at once. ``cache``: tokens of the KV cache. ``shortest_first``: prompts with the fewest tokens to
-    prefill go first; else the queue is first come, first served.
+    ``prefill_per_s``: tokens of prompts a second. ``chunk``: the most tokens of prompts in one step. ``step_s``: the
+    time of a step that samples one token for each running request; ``per_running_s``: the time that each running
+    request adds to the step. ``running``: the most requests that run at once. ``cache``: tokens of the KV cache.
+    ``shortest_first``: prompts with the fewest tokens to prefill go first; else the queue is first come, first served.
     """
 
     prefill_per_s: float = 16_000.0
@@ -35,11 +35,11 @@ class Costs:
 
 @dataclass(slots=True)
 class Generation:
-    """A request to an engine, and its fate. Times are in seconds.
+    """A request to an engine, and its outcome. Times are in seconds since the start of the simulation.
 
-    ``answer``: what the cache keeps at the end. ``cached``: tokens of the prompt that the cache had.
-    ``left``: tokens of the prompt that are still to be prefilled; None before the cache was asked.
-    ``begun`` is called when the first token is there.
+    ``answer``: the text that the cache stores at the end. ``cached``: tokens of the prompt that the cache had.
+    ``left``: tokens of the prompt that are still to be prefilled; None until the engine has looked the prompt up in its
+    cache. ``begun`` is called after the first token, ``done`` after the last one.
     """
 
     prompt: Text
@@ -119,7 +119,7 @@ class _Rank:
     def step(self) -> tuple[float, list[Generation], list[Generation]]:
         """Prefill a chunk of the waiting prompts, and sample a token for each running request.
 
-        Returns the time that this takes, and the requests that get their first and their last token.
+        Returns the time of the step, the requests that get their first token, and those that get their last one.
         """
         costs = self._costs
         begun, prefilled = self._prefill()
@@ -139,7 +139,7 @@ class _Rank:
         return took, begun, over
 
     def first_token_s(self, prompt: Text) -> float:
-        """Return the time of the steps from the next one to the first token of ``prompt``."""
+        """Return the time of the steps from the next step to that of the first token of ``prompt``."""
         costs = self._costs
         missing = self._missing(prompt)
         ahead = [self._left(waiting) for waiting in self.waiting]

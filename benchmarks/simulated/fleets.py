@@ -27,15 +27,15 @@ class Fleet(Protocol):
     def send(
         self, now: float, exchange: Exchange, prompt: Text, new_tokens: int, kept: Worker | None, done: Done
     ) -> Worker | None:
-        """Send a request to ``kept``, or to the worker that the policy chooses.
+        """Send a request to ``kept``, the worker of its session; if this is None, to one that the policy chooses.
 
-        Returns the worker of its session, if that is known already.
+        Returns the worker for the next requests of the session, or None if it is not known yet.
         """
         ...
 
     @property
     def sent(self) -> Sequence[int]:
-        """Requests of each engine that prefills."""
+        """The number of requests of each engine that prefills."""
         ...
 
 
@@ -216,7 +216,7 @@ class Pairs:
 
 
 class _Place:
-    """A rank of an engine. ``sent``: requests."""
+    """A rank of an engine. ``sent``: the number of requests that it got."""
 
     def __init__(self, engine: Engine, rank: int = 0) -> None:
         self._engine = engine

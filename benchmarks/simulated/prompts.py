@@ -24,9 +24,9 @@ _numbers = count()
 class Text:
     """A text of some parts. No part begins like another.
 
-    ``parts``: for each part, its number and its tokens. ``tokens``: the tokens of all parts. ``blocks``: a key for each
-    full block of tokens, which stands for the whole text up to the block's end. ``rest``: such a key for the tokens
-    behind the last full block.
+    ``parts``: for each part, its number and its number of tokens. ``tokens``: the number of tokens of all parts.
+    ``blocks``: a key for each full block of tokens. A key stands for the whole text up to the block's end. ``rest``:
+    a key for the tokens behind the last full block.
     """
 
     parts: tuple[tuple[int, int], ...] = ()

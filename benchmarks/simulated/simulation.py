@@ -19,7 +19,7 @@ from slime_policies import Policy
 
 __all__ = ["Outcome", "simulate", "simulate_fleet"]
 
-#: Clients begin this long after each other, in seconds.
+#: Time between the beginnings of two clients, in seconds.
 _APART_S = 0.000_2
 
 
@@ -27,7 +27,7 @@ _APART_S = 0.000_2
 class Outcome:
     """``hit_rate``: cached tokens, as a part of all tokens of prompts. ``ttft_p95_s``: time to the first token.
 
-    ``tpot_p95_s``: mean time between two tokens of an answer. Both are 95th percentiles over the requests.
+    ``tpot_p95_s``: mean time between two tokens of an answer. These two are 95th percentiles over the requests.
     ``makespan_s``: time until the last answer. ``imbalance``: requests of the busiest engine, divided by the mean.
     """
 
@@ -49,7 +49,7 @@ def simulate(
     names_lengths: bool = True,
     writes_ids: bool = False,
 ) -> Outcome:
-    """Run ``workload`` with the policy that ``make(clock)`` returns, and return what came of it.
+    """Run ``workload`` with the policy that ``make(clock)`` returns, and return the outcome.
 
     ``names_lengths``: each request has the length of its answer as its ``max_new_tokens``. ``writes_ids``: prompts are
     ``input_ids``, else texts.
@@ -71,7 +71,7 @@ def simulate_fleet(
     names_lengths: bool = True,
     writes_ids: bool = False,
 ) -> Outcome:
-    """Run ``workload`` with the fleet that ``make`` returns, and return what came of it."""
+    """Run ``workload`` with the fleet that ``make`` returns, and return the outcome."""
     return _Simulation(make, workload, seed, names_lengths=names_lengths, writes_ids=writes_ids).run()
 
 
@@ -162,7 +162,7 @@ class _Client:
         self._worker: Worker | None = None
 
     def go_on(self, now: float, history: Text) -> None:
-        """Send the next request, after the time that it takes to think."""
+        """Send the next request, after the client's pause."""
         turn = next(self._turns, None)
         if turn is None:
             self._over(now)

@@ -15,8 +15,8 @@ __all__ = ["PAUSED", "TINY", "WORKLOADS", "Turn", "Workload", "conversation", "l
 class Turn:
     """One request of a client, for ``new_tokens`` tokens.
 
-    ``prompt``: the whole prompt; None: the conversation so far and ``added`` tokens. ``think_s``: time since the answer
-    before.
+    ``prompt``: the whole prompt; None: the conversation so far and ``added`` tokens. ``think_s``: seconds since the
+    previous answer.
     """
 
     prompt: Text | None
@@ -30,10 +30,10 @@ Conversation = list[Turn]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """``steps`` of conversations: a step begins when the one before has ended. In a step, ``concurrent`` run at once.
+    """``steps`` steps of conversations: a step begins when the previous step has ended.
 
-    ``make(random)`` returns the conversations of a step. ``has_sessions``: each request names its conversation. Half of
-    the engines join at ``joined_s``.
+    ``make(random)`` returns the conversations of a step; ``concurrent`` of them run at once. ``has_sessions``: each
+    request names its conversation. Half of the engines join at ``joined_s`` seconds.
     """
 
     name: str
@@ -45,12 +45,12 @@ class Workload:
 
 
 def length(rng: random.Random, mean: int, spread: float = 0.6) -> int:
-    """Return a number of tokens from a log-normal distribution."""
+    """Return a number of tokens from a log-normal distribution, whose median is ``mean``."""
     return max(4, min(16 * mean, round(rng.lognormvariate(0, spread) * mean)))
 
 
 def conversation(rng: random.Random, prompt: Text, answer: int, added: int) -> Conversation:
-    """Return four to eight turns, with answers and later prompts of these mean lengths."""
+    """Return four to eight turns. An answer has about ``answer`` tokens, and a later turn adds about ``added``."""
     later = [
         Turn(None, length(rng, added), length(rng, answer), rng.expovariate(2))
         for _ in range(rng.randint(3, 7))
@@ -100,7 +100,7 @@ def _grpo(rng: random.Random) -> list[Conversation]:
 
 
 def _grpo_hard(rng: random.Random) -> list[Conversation]:
-    """Return groups of samples, of which three have long answers: their prompts are hard."""
+    """Return 32 groups of samples. Three groups have long answers, since their prompts are hard."""
     hard = rng.sample(range(32), 3)
     made = []
     for group in range(32):
