@@ -1,9 +1,9 @@
-"""Chat requests through the router, which knows their tokens, beside a gateway that passes them on.
+"""Chat requests through the router, which knows their tokens, beside a gateway that passes the requests on.
 
     python -m benchmarks.chat --gateway-python gateway/bin/python
 
 *whole answers*, *streams*: 64 clients ask the next question of conversations of about 2,000 tokens, and get 64
-tokens. The router renders the template, finds the turns before, sends a ``/generate`` with ids, and parses and records
+tokens. The router renders the template, finds the earlier turns, sends a ``/generate`` with ids, and parses and records
 the answer. Its peers pass the request on to the worker's own ``/v1/chat/completions``. The next chunk of a stream
 leaves the worker when the previous one has arrived, so that none are merged. *40 tokens/s*: a moderate load. *turns*:
 the number of tokens that are tokenised in each of 20 turns, and the time of a turn.
@@ -123,7 +123,7 @@ async def main(options: Options) -> int:
 
 
 def _peers(options: Options, directory: Path) -> list[Peer]:
-    """Return the peers to measure. The router with both plugins is always there, since it holds the conversations."""
+    """Return the peers to measure. The router with both plugins is always measured, since it has the conversations."""
     template = directory / "chat_template.jinja"
     template.write_text(files("slime_engine").joinpath("chat_template.jinja").read_text())
     known = (*options.tokenizer(directory / "tokenizer"), "--chat-template", str(template))
@@ -133,7 +133,7 @@ def _peers(options: Options, directory: Path) -> list[Peer]:
 
 
 async def _held(options: Options, url: str, samples: Samples) -> list[Talk]:
-    """Hold the conversations through the router, and return them, each with an open next question."""
+    """Hold the conversations through the router, and return them, each with a question that has no answer yet."""
     talks: list[Talk] = []
     limit = anyio.Semaphore(16)
 

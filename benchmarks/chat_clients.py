@@ -30,7 +30,7 @@ _BEGINNING_S = 30.0
 
 
 class Talk:
-    """A conversation with an open question. The question names the request, so no two requests are the same."""
+    """A conversation that ends with a question. The request's name is in it, so no two requests are the same."""
 
     def __init__(self, messages: Sequence[dict[str, str]], max_tokens: int) -> None:
         *others, last = messages
@@ -56,7 +56,7 @@ class Talk:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The conversations to continue, in turn, and the right ``answers``."""
+    """The conversations to continue, in turn, and the texts of all right ``answers``."""
 
     talks: list[Talk]
     answers: Collection[str]
@@ -66,7 +66,8 @@ class Asked:
 class Seen:
     """Nanoseconds from a request to the ``first`` words of a stream, and to the end of an answer (``took``).
 
-    ``chunks``: the number of stream chunks that carry text. A fault is a wrong answer.
+    ``chunks``: the number of stream chunks with text or a finish reason. ``faults``: wrong answers and lost
+    connections.
     """
 
     first_ns: list[int] = field(default_factory=list)
@@ -108,7 +109,7 @@ async def chatting(
             tasks.start_soon(pace, worker)
         with anyio.fail_after(_BEGINNING_S):
             for client in all_clients:
-                await client.heard.wait()  # a busy event loop takes one new connection in each of its rounds
+                await client.heard.wait()  # a busy event loop accepts one new connection per iteration
         try:
             yield seen
         finally:
@@ -126,9 +127,9 @@ async def _drive_apart(worker: StandIn) -> None:
 
 
 class _Client(asyncio.Protocol):
-    """One request after another on one connection, each of the next conversation.
+    """One request after another on one connection, each for the next conversation.
 
-    ``heard``: the first answer has begun.
+    ``heard`` is set when the first answer has begun.
     """
 
     def __init__(

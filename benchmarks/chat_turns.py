@@ -25,7 +25,7 @@ _SCENARIO = f"{_TURNS} turns"
 _JSON = {"content-type": "application/json"}
 
 _Message = dict[str, str]
-#: Messages as a client sends them in a turn.
+#: Returns the messages that a client sends, from the messages of the conversation and the number of the turn.
 _Sent = Callable[[list[_Message], int], list[_Message]]
 
 
@@ -35,7 +35,7 @@ def _as_they_are(messages: list[_Message], turn: int) -> list[_Message]:
 
 
 def _other_system(messages: list[_Message], turn: int) -> list[_Message]:
-    """Change the system prompt in each turn. Then the router knows no turn, but knows the texts of old messages."""
+    """Change the system prompt in each turn. Then the router knows no earlier turn, only the texts of the messages."""
     return [_marked(messages[0], turn), *messages[1:]]
 
 
@@ -83,7 +83,7 @@ class _Talk:
 async def measure_turns(
     options: Options, report: Report, url: str, samples: Samples, max_tokens: int
 ) -> None:
-    """Hold the conversations, one request at a time, each turn in all three ways, in alternating order."""
+    """Hold the conversations, one request at a time. Each turn is sent in all three ways, in rotating order."""
     system = {"role": "system", "content": samples.words(_SYSTEM_TOKENS)}
     talks = [_Talk(f"talk{number}", [system]) for number in range(options.pick(_CONVERSATIONS, tiny=2))]
     ways = list(_WAYS)

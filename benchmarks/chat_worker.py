@@ -23,7 +23,8 @@ def stand_ins(
 ) -> tuple[StandIn, StandIn]:
     """Return stand-ins for ``/generate`` and for chats, with the same texts, numbers of chunks, and set of streams.
 
-    ``answers``: by length. Chats get the shortest answers.
+    ``answers``: the whole answers by their number of tokens. Chats get the shortest ones. ``streamed``: the answer of
+    every stream.
     """
     ids = streamed.ids
     texts = ["", *(samples.decode(ids[:n]) for n in range(1, len(ids))), streamed.text]
@@ -43,7 +44,7 @@ def stand_ins(
 
 def _engine_chunk(answer: Answer, text: str, tokens: int) -> dict[str, Any]:
     chunk = answer.chunk("stream", 0, text, tokens)
-    for name in ("id", "prompt_tokens"):  # they differ by request, and the cache compares them
+    for name in ("id", "prompt_tokens"):  # else the cache finds that they contradict the request
         del chunk["meta_info"][name]
     return chunk
 

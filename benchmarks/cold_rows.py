@@ -2,14 +2,15 @@
 
     python -m benchmarks.cold_rows [--only npz] [--rounds N] [--directory DIR]
 
-``samples`` is a session's ``/sessions/{id}/samples``, with int32 rows. The other forms are of ``/retrieve_from_text``.
+The form ``samples`` is the answer of a session's ``/sessions/{id}/samples``, with int32 rows. In the other forms,
+``/retrieve_from_text`` answers.
 
-A sample has about 80,000 tokens, of which 1,024 are sampled. Each row has 94 layers with 8 experts, a byte each: 60 MB.
-``store's memory``: the store's memory has all blocks. ``SSD``: the store's memory has room for 4 MiB only, so all
-blocks are read from the files on the disk, which are not in the page cache. ``grown``: the peak of the router's
-resident memory (``VmHWM``) less the memory before. The client reads as fast as it can and drops what it gets; one
-answer in npz and one of samples are compared with what the worker told. The router has one core, the worker and the
-client the other.
+A sample has about 80,000 tokens, of which 1,024 are sampled. A row is for one token: 94 layers with 8 experts, a byte
+each. All rows take 60 MB. ``memory``: a router without a store. ``store's memory``: the store's memory has all blocks.
+``SSD``: the store's memory has room for 4 MiB only, so all blocks are read from the files on the disk, which are not in
+the page cache. ``grown``: the peak of the router's resident memory (``VmHWM``) less the memory before. The client reads
+as fast as it can and drops what it gets. One answer in npz and one of samples are compared with the rows that the
+worker sent. The router has one core, the worker and the client the other.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def _turn(options: Options, directory: Path) -> _Turn:
     tokens = options.pick(_TOKENS, tiny=2_048) - sampled
     prompt = " ".join(
         samples.words(tokens // _TEXTS) for _ in range(_TEXTS)
-    )  # the prose is too short for all
+    )  # the prose is too short for one text of this length
     prompt_tokens = len(tokenizer.encode(prompt).ids)
     answer = samples.answer(sampled)
     shape = (prompt_tokens + sampled - 1, _LAYERS, _TOP_K)
@@ -98,7 +99,7 @@ def _turn(options: Options, directory: Path) -> _Turn:
 
 
 def _flags(memory_bytes: int, disk: Path) -> Sequence[str]:
-    """Flags of a router; with ``memory_bytes``, all experts are moved to a store in ``disk``."""
+    """Return the flags of a router. Unless ``memory_bytes`` is 0, it moves all experts to a store in ``disk``."""
     if not memory_bytes:
         return ()
     store = ("--plugin", "tiered_store", "--store-memory-bytes", str(memory_bytes))
@@ -125,7 +126,7 @@ async def _measure_peer(
         )
         async with httpx.AsyncClient(base_url=proxy.url, trust_env=False, timeout=120) as client:
             with anyio.fail_after(_SETTLE_S):
-                while memory_bytes and await _in_memory(client):  # noqa: ASYNC110  # nothing tells that rows have left
+                while memory_bytes and await _in_memory(client):  # noqa: ASYNC110  # no event tells of it
                     await anyio.sleep(0.01)
             exact = await _is_exact(client, turn)
             for name in _FORMS:

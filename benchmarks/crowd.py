@@ -98,7 +98,7 @@ async def _measure(
 
 
 class Crowd:
-    """A client for each conversation, with a connection of its own; every fourth reads streams.
+    """Clients, one for each conversation, each with a connection of its own. Every fourth client reads streams.
 
     ``question_tokens``: tokens of each first question. ``latencies_ns``: the time of each turn. ``retrievals_ns``: the
     time of each retrieval by :func:`compare`.
@@ -134,7 +134,7 @@ class Crowd:
                 tasks.start_soon(self._play, number, conversation)
 
     async def _play(self, number: int, conversation: Conversation) -> None:
-        # One transport each: with verify=False none of them reads the system's certificates.
+        # A transport for each client: with verify=False none reads the system's certificates, which takes time.
         transport = httpx.AsyncHTTPTransport(verify=False)
         async with httpx.AsyncClient(
             base_url=self.url, transport=transport, trust_env=False, timeout=120
@@ -164,7 +164,7 @@ async def _ask(client: httpx.AsyncClient, conversation: Conversation, max_new_to
     reply = await client.post("/generate", content=orjson.dumps(body), headers=headers)
     content = reply.raise_for_status().content
     if conversation.streamed:
-        *_, content, done, _ = content.split(b"\n\n")  # cumulative: the last event tells all
+        *_, content, done, _ = content.split(b"\n\n")  # cumulative: the last event has the whole answer
         if done != b"data: [DONE]":
             raise ValueError(f"a stream without an end: {done!r}")
         content = content.removeprefix(b"data: ")
@@ -176,7 +176,7 @@ async def compare(
 ) -> tuple[Verdict, dict[str, Any]]:
     """Compare the retrieval of each conversation with the tokens that the engine consumed and sampled.
 
-    Returns also the ``/cache_stats`` of the router. ``readers``: retrievals at the same time.
+    Returns the comparison and the router's ``/cache_stats``. ``readers``: number of retrievals at the same time.
     """
     conversations, url = crowd.conversations, crowd.url
     retrieved: dict[str, dict[str, Any]] = {}
@@ -185,7 +185,7 @@ async def compare(
     async with httpx.AsyncClient(trust_env=False, timeout=120) as client:
 
         async def read() -> None:
-            for one in waiting:  # shared: each conversation is taken once
+            for one in waiting:  # all readers share the iterator, so each conversation is read once
                 asked = {"text": one.text, "session_id": one.session}
                 began = monotonic_ns()
                 reply = await client.post(f"{url}/retrieve_from_text", json=asked)

@@ -53,7 +53,7 @@ async def _get(app: ASGIApp, query: bytes) -> int:
 
 
 async def _cost_us(options: Options, call: Callable[[], Any]) -> float:
-    """Return the processor time of ``call``, the least of some rounds."""
+    """Return the processor time of ``call`` in microseconds, the least of some rounds."""
     best = float("inf")
     rounds, calls = options.pick((_ROUNDS, _CALLS), tiny=(1, 2))
     for _ in range(rounds):
@@ -89,7 +89,7 @@ async def _measure(options: Options, report: Report, table: str, router: Router,
                 series.to_first_byte.observe(duration_s / 9)
     overview.begin()
     for _ in range(options.pick(_SAMPLES, tiny=3)):
-        await asyncio.sleep(1e-4)  # a sample needs time since the last one
+        await asyncio.sleep(1e-4)  # a sample needs some time since the last one
         overview.sample()
     for row, query in ((_NEXT, b"since=%f" % (time.time() + 3600)), (_FIRST, b"since=0")):
         cost_us = await _cost_us(options, partial(_get, app, query))

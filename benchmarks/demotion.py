@@ -3,11 +3,11 @@
     python -m benchmarks.demotion [--only SSD] [--rounds N] [--directory DIR]
 
 All conversations are held at once, four turns each; their last texts have about 2,000 tokens. Then each is retrieved,
-one after the other, and compared with the engine's journal. ``memory`` is ``--radix-tree-max-bytes``: with 1 byte,
-everything is demoted as soon as it is answered. Without a lower tier, what does not fit is evicted. So fewer turns find
-their history (``hit rate``), and fewer samples are ``whole``: the tokens of all turns as they were sampled. Each other
-sample must be inexact, or in a session that is not ``complete``. With SSD or a remote store (``file://``) all samples
-must be whole. The store's own memory has 4 MiB.
+one after the other, and compared with the engine's journal. ``memory`` is ``--radix-tree-max-bytes``: with 1 byte, each
+turn is demoted as soon as it is answered. Without a lower tier, what does not fit is evicted. So fewer turns find their
+history (``hit rate``), and fewer samples are ``whole``: they have the tokens of all turns as they were sampled. A
+sample that is not whole must be inexact, or in a session that is not ``complete``. With SSD or a remote store
+(``file://``) all samples must be whole. The store's own memory has 4 MiB.
 
 The router runs on one core; the load and the embedded engine run on another.
 """
@@ -102,9 +102,9 @@ async def _get(url: str) -> dict[str, Any]:
 
 
 async def _settled(url: str, limit_bytes: int) -> dict[str, Any]:
-    """Wait until the trajectories in memory keep the limit, and return the counters then. Raises TimeoutError."""
+    """Return ``/cache_stats`` once the trajectories in memory keep the limit. Raises TimeoutError after a minute."""
     with anyio.fail_after(_SETTLE_S):
-        while (stats := await _get(f"{url}/cache_stats"))["bytes"] > limit_bytes > 0:  # noqa: ASYNC110  # nothing tells it
+        while (stats := await _get(f"{url}/cache_stats"))["bytes"] > limit_bytes > 0:  # noqa: ASYNC110  # no event tells it
             await anyio.sleep(0.01)
     return stats
 
@@ -113,7 +113,7 @@ async def _is_flagged(url: str, session: str, reason: str) -> bool:
     """Return True if a client can tell that the router has evicted tokens of a session."""
     if reason.startswith("not exact: "):
         return True
-    if reason.startswith("tokens "):  # not those that the engine consumed
+    if reason.startswith("tokens "):  # other tokens than the engine consumed, without a flag
         return False
     return not (await _get(f"{url}/trajectories/{session}"))["complete"]
 

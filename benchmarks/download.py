@@ -17,8 +17,8 @@ _DEADLINE_S = 60.0
 async def download(url: str, body: bytes, expected: bytes | None = None) -> tuple[int, float]:
     """POST ``body`` to ``/generate``. Returns the size of the answer's body, and the seconds until its last byte.
 
-    The answer must have a Content-Length, and be equal to ``expected`` if that is given. Raises OSError if it is not,
-    or breaks off. Raises TimeoutError after a minute.
+    The answer must have status 200 and a Content-Length, and be equal to ``expected`` if that is given. Raises OSError
+    if it is another one or breaks off, and TimeoutError after a minute.
     """
     address = urlsplit(url)
     loop = asyncio.get_running_loop()
@@ -38,7 +38,7 @@ async def download(url: str, body: bytes, expected: bytes | None = None) -> tupl
 
 
 class _Sink(asyncio.BufferedProtocol):
-    """Counts and compares bytes without keeping them. They are in one buffer, which is compared when it is full."""
+    """Counts and compares bytes without keeping them. They come into one buffer, which is compared when it is full."""
 
     def __init__(self, done: asyncio.Future[int], expected: bytes | None) -> None:
         self.done = done
@@ -73,7 +73,7 @@ class _Sink(asyncio.BufferedProtocol):
             # A bytearray is compared by memcmp, a memoryview byte by byte.
             came = self._buffer if self._filled == _BUFFER_BYTES else self._buffer[: self._filled]
             if came != self._expected[start:end]:
-                self._fail(f"the answer is another one, within its bytes {start} to {end}")
+                self._fail(f"the answer differs from the expected one in its bytes {start} to {end}")
         self._compared, self._filled = end, 0
 
     def connection_lost(self, exc: Exception | None) -> None:

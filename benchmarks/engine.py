@@ -27,7 +27,10 @@ def save_engine_tokenizer(directory: Path) -> Tokenizer:
 
 @asynccontextmanager
 async def serving_engine(directory: Path, *flags: str) -> AsyncIterator[str]:
-    """Run ``slime-router engine`` with ``flags``; yields its URL. Raises TimeoutError when it does not start."""
+    """Run ``slime-router engine`` with ``flags``; yields its URL.
+
+    Raises RuntimeError when it ends before it is healthy, and TimeoutError when it is not healthy after 30 seconds.
+    """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "router_core", "engine", "--port", str(port), *flags]

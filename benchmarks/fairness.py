@@ -2,11 +2,11 @@
 
     python -m benchmarks.fairness --gateway-python gateway/bin/python
 
-One client asks for a few tokens every two milliseconds over kept connections. Another sends a hostile body over and
-over. ``wait`` is the time from a request of the first client to its answer. When an answer is late, the requests that
-were due meanwhile count as well, each with its own wait. ``direct`` is the same without a proxy: the time that
-the load's core adds. ``grown`` is the proxy's peak memory less its memory before the first body, and ``x body`` is that
-divided by the size of the body. The proxy is started anew for each body.
+One client asks for a few tokens every two milliseconds over two keep-alive connections. Another sends a hostile body
+over and over. ``wait`` is the time from a request of the first client to its answer. When an answer is late, the
+requests that were due meanwhile count as well, each with its own wait. ``direct`` is the same without a proxy: the time
+that the load's core adds. ``grown`` is the proxy's peak memory less its memory before the first body, and ``x body`` is
+that divided by the size of the body. The proxy is started anew for each body.
 
 The proxy has one core; the worker and both clients share the other.
 """
@@ -44,7 +44,7 @@ _SETTLING_S, _START_DEADLINE_S = 0.5, 30.0
 _MULTIPLE_FROM = 100_000  # bytes; for a smaller body ``x body`` means nothing
 _NOBODY, _DIRECT = "nobody else", "direct"
 _SCENARIO = "beside one client"
-_FAILED = (0, *range(500, 600))  # a hostile body may be refused, but it is answered
+_FAILED = (0, *range(500, 600))  # a hostile body may be refused, but must get an answer
 
 _COLUMNS = (
     Column("p50_ms", "wait p50 ms", 2),
@@ -140,7 +140,7 @@ def _peers(options: Options, directory: Path) -> Sequence[Peer]:
 
 
 def _unpinned(peer: Peer) -> Peer:
-    """Return ``peer`` with the load's core as well. It has several threads, so with two cores its clients wait less."""
+    """Return ``peer`` on both cores, the load's too. It has several threads, so its clients then wait less."""
 
     def command(*given: Any) -> list[str]:
         return ["taskset", "-c", f"{PROXY_CORE},{LOAD_CORE}", *peer.command(*given)]
@@ -212,7 +212,7 @@ async def _measure(target: Running, body: Body | None, options: Options) -> dict
         else:
             await anyio.to_thread.run_sync(hostile.ask, target.url, *body, seconds)
         elapsed_s = asyncio.get_running_loop().time() - began
-        await anyio.sleep(settling_s)  # requests that still wait are answered
+        await anyio.sleep(settling_s)  # time for answers to requests that still wait
         with anyio.move_on_after(_START_DEADLINE_S):
             while not waits.waits_ns:  # noqa: ASYNC110  # no event tells of it
                 await anyio.sleep(settling_s)

@@ -2,7 +2,7 @@
 
 A node has the text of one piece as its key, its tokens as Python lists, and its children in a list. A child
 matches if the remaining text starts with its whole key, so every child is tried; nodes are never split. The original's
-lock, ages and statistics are left out, so this one is a little faster.
+lock, ages and statistics are left out, so this trie is a little faster.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ __all__ = ["measure", "measure_first_generation"]
 
 
 def measure(tokenizer: Path, shape: Shape, least_tokens: int, *, float32: bool) -> dict[str, float]:
-    """Return bytes per token of the radix cache: resident, and by its own count. Each conversation has a session."""
+    """Return bytes per token of the radix cache, resident and by its own count. Each conversation has a session."""
     histories = Histories(tokenizer, shape, float32=float32)
     kept = Trajectories(Limits(versions=0), lambda ids, text: (0, 0))
     before = _resident_bytes()

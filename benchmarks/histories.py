@@ -46,7 +46,7 @@ _LOGPROBS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Tokens of prose in the first prompt, in each further one, and in each answer; and how many answers."""
+    """Tokens of prose in the first prompt, in each further prompt, and in each answer; and the number of answers."""
 
     opening: int
     question: int
@@ -58,7 +58,7 @@ class Shape:
 TALK = Shape(opening=269, question=28, answer=258, turns=5)
 #: 2,000 tokens in five turns.
 LONG = Shape(opening=310, question=28, answer=307, turns=5)
-#: A prompt of 30 tokens, template and all, and an answer of 64.
+#: A prompt of about 30 tokens with the template's markup, and an answer of 64.
 SHORT = Shape(opening=14, question=14, answer=63, turns=1)
 
 
@@ -95,7 +95,8 @@ def _prose(path: Path) -> _Prose:
 class Histories:
     """Conversations of one shape, in the tokens of the ``tokenizer.json`` at ``path``.
 
-    Logprobs in ``float32``, as engines compute them, take four bytes, others eight.
+    With ``float32`` the logprobs are float32 values, as engines compute them, and the radix cache keeps each in four
+    bytes. Otherwise it needs eight.
     """
 
     def __init__(self, path: Path, shape: Shape, *, float32: bool = True) -> None:
@@ -171,7 +172,7 @@ def record(kept: Trajectories, turns: Sequence[Turn], session: str | None = None
             _FINISHED,
         )
         kept.pin(context)
-        # Each request brings its own string.
+        # Each request has a string of its own for the same session, as in a router.
         whose = "".join(session) if session is not None else None
         response = kept.record(context, turn.prompt_ids.tobytes(), text.encode(), sampled, whose)
         kept.unpin(context)

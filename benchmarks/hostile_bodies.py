@@ -1,4 +1,4 @@
-"""Requests that keep a router busy: large bodies, bodies of many small parts, and a number."""
+"""Requests that keep a router busy: large bodies, bodies of many small parts, and a huge ``n``."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ IDS = range(300, 1200)
 
 
 class IdClients:
-    """The clients of one workload, who send token ids to ``url``."""
+    """The clients of one workload, which send token ids to ``url``."""
 
     def __init__(self, url: str, workload: Workload, seed: int) -> None:
         self._workload = workload
@@ -29,7 +29,7 @@ class IdClients:
         self.cached = self.tokens = 0
 
     async def run(self) -> float:
-        """Send everything. Returns the time that it took, in seconds."""
+        """Hold all conversations. Returns the time that they took, in seconds."""
         begun = anyio.current_time()
         async with self._client, anyio.create_task_group() as tasks:
             for _ in range(self._workload.concurrent):

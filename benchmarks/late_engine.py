@@ -11,7 +11,7 @@ from slime_engine.app import make_app
 from slime_engine.settings import Settings
 from slime_http.serving import bind, run
 
-#: SGLang's ``TokenizerManager._wait_one_response`` looks at the connection when nothing has come for so long.
+#: SGLang's ``TokenizerManager._wait_one_response`` looks at the connection when no output has come for this time.
 _NOTICED_S = 4.0
 
 

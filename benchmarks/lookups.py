@@ -1,7 +1,7 @@
 """Look-ups per second of the radix cache, of the first generation, and of memory accesses alone.
 
-Texts are made between batches, so they are in a CPU cache, as a request's text would be. The stored texts may be
-anywhere in memory. The time is processor time, so other processes on the core matter little.
+The texts of a batch are made just before it, so they are in a CPU cache, as a request's text would be. The stored texts
+may be anywhere in memory. The time is processor time, so other processes on the core matter little.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slime_radix_cache.index.trajectories import Limits, Trajectories
 
 __all__ = ["FIRST", "MATCH", "MEMORY", "OURS", "measure", "measure_toy"]
 
-#: Look-up of a text's tokens; the same without joining the tokens; the same without the search; the baseline.
+#: The whole look-up; the search without joining the tokens; reading and joining without the search; the baseline.
 OURS, MATCH, MEMORY, FIRST = "radix_cache", "match alone", "memory alone", "first generation"
 
 _BATCH = 64
@@ -145,7 +145,7 @@ def _measured(
 ) -> list[dict[str, float]]:
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)  # as the router sets it when it serves
+    gc.set_threshold(50_000, 20, 50)  # collections are rare, as in a router
     names = list(lookups)
     samples = []
     for round_ in range(rounds + 1):

@@ -71,7 +71,7 @@ def _routers(options: Options, collector: str) -> Sequence[Peer]:
 
 
 def _in_equal_places(peer: Peer) -> Peer:
-    """Return ``peer`` without random addresses. So only its work makes its memory differ from that of other peers."""
+    """Return ``peer`` without address space randomisation, so that its memory is laid out as that of other peers."""
     return replace(peer, command=lambda *given: ["setarch", "-R", *peer.command(*given)])
 
 

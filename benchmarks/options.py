@@ -34,7 +34,7 @@ class Options:
     tiny: bool
 
     def pick(self, full: _T, *, tiny: _T) -> _T:
-        """Return ``full``, or the value of a tiny run."""
+        """Return ``full``, or in a tiny run ``tiny``."""
         return tiny if self.tiny else full
 
     @property
@@ -94,7 +94,7 @@ def flags(description: str, *, rounds: int = 5, seconds: float = 4.0) -> argpars
     parser.add_argument(
         "--tiny",
         action="store_true",
-        help="try the script in seconds: one short round, few requests, one router without its peers",
+        help="try the script in seconds: one short round, few requests, no peers",
     )
     return parser
 

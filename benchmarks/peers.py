@@ -50,7 +50,7 @@ class Running:
     child: Child | None = None
 
     def cpu_s(self) -> float:
-        """Processor time so far, in seconds."""
+        """Return the processor time so far, in seconds."""
         return self.child.cpu_s() if self.child else 0.0
 
 

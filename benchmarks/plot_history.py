@@ -1,7 +1,7 @@
 """Plot of the history, as an SVG: requests that a core answers, divided by the gateway's, by commit.
 
-The ratio is that of the processor times of a request, since other work on the cores hardly changes it. On idle cores
-the ratio of the rates is the same.
+A point is the gateway's processor time of a request divided by the router's: other work on the cores hardly changes
+this ratio. On idle cores it equals the router's requests per second divided by the gateway's.
 
 python -m benchmarks.plot_history
 """
@@ -96,7 +96,7 @@ def _entry(left: float, top: float, text: str, kind: str, colour: str) -> list[s
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("history", nargs="?", type=Path, default=DEFAULT, help="what --history wrote")
+    parser.add_argument("history", nargs="?", type=Path, default=DEFAULT, help="the file of --history")
     parser.add_argument("svg", nargs="?", type=Path, default=_SVG, help="the file to write")
     given = parser.parse_args()
     given.svg.write_text(drawn([json.loads(line) for line in given.history.read_text().splitlines()]))

@@ -34,7 +34,7 @@ _ID_BYTES, _BLOCKS = 6, (1, 16, 64)
 
 
 def _asking(size: int, seed: int, shared: float, *, has_session: bool = False) -> Exchange:
-    """Return a generation whose prompt shares its first part, of the size ``shared``, with all others of its size."""
+    """Return a generation. Prompts of the same size begin alike: ``shared`` is the share of their bytes, 0 to 1."""
     common = random.Random(size).choices(string.ascii_letters, k=int(size * shared))
     own = random.Random(seed).choices(string.ascii_letters, k=size - len(common))
     body = b'{"sampling_params": {"temperature": 1.0}, "text": "%s"}' % "".join(common + own).encode()
@@ -70,9 +70,9 @@ def _cost_us(options: Options, name: str, workers: Sequence[Worker], prompts: Se
 
 
 def _events_us(options: Options, count: int, size: int, block: int | None) -> float:
-    """Return the time of a choice and of ``answered`` after it. Each worker has the first half of every prompt.
+    """Return the time of a choice, and of ``answered`` after it. Each worker has the first half of every prompt.
 
-    ``block``: tokens of a block that KV events tell of; None: there are no KV events.
+    ``block``: the number of tokens of a block in KV events; None: there are no KV events.
     """
     workers = [Worker(f"http://127.0.0.1:{port}") for port in range(1, count + 1)]
     tokens = size // _ID_BYTES
@@ -128,7 +128,7 @@ def _block_bytes(count: int) -> float:
 
 
 def _answer_us(options: Options, body: bytes, later: bool) -> float:
-    """Return the time to find the cached tokens in ``body``; with ``later``, that of a piece after they are found."""
+    """Return the time to find the cached tokens in ``body``; with ``later``, to read ``body`` after they were found."""
     reply = Reply(200, [])
     tap = CachedTokens(reply, lambda prompt, cached: None)
     tap.feed(body)

@@ -53,7 +53,7 @@ def make_plugin(options: argparse.Namespace) -> Pulse:
 
 
 class Pulse:
-    """``GET /pulse``: the lateness of every tick since the last such request, and every run of the collector."""
+    """``GET /pulse``: the lateness of each tick since the previous call, and the time of each garbage collection."""
 
     def __init__(self) -> None:
         self._late_ns = array("q")
@@ -112,7 +112,7 @@ class Felt:
     core: float = 0.0
 
     def figures(self) -> dict[str, float]:
-        """The figures of ``COLUMNS``."""
+        """Return the figures of ``COLUMNS``."""
         late = self.late_ns
         return {
             "stall_p50_ms": quantile_us(late, 0.5) / 1e3,

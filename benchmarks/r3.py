@@ -3,11 +3,11 @@
     python -m benchmarks.r3 --gateway-python gateway/bin/python
 
 The answer is the last turn of a long conversation: 31,745 tokens of prompt and 1,024 sampled ones with logprobs, and
-the experts of each token but the last, 8 in each of 48 layers. The client compares every byte of it. *one*: five
-downloads, one after another. *32 at once*: the rate is that of all together. ``grown`` is the peak of the proxy's
-resident memory (``VmHWM``) less its memory before. *recorded*: the bytes that the router keeps (``/cache_stats``) for
-each row of each answer; as int32 a row has 1,536. ``exact``: the router returns tokens and experts as the worker told
-them, and has recorded every answer.
+the experts of each token but the last, 8 in each of 48 layers. The client compares every byte of the answer. *one*:
+five downloads, one after another. *32 at once*: the rate counts the bytes of all 32. ``grown`` is the peak of the
+proxy's resident memory (``VmHWM``) less its memory before. *recorded*: the bytes that the router keeps
+(``/cache_stats``) for each row of each answer. A row has the experts of one token, as int32 1,536 bytes. ``exact``: the
+router returns the tokens and experts as the worker sent them. An answer that the router has not recorded is an error.
 
 The proxy has one core; the worker and the client, a process each, share the other.
 """
@@ -198,7 +198,7 @@ async def _download(target: Running, turn: _Turn, at_once: int, times: int) -> d
 
 
 async def _stored(proxy: Running, turn: _Turn, *, answers: int) -> dict[str, float]:
-    """Return the size of the recorded experts of so many ``answers``, by ``/cache_stats``."""
+    """Return the size of the recorded experts, by ``/cache_stats``. ``failed`` is 0 if all ``answers`` are recorded."""
     async with httpx.AsyncClient(base_url=proxy.url, trust_env=False) as client:
         rows = (await client.get("/cache_stats")).json()["token_rows"]["routed_experts"]
     return {
@@ -211,7 +211,7 @@ async def _stored(proxy: Running, turn: _Turn, *, answers: int) -> dict[str, flo
 
 
 async def _exact_percent(proxy: Running, turn: _Turn) -> float:
-    """Return 100 if the router returns the tokens and experts of the turn as the worker told them, else 0."""
+    """Return 100 if the router returns the tokens and experts of the turn as the worker sent them, else 0."""
     question = {"text": turn.text, "return_routed_experts": True}
     async with httpx.AsyncClient(base_url=proxy.url, trust_env=False, timeout=60) as client:
         record = (await client.post("/retrieve_from_text", json=question)).json()

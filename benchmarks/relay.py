@@ -2,11 +2,11 @@
 
     python -m benchmarks.relay --gateway-python gateway/bin/python
 
-*spread*, *steps*: 64 server-sent-event streams of cumulative chunks, 10,000 chunks a second in all, evenly or
-one of every stream at a time. Each chunk has the time at which it was written. ``added`` is its delay, less the delay
-without a proxy; ``first`` is the delay of the streams' first chunks. *closed loop*: the next chunk of a stream leaves
-when the previous one has arrived, so the rate is the most that the proxy can relay. *64 MiB*: one JSON answer; memory
-is the proxy's resident memory before, and at its peak.
+*spread*, *steps*: 64 server-sent-event streams of cumulative chunks, 10,000 chunks a second in all. In *spread* they
+leave evenly over time, in *steps* a chunk of every stream leaves at once. Each chunk has the time at which it was
+written. ``added`` is its delay, less the delay without a proxy; ``first`` is the delay of the streams' first chunks.
+*closed loop*: the next chunk of a stream leaves when the previous one has arrived, so the rate is the most that the
+proxy can relay. *64 MiB*: one JSON answer; memory is the proxy's resident memory before, and at its peak.
 
 The proxy has one core; the worker and the clients share the other, in one process.
 """
@@ -199,14 +199,14 @@ async def _download(target: Running, options: Options, large_bytes: int) -> dict
 
 
 def _chunks(samples: Samples, prompt_tokens: int) -> Sequence[Chunk]:
-    """Return one answer as the cumulative chunks of a stream, a token each, without the end token."""
+    """Return one answer as cumulative chunks of a stream, each with one more token. The text lacks the end token."""
     answer = samples.answer(_TOKENS)
     texts = [samples.decode(answer.ids[: min(n, _TOKENS - 1)]) for n in range(1, _TOKENS + 1)]
     return [Chunk(answer.chunk("stream", prompt_tokens, text, n)) for n, text in enumerate(texts, 1)]
 
 
 def _large(samples: Samples, prompt_tokens: int, size_bytes: int) -> bytes:
-    """Return an answer of ``size_bytes`` that consists nearly all of routed experts."""
+    """Return an answer of ``size_bytes``, nearly all of them routed experts."""
     payload = samples.answer(_TOKENS).payload("large", prompt_tokens)
     rest = size_bytes - len(json.dumps(payload)) - len(', "routed_experts": ""')
     experts = base64.b64encode(random.Random(1).randbytes(rest // 4 * 3)).decode()

@@ -30,8 +30,8 @@ _RATES = ("requests_per_s", "chunks_per_s", "turns_per_s")
 class Column:
     """One figure of the table: its name in the samples, its heading, its decimals.
 
-    ``ratio`` adds a column with the figure divided by the baseline peer's. It is the median of the rounds' ratios,
-    since peers alternate within a round and a shared machine drifts between rounds.
+    ``ratio`` adds a column with the figure divided by the baseline peer's. This column has the median of the rounds'
+    ratios, since peers alternate within a round and a shared machine drifts between rounds.
     """
 
     figure: str
@@ -48,7 +48,7 @@ class Report:
     problems: list[str] = field(default_factory=list)
 
     def add(self, scenario: str, peer: str, **figures: float) -> None:
-        """Add one sample. Errors in it are problems of the run, and so is an ``exact`` share below 100 %."""
+        """Add one sample. Errors in it, a rate of 0 and an ``exact`` share below 100 % are problems of the run."""
         self.samples.setdefault(scenario, {}).setdefault(peer, []).append(figures)
         for name in _ERRORS:
             if figures.get(name):

@@ -4,7 +4,8 @@
     python -m benchmarks.retokenising --model smollm2
 
 Each row is a run of ``slime-router demo``, which checks that its trajectories are exact. The figures of a turn are
-the percentage of trajectories whose tokens, until the end of that turn, are not those of their text.
+the percentage of trajectories whose tokens, until the end of that turn, differ from those that tokenising their text
+again gives.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 __all__ = ["Load", "interval"]
 
-#: Coverage of the interval of :func:`interval`.
+#: Least coverage of the interval that :func:`interval` returns.
 _COVERAGE = 0.95
 _DEADLINE_S = 60.0
 
@@ -17,8 +17,7 @@ _DEADLINE_S = 60.0
 class Load:
     """Connections to one server, each with one request at a time. All requests are the same.
 
-    Between two slices the connections stay open. An answer is as long as the first one was; another length, or a status
-    other than 200, ends the slice with RuntimeError.
+    Between two slices the connections stay open. Each answer must have status 200 and be as long as the first answer.
     """
 
     def __init__(self, url: str, body: bytes, connections: int) -> None:
@@ -35,7 +34,10 @@ class Load:
         self.answer_bytes = 0
 
     async def run(self, requests: int) -> None:
-        """Send ``requests``, and return when all are answered. Raises RuntimeError when one fails."""
+        """Send ``requests``, and return when all are answered.
+
+        Raises RuntimeError when an answer is too long or has another status, and TimeoutError after a minute.
+        """
         loop = asyncio.get_running_loop()
         while len(self._open) < self._connections:
             _, connection = await loop.create_connection(lambda: _Connection(self), self._host, self._port)
@@ -60,7 +62,7 @@ class Load:
             connection.transport.write(self._request)
 
     def answered(self, connection: _Connection) -> None:
-        """Count an answer."""
+        """Count an answer, and send the next request of the slice."""
         self._running -= 1
         if self._left:
             self.send(connection)
@@ -68,7 +70,7 @@ class Load:
             self._done.set_result(None)
 
     def failed(self, reason: str) -> None:
-        """End the slice."""
+        """End the slice with RuntimeError."""
         if self._done is not None and not self._done.done():
             self._done.set_exception(RuntimeError(reason))
 

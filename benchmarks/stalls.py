@@ -130,7 +130,7 @@ async def _measure(
 
 
 async def _in_turn(stand_in: StandIn) -> None:
-    """Advance the streams in turn, new ones last, so that they stay apart. Drop what is more than 50 chunks late."""
+    """Advance the streams in turn, new ones last, so that they stay apart. If over 50 chunks are due, skip the rest."""
     streams = stand_in.streams
     owed, before = 0.0, monotonic()
     while True:
@@ -159,7 +159,7 @@ def _advance(stream: Stream) -> None:
 
 
 class _LongPrompts:
-    """Conversations of two turns, each of which begins with its own prompt of 32k tokens.
+    """Conversations of two turns. Each conversation begins with a prompt of its own, of 32k tokens.
 
     Each turn is generated and retrieved.
     """

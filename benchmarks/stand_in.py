@@ -1,7 +1,7 @@
 """A cheap worker in this process that answers ``/generate`` or chats from a table, and counts what it gets.
 
-It has only the HTTP that proxies need, on bare transports, so that the time is the proxy's. ``max_new_tokens`` selects
-the answer. The tokens that arrive are counted, so that a run can check the requests.
+It has only the HTTP that proxies need, on bare transports, so that it takes little time beside the proxy.
+``max_new_tokens`` selects the answer. The requests, and those with ids, are counted, so that a run can check them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Template:
 
 
 class Fixed:
-    """An answer of constant bytes, which is too large to be made for each request."""
+    """An answer of constant bytes, when it is too large to be made anew for each request."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body
@@ -84,7 +84,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class Stream:
-    """An answer of which each call of ``advance`` writes one chunk."""
+    """A streamed answer. Each call of ``advance`` writes one chunk."""
 
     transport: asyncio.Transport
     chunks: Iterator[Chunk]
@@ -103,7 +103,8 @@ class Stream:
 class StandIn:
     """The answers, and counts of the requests. It runs in one event loop and never awaits.
 
-    ``name_of`` finds the name of a stream in its request.
+    ``sampled_before``: ids of earlier answers; ``with_sampled_ids`` counts the requests that have them. ``name_of``
+    finds the name of a stream in its request.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class StandIn:
         stream.advance()
 
     def _prompt_tokens(self, body: bytes) -> int:
-        """Count the ids that came, by their commas; 1 for a text, which is not tokenised here."""
+        """Return the number of ids in a request, by their commas; 1 for a text, which is not tokenised here."""
         start = body.find(b'"input_ids":')
         if start < 0:
             return 1
@@ -220,7 +221,7 @@ async def serving_stand_in(stand_in: StandIn, chat: StandIn | None = None) -> As
 
 
 def _head(content_type: bytes, framing: bytes, status: bytes = b"200 OK") -> bytes:
-    """Return the headers of a worker that runs on uvicorn."""
+    """Return the head of a response, as a worker on uvicorn sends it."""
     return (
         b"HTTP/1.1 %b\r\ndate: Sat, 01 Jan 2000 00:00:00 GMT\r\nserver: uvicorn\r\n"
         b"%b\r\ncontent-type: %b\r\n\r\n" % (status, framing, content_type)

@@ -3,11 +3,13 @@
     python -m benchmarks.store [--only "1,000 blocks"] [--rounds N]
 
 Sequences of 32 blocks of 16 tokens are inserted: each prompt of 16 blocks has eight samples of 16 blocks more.
-``plain loop`` keeps a dict of keys: it looks at each block on its own, and to evict it sorts all leaves by age, as the
-design that the store follows does. ``keys`` is the time to hash a sequence. All is processor time of one call.
+``plain loop`` keeps a dict of keys, as the design that the store follows does. It looks at each block on its own, and
+to evict blocks it sorts all leaves by age. ``keys`` is the time to hash a sequence. All figures are the processor time
+of one call.
 
-Then the eviction of one block of an index of 50,000 leaves, for which more than 20 us are a failure, and of an index of
-one long sequence. ``fork`` inserts a sequence of one other block near the end of it, or near its beginning.
+Then the script measures the eviction of one block, from an index of 50,000 leaves and from an index of one long
+sequence. More than 20 us with 50,000 leaves are a failure. ``fork`` inserts a shorter sequence: blocks of the long
+one up to a place near its end, or near its beginning, and one other block.
 """
 
 from __future__ import annotations
@@ -101,7 +103,7 @@ class _PlainLoop:
 
 
 def _sequences(count: int, seed: int) -> Iterator[SequenceMeta]:
-    """Yield samples of prompts, eight a prompt."""
+    """Yield ``count`` sequences: eight samples for each prompt."""
     numbers = np.random.default_rng(seed)
     for number in range(count):
         if number % _SAMPLES == 0:
@@ -124,7 +126,7 @@ def _evict(peer: _Ours | _PlainLoop, count: int) -> Callable[[SequenceMeta], int
 
 
 def _measure(report: Report, scenario: str, blocks: int, tries: int, rounds: int) -> None:
-    """Fill both indexes with ``blocks`` blocks, and measure them in turns."""
+    """Fill both indexes with ``blocks`` blocks, and measure them in turn."""
     peers = (_Ours(), _PlainLoop())
     of_prompt = _PROMPT + _SAMPLES * (_BLOCKS - _PROMPT)
     known: list[SequenceMeta] = []
@@ -158,7 +160,7 @@ def _hash(token_bytes: bytes) -> SequenceMeta:
 
 
 def _measure_leaves(report: Report, leaves: int, rounds: int) -> None:
-    """Measure the eviction of one block of an index of one-block leaves."""
+    """Measure the eviction of one block from an index whose leaves have one block each."""
     scenario = f"{leaves:,} leaves"
     peers = (_Ours(), _PlainLoop())
     for number in range(leaves):
@@ -204,7 +206,7 @@ def _measure_one_sequence(report: Report, blocks: int, rounds: int) -> None:
 
 
 def _measure_memory(report: Report, sequences: int) -> None:
-    """Measure the memory that the index takes for a block, its tokens included."""
+    """Measure the memory that the index takes for a block, including its tokens."""
     index = _Ours()
     tracemalloc.start()
     for sequence in _sequences(sequences, seed=1):

@@ -2,12 +2,13 @@
 
     python -m benchmarks.store_bytes [--only "1,024 KiB"] [--rounds N] [--directory DIR]
 
-``memory copy``: blocks into a memory tier, beside slices of a bytearray. ``SSD write``: 64 MiB or 1 MiB a call, each on
-the disk when it returns, beside ``pwrite`` and one ``fdatasync`` a call. The blocks are forgotten first, as the store
-does it. ``cold read``: the same blocks, which the page cache does not have, beside ``pread``. A block fills its slot,
-as those of records do (4 KiB); the plain loop moves whole slots, and the kernel reads ahead for it. Tier and loop
-alternate, in preallocated files that were written before; ``of plain`` is the median of the rounds' ratios. The
-directory must be on a disk.
+``memory copy`` copies blocks into a memory tier; the plain loop copies into slices of a bytearray. ``SSD write`` writes
+64 MiB a call (blocks of records also 1 MiB), and a call returns when its bytes are on the disk. Before each call the
+tier forgets the blocks, as the store does. The plain loop calls ``pwrite`` for each slot, and ``fdatasync`` once a
+call. ``cold read`` reads the same blocks, which the page cache does not have; the plain loop calls ``preadv``. A block
+and its header fill a slot, as in the store of records (4 KiB). The plain loop moves whole slots, and the kernel reads
+ahead for it. Tier and loop alternate, in preallocated files that were written before; ``of plain`` is the median of the
+rounds' ratios. The directory must be on a disk.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from slime_tiered_store.tiers.ssd.tier import SsdTier
 __all__ = ["main"]
 
 _CALL_BYTES = 64 << 20
-_RECORD_CALL_BYTES = 1 << 20  # of a record of routed experts
+_RECORD_CALL_BYTES = 1 << 20  # the size of a record of routed experts
 _SLOTS = (HEADER_BYTES + RECORD_LAYOUT.block_bytes, 64 << 10, 1 << 20)
 _PLAIN, _OURS = "plain loop", "tier"
 _COLUMNS = (
@@ -138,7 +139,7 @@ async def _measure_ssd(
 
     for number in range(rounds + 1):
         plain, ours = await _speed(total, plain_write), await _speed(total, write)
-        if number:  # the first one writes to new extents
+        if number:  # the first round writes to new extents
             _compare(report, f"SSD write, {size}", plain, ours)
         _forget_pages(directory / "plain")
         _forget_pages(directory / "tier" / "blocks")

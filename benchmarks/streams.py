@@ -52,7 +52,7 @@ class Seen:
 
 
 def spread(chunks_per_s: float) -> Pace:
-    """Write chunks evenly over time and streams, even if earlier ones have not arrived."""
+    """Return a pace that writes chunks evenly over time and streams, even if earlier chunks have not arrived."""
 
     async def pace(stand_in: StandIn) -> None:
         sent, started, place = 0, monotonic(), 0
@@ -68,7 +68,7 @@ def spread(chunks_per_s: float) -> Pace:
 
 
 def in_steps(chunks_per_s: float) -> Pace:
-    """Write a chunk of every stream at once, as the decode steps of a batching engine do."""
+    """Return a pace that writes a chunk of every stream at once, as the decode steps of a batching engine do."""
 
     async def pace(stand_in: StandIn) -> None:
         sent, started = 0, monotonic()

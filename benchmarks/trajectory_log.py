@@ -2,7 +2,7 @@
 
     python -m benchmarks.trajectory_log [--conversations N] [--rounds N] [--directory DIR]
 
-Conversations of five turns and about 2,000 tokens are recorded with and without the log, alternately. The script
+Conversations of five turns and about 1,700 tokens are recorded with and without the log, alternately. The script
 measures this process's processor time per answer, and the wall-clock time, which includes all of the writes to the page
 cache. Then it reads the log. ``tokens``: the cost of every answer (``record`` with ``pin`` and ``unpin``, without HTTP,
 JSON and tokenising). ``turns``: the additional cost of an answer to a chat, which ``openai`` keeps as a turn.
@@ -124,7 +124,7 @@ class _Side(Generic[K]):
         shutil.rmtree(path)
 
     def _filled(self, kept: K, histories: Histories, conversations: int) -> tuple[float, float]:
-        """Fill ``kept``. Returns microseconds per answer: of the processor, and of the clock."""
+        """Fill ``kept``. Returns the processor time and the wall-clock time per answer, in microseconds."""
         busy = clock = 0.0
         for number in range(conversations):
             turns = histories.turns(number)

@@ -164,7 +164,7 @@ async def _stats(client: httpx.AsyncClient) -> Counter[str]:
 
 
 def _request(text: str, tokens: int) -> dict[str, Any]:
-    """Return a request for exactly ``tokens`` tokens, so that both routers' engines have the same work."""
+    """Return a request for exactly ``tokens`` tokens, so that the engine has the same work through both routers."""
     return {"text": text, "sampling_params": {"max_new_tokens": tokens, "min_new_tokens": tokens}}
 
 

@@ -76,7 +76,7 @@ class _Connection(asyncio.Protocol):
 
 @asynccontextmanager
 async def patient(url: str, body: bytes) -> AsyncIterator[Waits]:
-    """POST ``body`` to ``/generate`` every few milliseconds over kept connections, while the block runs."""
+    """POST ``body`` to ``/generate`` every two milliseconds over two keep-alive connections, while the block runs."""
     address = urlsplit(url)
     waits = Waits()
     request = (
@@ -101,7 +101,7 @@ async def patient(url: str, body: bytes) -> AsyncIterator[Waits]:
 
 @dataclass(slots=True)
 class Hostile:
-    """Results of the expensive client: the number of answers, the status of the last (0: none), the time of each."""
+    """Results of the expensive client: number of answers, status of the last one (0: none), seconds of each request."""
 
     answers: int = 0
     status: int = 0
@@ -122,7 +122,7 @@ class Hostile:
 
 
 def _status(host: str, port: int, path: str, body: bytes) -> int:
-    """Return the status of the answer, which is read to its end; 0 when there was none within a minute."""
+    """Return the status of the answer, which is read to its end; 0 when it broke off or paused for a minute."""
     connection = http.client.HTTPConnection(host, port, timeout=_DEADLINE_S)
     try:
         with suppress(BrokenPipeError, ConnectionResetError):  # the body may be refused before it is read

@@ -20,7 +20,7 @@ _SCRIPT = Path(__file__).with_name("load.lua")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Figures of one run, as the client saw it. A bad status is one of 400 and above."""
+    """Figures of one run, as the client saw it. A bad status is 400 or above."""
 
     requests: int
     duration_us: int
