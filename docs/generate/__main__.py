@@ -13,7 +13,8 @@ from docs.generate import client, errors, flags, hooks, http, metrics
 from docs.generate.diagrams import Diagrams
 from docs.generate.pages import ROOT, Links, assets, sources
 
-#: Links to the reference, by the hand-written page that gets them. The pages cannot have them: only the site has these.
+#: Links to the reference, by the hand-written page that gets them. Only the site has the reference, so the files of the
+#: pages cannot have these links.
 _MORE = {
     "hooks.md": "[signatures](reference/hooks.md)",
     "http-api.md": "[each operation with parameters, bodies and answers](reference/http/index.md)",

@@ -65,7 +65,7 @@ def _commands() -> list[EntryPoint]:
 
 
 class _Made(Exception):
-    """A parser that was made to parse a command's arguments."""
+    """Carries the parser that a command has made for its arguments."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         super().__init__(parser)

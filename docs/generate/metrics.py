@@ -19,7 +19,7 @@ Made from the registry of a router with all plugins that have metrics.
 [metrics](../plugins/metrics.md) has more about each metric, and the metric for each question.
 
 """
-#: With these, each plugin that has metrics has all of them.
+#: With these flags, each plugin that has metrics has all of its metrics.
 _ALL = (
     *("--plugin", "engine", "--plugin", "radix_cache", "--plugin", "openai", "--plugin", "r3"),
     *("--plugin", "tiered_store", "--policy", "auto", "--session-affinity", "soft", "--kv-events"),
@@ -43,7 +43,7 @@ def page() -> str:
 async def _collect() -> tuple[list[Metric], dict[str, str]]:
     """Return the metrics of a router that runs, and the modules that added them by name."""
     router, _ = build(_ALL)
-    async with router.running():  # plugins add some of theirs at the start
+    async with router.running():  # plugins add some of their metrics at the start
         metrics: Any = router.components.get("metrics")
         return metrics.collect(), {
             name: offered.read.__module__ for name, offered in metrics._offered.items()

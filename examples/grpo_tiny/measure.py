@@ -44,7 +44,10 @@ def differences(
 def _sums(
     sample: Sample, logprobs: Sequence[float] | npt.NDArray[np.float64], text: str, tokenizer: Tokenizer
 ) -> dict[int, tuple[float, int]]:
-    """Return, by the place in ``text`` where a token ends, the sum and the number of the trained tokens up to it."""
+    """Return, by the place in ``text`` where a token ends, a sum and a count of the trained tokens up to that place.
+
+    The sum is that of their log-probabilities.
+    """
     ids = sample.tokens.tolist()
     found: dict[int, tuple[float, int]] = {}
     total, count = 0.0, 0
