@@ -25,7 +25,7 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 #: Takes a piece of a streamed body at once, if it can: see ``ServerRequest.send_now``.
 SendNow = Callable[[Any, Iterable[Callable[[bytes], object]]], bool]
 
-#: Header names (lower case) and values as they stood on the wire, in order, duplicates kept.
+#: Names of headers in lower case, and their values as on the wire. The order and duplicates are kept.
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -38,7 +38,7 @@ def send_now_of(send: Send) -> SendNow | None:
 def send_whole(send: Send, status: int, headers: Headers, body: bytes) -> Awaitable[None] | None:
     """Send a whole answer by ``send``. Returns None if it is sent, else an awaitable that sends it.
 
-    The router's server takes a whole answer at once, without two coroutines for its messages.
+    The router's own server takes a whole answer in one call, which saves two coroutines for the ASGI messages.
     """
     at_once = getattr(getattr(send, "__self__", None), "send_whole", None)
     if at_once is not None and at_once(status, headers, body):

@@ -1,4 +1,4 @@
-"""httpx's transport for requests to workers only."""
+"""An httpx transport that connects only to addresses at which a worker may be."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ __all__ = ["CheckedTransport"]
 
 
 class CheckedTransport(httpx.AsyncHTTPTransport):
-    """httpx's transport, which sends nothing to an address that no worker may have.
+    """An httpx transport that sends nothing to an address at which no worker may be.
 
     It drops ``Set-Cookie``, since httpx would send one worker's cookie to all workers of the same host.
-    ``reachable(url, address)`` returns True when a worker may be at that IP address. ``options`` are httpx's.
+    ``reachable(url, address)`` returns True when a worker may be at that IP address. ``options`` go to
+    ``httpx.AsyncHTTPTransport``.
     """
 
     def __init__(self, reachable: Callable[[str, str], bool], **options: Any) -> None:

@@ -24,7 +24,7 @@ class ClientConnection(ABC):
     transport: asyncio.Transport
     flow: WriteFlow
     observers: Sequence[Observer]
-    #: The time of the event loop.
+    #: Returns the event loop's time in seconds.
     time: Callable[[], float]
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 This is the byte path, so it has no task, no lock and no cancel scope per request. Framing is RFC 9112 and strict. An
 answer with ambiguous framing (two lengths, a length and chunks, another transfer coding) breaks the connection and is
-not passed on. Bytes after a complete answer only close the connection.
+not passed on. Bytes after a complete answer close the connection, but the answer stays valid.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slime_http.upstream_reply import Source, UpstreamReply
 
 __all__ = ["Connection"]
 
-#: Request bodies are handed to the transport in slices of this size, and wait while its buffer is full.
+#: Request bodies go to the transport in slices of this many bytes. A slice waits while the transport's buffer is full.
 _SLICE = 256 * 1024
 
 
@@ -238,7 +238,7 @@ class Connection(Source):
             self._framed = self._sized = True
         elif name in NOT_RETURNED:
             if name == b"transfer-encoding":
-                # gzip and the like are for this hop only and were not asked for (no TE was sent)
+                # The router sends no TE, so the worker may use no other transfer coding, such as gzip.
                 if self._framed or value.strip().lower() != b"chunked":
                     raise _Refused(f"framed its answer in an unknown way ({value[:80]!r})")
                 self._framed = True
@@ -265,7 +265,7 @@ class Connection(Source):
         assert self._reply is not None  # narrowing: data is parsed only while a reply is awaited
         self._reply.start(status, headers, sized=self._sized and not self._streams)
         if self._method == "HEAD":
-            # The parser cannot be told that no body follows a HEAD, so this connection is not used again.
+            # The parser cannot be told that an answer to HEAD has no body, so this connection is not used again.
             self._message_done = True
             raise _Refused("sent an answer to HEAD")
 
@@ -293,4 +293,4 @@ class Connection(Source):
 
 
 class _Refused(Exception):
-    """A protocol violation of the worker. The message goes on after the words "worker URL"."""
+    """A protocol violation of the worker. The message completes a sentence that begins with "worker URL"."""

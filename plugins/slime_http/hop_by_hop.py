@@ -5,8 +5,8 @@ from __future__ import annotations
 __all__ = ["NOT_RETURNED", "NOT_SENT", "PLAIN_CONNECTION"]
 
 #: Not passed to a worker. Proxy-* are for this hop only (section 11.7). The router writes its own Host and
-#: Content-Length, and answers "Expect" itself. Names with an underscore are listed since CGI servers read an underscore
-#: as a hyphen.
+#: Content-Length, and answers "Expect" itself. Names with an underscore are listed too, since CGI servers do not
+#: distinguish an underscore from a hyphen.
 NOT_SENT = frozenset(
     (
         b"connection", b"content-length", b"content_length", b"expect", b"host", b"keep-alive", b"proxy-authenticate",

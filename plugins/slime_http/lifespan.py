@@ -15,8 +15,8 @@ __all__ = ["APP", "OBSERVERS", "Lifespan"]
 
 #: Extension of the lifespan's scope: the list of the server's observers, to which the application may append.
 OBSERVERS = "slime_http.observers"
-#: Extension of the lifespan's scope: the application that will get the requests. An outermost layer that has nothing to
-#: do with them replaces itself there by its inner application, which saves a call for each request.
+#: Extension of the lifespan's scope: the application that will get the requests. An outermost layer that handles no
+#: requests stores its inner application here, which saves a call for each request.
 APP = "slime_http.app"
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Lifespan(LifespanOn):
         self.config.loaded_app = self._extensions[APP]
 
     async def main(self) -> None:
-        """Call the application. Its errors are logged once, not also as text in a message of the protocol."""
+        """Call the application. An error that it raises is logged, unless it is a StartupError."""
         version = {"version": self.config.asgi_version, "spec_version": "2.0"}
         try:
             await self.config.loaded_app(
@@ -64,7 +64,10 @@ class Lifespan(LifespanOn):
             self.shutdown_event.set()
 
     async def send(self, message: LifespanSendMessage) -> None:
-        """Take a message of the application. The text of a failure is not logged: usually an error follows."""
+        """Take a message of the application.
+
+        The text of a failure is not logged, since the application usually raises the error next, which is logged.
+        """
         if message["type"] == "lifespan.startup.failed":
             self.startup_failed = True
             self._error = StartupError(f"the application cannot start: {message.get('message', '')}")

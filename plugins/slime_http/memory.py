@@ -25,8 +25,8 @@ def tune_gc() -> None:
 def return_large_blocks() -> None:
     """Let large blocks of memory grow without a copy, and go back to the system when they are freed.
 
-    By default glibc does so only for the first blocks: later blocks of up to 32 MiB come from its heap (mallopt(3)).
-    Other C libraries have no ``mallopt``.
+    By default glibc raises its threshold when a large block is freed: later blocks of up to 32 MiB come from the heap
+    (mallopt(3)). Other C libraries have no ``mallopt``.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -11,7 +11,7 @@ import orjson
 __all__ = ["error_answer", "response_lines"]
 
 _STATUS_LINES = {int(one): f"HTTP/1.1 {int(one)} {one.phrase}\r\n".encode() for one in HTTPStatus}
-#: RFC 9110 section 5.6.2.
+#: The name of a header: a token, RFC 9110 section 5.6.2.
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _KNOWN_NAMES = frozenset(
     b"cache-control connection content-encoding content-length content-type date server transfer-encoding"

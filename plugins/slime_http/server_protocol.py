@@ -70,7 +70,7 @@ class Protocol(ClientConnection):
         #: Bytes since the last body bytes: of a head, of trailers, of chunk extensions.
         self._overhead = 0
         self._fault = "the request is not valid HTTP/1.1"
-        #: Event loop time by which the client must have sent more, or None. ``_is_rest_due``: more of a begun request.
+        #: Event loop time by which the rest of a begun request (``_is_rest_due``) or a new request must come, or None.
         self._due: float | None = None
         self._is_rest_due = False
         self._timer: asyncio.TimerHandle | None = None
@@ -278,7 +278,7 @@ class Protocol(ClientConnection):
             self._close()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer with an error, unless the client would take it for a part of another answer. Close the connection."""
+        """Close the connection, after an error answer, unless the client would take that for a part of another one."""
         self.flow.log_refusal(status, message)
         served = self.served
         in_body = self._in_message and not self._in_head

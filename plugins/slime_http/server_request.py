@@ -107,7 +107,7 @@ class ServerRequest:
         self._wake()
 
     def cut_off(self) -> None:
-        """Answer 503 and cancel the task, if the application has not begun: a cancelled task would give no answer."""
+        """Answer 503 and cancel the task if it has not begun: cancelled before its first step, it cannot answer."""
         task = self.task
         if task is not None and not self.begun:
             self._give_up(503, _SHUTTING_DOWN)
@@ -122,7 +122,7 @@ class ServerRequest:
         """Call the application. Answer with an error if it gives no answer or does not finish it."""
         try:
             if self.disconnected:
-                return  # refused after its head was read: it must have no effect
+                return  # the client has gone, or the request was refused in its body: the application does not run
             self.begun = True
             if self._connection.observers:
                 self.began = self._connection.time()

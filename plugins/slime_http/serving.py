@@ -35,7 +35,7 @@ CLIENT_TIMEOUT_S = 300.0
 _BACKLOG = 4096
 #: Longer than clients keep an idle connection, so that no client uses a connection that is just being closed.
 _KEEP_ALIVE_S = 75.0
-#: Longer than any close of TLS: the client's timeout ends it (see WriteFlow).
+#: So long that it never ends the close of a TLS connection: the client's timeout does (see WriteFlow).
 _TLS_CLOSE_S = 86_400.0
 #: Most kinds of requests in flight that a log line lists, and most bytes of a path in it.
 _MAX_TOLD, _MAX_PATH = 5, 256
@@ -226,7 +226,8 @@ async def serving(
 
 
 async def _serve_to_the_end(server: _Server, sock: socket.socket) -> None:
-    # serving() always calls stop(). Cancelled instead, the server would leave its listener open, and uvloop would hang.
+    # serving() always calls stop(). Without the shield a cancellation would end the server while its listener is open,
+    # and uvloop would hang.
     with anyio.CancelScope(shield=True):
         await server.serve([sock])
 

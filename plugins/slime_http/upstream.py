@@ -22,7 +22,7 @@ from slime_http.upstream_reply import UpstreamReply
 
 __all__ = ["Upstream"]
 
-#: A reused connection that fails within this many seconds was closed by the worker before the request came.
+#: If a reused connection fails within this many seconds, the worker has probably closed it before the request came.
 _RACE_S = 0.5
 #: CONNECT would make a tunnel of a pooled connection. TRACE would show the client the headers that the router adds.
 _NOT_PASSED = ("CONNECT", "TRACE")

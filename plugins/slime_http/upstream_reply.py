@@ -35,7 +35,7 @@ class Source(ABC):
 class UpstreamReply:
     """A worker's reply, whose body comes piece by piece. Hop-by-hop headers are left out.
 
-    ``sized``: it has a Content-Length and is no event stream. ``complete``: all of it has come.
+    ``sized``: the reply has a Content-Length and is no event stream. ``complete``: all of the reply has come.
     ``sent_at``: when the request was sent (loop time).
     """
 
@@ -96,7 +96,8 @@ class UpstreamReply:
     async def pump(self, take: Callable[[bytes], bool]) -> None:
         """Call ``take`` with each piece when it comes; return when :meth:`read` has to be called.
 
-        That is the case after a piece for which ``take`` returned False, and at the end. Raises what ``take`` raises.
+        ``read`` has to be called if pieces wait already, after a piece for which ``take`` returned False, at the end of
+        the reply, and after a failure. Raises what ``take`` raises.
         """
         if not self._chunks and not self.complete and self._error is None:
             self._take = take

@@ -24,7 +24,7 @@ def make_plugin(options: argparse.Namespace) -> OpenAPI:
 
 
 class OpenAPI:
-    """Answers ``GET /openapi.json``. The first request converts the document, in a thread."""
+    """Answers ``GET /openapi.json``. The first request converts the document from YAML to JSON, in a thread."""
 
     def __init__(self) -> None:
         self._document: bytes | None = None
