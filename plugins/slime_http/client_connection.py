@@ -1,4 +1,4 @@
-"""Interface of a client's connection, as its requests see it."""
+"""The part of a client's connection that its requests call."""
 
 from __future__ import annotations
 

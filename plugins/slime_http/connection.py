@@ -56,7 +56,7 @@ class Connection(Source):
     # One exchange.
 
     def begin(self, method: str, head: bytes, body: bytes) -> UpstreamReply:
-        """Send a request. The reply that is returned has its head once its ``status`` is not 0."""
+        """Send a request, and return its reply. The head of the reply has come when ``status`` is not 0."""
         transport = self._transport
         assert transport is not None  # narrowing: connected before it is used
         self._reset(method)
@@ -141,7 +141,7 @@ class Connection(Source):
             reply.fail(error)
 
     def break_off(self, what: str) -> None:
-        """Close at once; the exchange fails with "worker URL ``what``"."""
+        """Close at once. The exchange fails with a message: "worker URL", and then ``what``."""
         self._fail(WorkerBroke(f"worker {self._pool.url} {what}", answered=self._answered))
 
     # asyncio.Protocol
@@ -232,7 +232,7 @@ class Connection(Source):
         if self._head_bytes > self._pool.limits.head_bytes:
             raise _Refused(f"sent headers of more than {self._pool.limits.head_bytes} bytes")
         if self._head_done:
-            return  # a trailer field: hop-by-hop here, since no client asked for it with TE
+            return  # a trailer field: it is dropped, since the router sends no TE that asks for trailers
         name = name.lower()
         if name == b"content-length":
             self._framed = self._sized = True

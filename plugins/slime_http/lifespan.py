@@ -41,7 +41,7 @@ class Lifespan(LifespanOn):
         self.config.loaded_app = self._extensions[APP]
 
     async def main(self) -> None:
-        """Call the application. An error that it raises is logged, unless it is a StartupError."""
+        """Call the application. An error of the application is logged, except the StartupError of a failed start."""
         version = {"version": self.config.asgi_version, "spec_version": "2.0"}
         try:
             await self.config.loaded_app(
@@ -66,7 +66,7 @@ class Lifespan(LifespanOn):
     async def send(self, message: LifespanSendMessage) -> None:
         """Take a message of the application.
 
-        The text of a failure is not logged, since the application usually raises the error next, which is logged.
+        The text of a failure is not logged: usually the application raises the error next, and :meth:`main` logs it.
         """
         if message["type"] == "lifespan.startup.failed":
             self.startup_failed = True

@@ -1,4 +1,4 @@
-"""Interface of the pool of connections to one worker, as a connection sees it."""
+"""The part of a worker's connection pool that its connections call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Pool"]
 
 
 class Pool(ABC):
-    """The part of a pool that its connections call."""
+    """The interface of a connection pool. ``heard_at``: event loop time of the worker's last bytes."""
 
     url: str
     limits: Limits

@@ -34,7 +34,7 @@ def request_scope(
 ) -> Scope:
     """Return the scope of a request whose head ``parser`` has read. Raises ValueError, and the parser's errors."""
     if parser.should_upgrade() and any(name in _FRAMING and value != b"0" for name, value in headers):
-        # httptools takes the body for data of the other protocol. It would be lost, or read as the next request.
+        # httptools takes the body for data of the other protocol: the body would be lost, or read as the next request.
         raise ValueError(
             "a request with a body may not ask for another protocol: leave out its Upgrade header"
         )

@@ -30,7 +30,7 @@ _MAX_AHEAD = 16
 
 
 class Protocol(ClientConnection):
-    """HTTP/1.1 on one connection, with limits for clients that send or take too much or too slowly.
+    """HTTP/1.1 on one connection, with limits for clients that send too much, or send or read too slowly.
 
     ``keep_alive_s`` is the time until a request begins. ``client_timeout_s`` is the time for a request's head, and for
     each further piece of its body. It is also the time for a slow client to take 64 KiB of an answer. Errors are JSON.
@@ -126,7 +126,7 @@ class Protocol(ClientConnection):
         self.flow.resume()
 
     def shutdown(self) -> None:
-        """Close the connection, after the answers to the requests that have come."""
+        """Close the connection when the requests that have come are answered."""
         if self._newest is None or self._newest.complete:
             self._close()
         else:
@@ -278,7 +278,7 @@ class Protocol(ClientConnection):
             self._close()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Close the connection, after an error answer, unless the client would take that for a part of another one."""
+        """Answer with an error, and close. No error is sent where it would become a part of another answer."""
         self.flow.log_refusal(status, message)
         served = self.served
         in_body = self._in_message and not self._in_head

@@ -31,10 +31,10 @@ _LAST_CHUNK = b"0\r\n\r\n"
 class ServerRequest:
     """A request and the answer to it.
 
-    ``keep_alive``: the connection stays open after the answer. ``begun``: the application was called. ``started``: it
-    has given the head. ``written``, ``complete``: a part of the answer, or all of it, was written. ``disconnected``:
-    the client has gone. ``expects_continue``: the client may wait for "100 Continue" before it sends the body.
-    ``status``: the answer's status, or 0. ``error``: the beginning of an error's body.
+    ``keep_alive``: the connection stays open after the answer. ``begun``: the application was called. ``started``: the
+    application has given the head. ``written``: a part of the answer was written. ``complete``: all of the answer was
+    written. ``disconnected``: the client has gone. ``expects_continue``: the client may wait for "100 Continue" before
+    it sends the body. ``status``: the answer's status, or 0. ``error``: the beginning of an error's body.
 
     Event loop times in seconds, or 0.0: ``streamed_at`` (the first chunk was written), ``began`` (the application was
     called) and ``ended`` (it returned). ``began`` and ``ended`` are set only if there are observers.
@@ -107,7 +107,7 @@ class ServerRequest:
         self._wake()
 
     def cut_off(self) -> None:
-        """Answer 503 and cancel the task if it has not begun: cancelled before its first step, it cannot answer."""
+        """Answer 503 and cancel the task, if the application has not begun: a task that never ran cannot answer."""
         task = self.task
         if task is not None and not self.begun:
             self._give_up(503, _SHUTTING_DOWN)
@@ -119,7 +119,7 @@ class ServerRequest:
             self._event.set()
 
     async def run(self) -> None:
-        """Call the application. Answer with an error if it gives no answer or does not finish it."""
+        """Call the application. If the application gives no answer or an incomplete one, end the answer."""
         try:
             if self.disconnected:
                 return  # the client has gone, or the request was refused in its body: the application does not run

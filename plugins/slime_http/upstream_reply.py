@@ -14,7 +14,7 @@ __all__ = ["Source", "UpstreamReply"]
 
 #: Bytes of a reply that may wait for the client before reading from the worker pauses.
 _HIGH_WATER = 256 * 1024
-#: A piece of this size is not joined with others.
+#: A piece of at least this many bytes is not joined with others.
 _LARGE_BYTES = 64 * 1024
 
 OnFailure = Callable[[WorkerBroke | WorkerTimeout | None], None]
@@ -170,7 +170,7 @@ class UpstreamReply:
     def watch(self, on_failure: OnFailure) -> None:
         """Call ``on_failure`` if the reply does not complete: with the error, or None when it was closed early."""
         self._on_failure = on_failure
-        if self._error is not None:  # the data that began the reply also broke it
+        if self._error is not None:  # the read that brought the head also brought a protocol error
             self._tell(self._error)
 
     def _wake(self) -> None:

@@ -24,7 +24,8 @@ class WriteFlow:
     """The writing side of one connection. ``timeout_s``: time for a client to take 64 KiB, or all that is left.
 
     ``is_full``: the transport's buffer is full. No timer runs while the client reads as fast as the router writes.
-    A transport with TLS does not count the bytes that it has encrypted, so the kernel tells how many were taken.
+    A transport with TLS does not count the bytes that it has encrypted, so the bytes that the client has acknowledged
+    are read from the kernel.
     """
 
     __slots__ = (
@@ -82,7 +83,7 @@ class WriteFlow:
             await self._drained.wait()
 
     def expect_taken(self) -> None:
-        """Cut the client off unless it takes enough within its timeout."""
+        """Start the timer: the client is cut off unless it takes enough within its timeout."""
         self._unsent = self._transport.get_write_buffer_size()
         self._taken, _ = self._acknowledged()
         if self._timer is None:
@@ -108,7 +109,7 @@ class WriteFlow:
             return 0, True
         sock = self._transport.get_extra_info("socket")
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-        unacked, taken, unsent = _TCP_INFO.unpack(info.ljust(_TCP_INFO.size, b"\0"))  # old kernels have less
+        unacked, taken, unsent = _TCP_INFO.unpack(info.ljust(_TCP_INFO.size, b"\0"))  # old kernels give less
         return taken, not (unacked or unsent)
 
     def _look(self) -> None:

@@ -1,7 +1,7 @@
 """OpenAI's API with exact tokens.
 
-It serves ``/v1/chat/completions``, ``/v1/completions`` and ``/v1/models`` to any OpenAI client. Each answer comes from
-a ``/generate`` request. For a chat, this request has the exact tokens of the conversation so far. See
+The plugin serves ``/v1/chat/completions``, ``/v1/completions`` and ``/v1/models`` to any OpenAI client. Each answer
+comes from a ``/generate`` request. For a chat, this request has the exact tokens of the conversation so far. See
 docs/plugins/openai.md.
 """
 

@@ -79,7 +79,7 @@ class Completions:
         return Reply(200, [JSON, *unknown.headers], orjson.dumps(answer))
 
     def _read(self, body: Any) -> tuple[CompletionRequest, list[str]]:
-        """Return the request in ``body``, and its prompts' texts, empty without ``echo``. Raises InvalidRequest."""
+        """Return the request in ``body``, and for each prompt the text to echo, or "". Raises InvalidRequest."""
         request = read_completion(body)
         if not request.echo:
             return request, [""] * len(request.prompts)

@@ -5,7 +5,7 @@
     BadRequest (router_core)         400
     └── InvalidRequest               an invalid value; ``param`` names the parameter
         ├── MissingParameter         a required parameter is missing
-        ├── UnknownParameter         no known API has the parameter: probably a spelling mistake
+        ├── UnknownParameter         the router does not know the parameter; it may be a spelling mistake
         └── UnsupportedParameter     OpenAI or SGLang has the parameter, but the router cannot honour it
 """
 
@@ -54,7 +54,7 @@ class MissingParameter(InvalidRequest):
 
 
 class UnknownParameter(InvalidRequest):
-    """One or more parameters that no known API has; ``param`` is the first."""
+    """One or more parameters that the router does not know; ``param`` is the first."""
 
     code = "unknown_parameter"
 

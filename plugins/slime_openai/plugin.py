@@ -97,7 +97,10 @@ class OpenAI:
     @hookimpl
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
-        """With a log, rewrite its files as turns are evicted. Without one, keep turns in the store if there is one."""
+        """With a log, rewrite its files as turns are evicted. Without a log, keep turns in the store, if there is one.
+
+        The store is the place to which ``radix_cache`` demotes trajectories.
+        """
         history = self._history
         if isinstance(history, StoredHistory):
             records: SideRecords = router.components.get("side_records")
@@ -116,7 +119,7 @@ class OpenAI:
     async def pre_request(self, exchange: Exchange) -> Reply | None:
         """Answer OpenAI's requests, with errors in OpenAI's form.
 
-        Requests with media go to a worker. If the workers are passthrough workers, all requests do.
+        Requests with media go to a worker. If the workers are passthrough workers, all requests go to a worker.
         """
         request = exchange.request
         path = request.path
@@ -140,7 +143,10 @@ class OpenAI:
 
     @hookimpl
     async def post_response(self, exchange: Exchange) -> None:
-        """Mark a worker's answer, whose tokens are unknown. Put an error into OpenAI's form, except in passthrough."""
+        """Mark a worker's own answer as not exact, since its tokens are unknown.
+
+        Put a worker's error into OpenAI's form, unless the workers are passthrough workers.
+        """
         reply = exchange.reply
         if reply is None or exchange.worker is None or not exchange.request.path.startswith("/v1/"):
             return

@@ -34,8 +34,8 @@ class StopStrings:
     def finish(self, matched: str | None = None) -> str:
         """End the text, and return the part that was held back.
 
-        ``matched``: the stop string that the engine ended at. The engine may have sent the beginning of it in an
-        earlier piece; held text that ends with such a beginning is returned without it.
+        ``matched``: the stop string that the engine ended at. The engine may have sent a beginning of this string in an
+        earlier piece. If the held text ends with such a beginning, the beginning is not returned.
         """
         text, self._held = self._held, ""
         return text[: len(text) - held(text, (matched,))] if matched else text

@@ -90,14 +90,17 @@ class Turn:
             turn = turn.parent
 
     def has_answers(self, answers: Answers) -> bool:
-        """Return True when ``answers`` gives the digest of this turn, and of each turn before it."""
+        """Return True when ``answers`` returns the recorded digest for this turn, and for each turn before it."""
         return all(
             answers(turn.parent.count if turn.parent is not None else 0, turn.count - 1) == turn.answers
             for turn in self.chain()
         )
 
     def likeness(self, messages: Sequence[Message]) -> int:
-        """Score how exactly ``messages`` repeat call ids, thoughts and content, which keys do not compare exactly."""
+        """Score how exactly ``messages`` repeat the recorded call ids, thoughts and content.
+
+        Turns with equal keys may differ in these.
+        """
         return sum(_likeness(turn.reply, messages[turn.count - 1]) for turn in self.chain())
 
     def ids(self) -> bytes:

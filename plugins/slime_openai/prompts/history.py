@@ -71,7 +71,7 @@ class History:
         if session is None:
             yield from self._longest(places, answers, self._is_anyones)
             return
-        # Both as they are now: the caller may wait between two turns.
+        # Both are read now: the caller may await between two turns, and meanwhile the values may change.
         is_lost = session in self._lost
         contexts = self._speakers.contexts(session, places, asked)
         yield from self._longest(places, answers, lambda turn: turn.session == session)

@@ -72,7 +72,10 @@ def keys(start: Key, messages: Iterable[Message], traits: TemplateTraits) -> lis
 
 
 def next_key(key: Key, message: Message, traits: TemplateTraits, call: int = 0) -> Key:
-    """Return the key behind ``message``, which follows ``key``. ``call``: index of the call that a result answers."""
+    """Return the key behind ``message``, which follows ``key``.
+
+    ``call``: for a result, the index of its call among the calls that have no result yet.
+    """
     if message.role == "assistant":
         return _digest(key, _answer(message))
     role = _ROLES.get(message.role, message.role)
@@ -92,8 +95,8 @@ def unreachable_key(place: Key) -> Key:
 def answers_of(messages: Iterable[Message], traits: TemplateTraits) -> bytes:
     """Return a digest of what assistants say in ``messages``; empty when there are none.
 
-    The digest compares answers that no engine is known to have given. So it ignores only the format of arguments, and
-    call ids that the template does not show.
+    The digest compares answers that no engine is known to have given. So it ignores only three things: the format of
+    arguments, call ids that the template does not show, and the difference between empty and missing content.
     """
     said = [
         [

@@ -1,7 +1,7 @@
-"""Local templates: of the messages before a message, the text behind it depends on its direct predecessor only.
+"""Proof that a chat template is local: the text behind a message does not depend on messages before its predecessor.
 
 The proof reads the template's source. A local template is one loop over all messages. No state passes from one round
-of the loop to the next. Each round after the first reads only its own message, the two beside it, and the last one.
+of the loop to the next. Each round after the first reads only its own message, the two beside it, and the last message.
 Behind the loop, only the last message is read.
 """
 
@@ -17,7 +17,7 @@ from jinja2 import Environment, TemplateError, nodes
 __all__ = ["is_local", "trials"]
 
 _MESSAGES, _LOOP = "messages", "loop"
-#: Jinja's names that keep a state, give a random result, or reach what this module does not see.
+#: Jinja's names that keep a state, give a random result, or read values in a way that this module does not analyse.
 _IMPURE = frozenset(("attr", "cycler", "joiner", "lipsum", "namespace", "random", "self"))
 #: Methods that change a list or an object.
 _CHANGING = frozenset(
@@ -46,7 +46,8 @@ _STATEMENTS = (nodes.Assign, nodes.AssignBlock, nodes.For, nodes.If, nodes.Macro
 _EXPRESSIONS = (nodes.Expr, nodes.Keyword, nodes.Operand, nodes.Pair)
 
 Message: TypeAlias = Mapping[str, Any]
-#: A part of a template: before the loop over messages, in it, in a loop within it, or behind it. Macros are "behind".
+#: A part of a template: before the loop over messages, in a round of this loop, in an inner loop of a round, or behind
+#: the loop over messages. Macros count as "behind".
 _Where: TypeAlias = Literal["before", "round", "part", "behind"]
 
 

@@ -1,4 +1,7 @@
-"""Records in the log of conversations, and a name for all that their keys depend on. Sizes are in tokens."""
+"""Records in the log of conversations, and a name for all that the conversations' keys depend on.
+
+Sizes of records are in tokens.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,7 @@ def size_of(asked: bytes, sampled: bytes) -> int:
 
 
 def reader(tokenizer: Tokenizer, template: str, traits: TemplateTraits) -> str:
-    """Return a name that is equal for readers with the same tokenizer, ``template`` and conversation keys."""
+    """Return a name that is equal for readers with the same tokenizer, ``template`` and rules for conversation keys."""
     start = beginning([{"name": "time"}], {"b": 1, "a": None})
     known = keys(start, _SAMPLE, traits)[-1] + answers_of(_SAMPLE, traits) + repr(traits).encode()
     digest = blake2b(known + template.encode(), digest_size=8).hexdigest()

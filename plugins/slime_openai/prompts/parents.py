@@ -42,7 +42,7 @@ class Parents:
         """Return the parent for ``question``, or None. ``chat``: the input of the template. Raises InvalidRequest."""
         sent: str | None = None
         if not await self._history.load(question):
-            return None  # the store may have a turn that matches a longer beginning
+            return None  # the unread store may have a turn that matches a longer beginning
         found = self._history.find(question.keys[1:], question.place, question.session, question.answers)
         for each in found:
             alike = await self._allowed(each, question.session)

@@ -53,7 +53,7 @@ _COMPARED_EVERY = 101
 class Conversation:
     """The input of a template, see ``for_template``. ``continues``: the last message is the beginning of the answer.
 
-    ``size``: bytes of its JSON. ``client``: the client that a long rendering is charged to, for fair turns.
+    ``size``: bytes of its JSON, roughly. ``client``: the client that a long rendering is charged to, for fair turns.
     """
 
     messages: Sequence[Message | Mapping[str, Any]]
@@ -109,7 +109,7 @@ _FORMS = (_Form(), _Form(arguments_as_text=True), _Form(content_as_none=True), _
 
 
 class Renderer:
-    """The chat template in ``source``, or the tokenizer's. Threads may share it. Raises SettingsError without one."""
+    """The chat template in ``source``, or the tokenizer's. Raises SettingsError without a template. Thread-safe."""
 
     def __init__(
         self, tokenizer: Tokenizer, source: str | None = None, threads: FairThreads | None = None

@@ -1,4 +1,4 @@
-"""Places of conversations where sessions have asked, and the contexts that they continued there."""
+"""Places in conversations at which sessions have sent requests, and the contexts that these requests continued."""
 
 from __future__ import annotations
 

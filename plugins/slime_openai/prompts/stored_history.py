@@ -27,7 +27,7 @@ _DIGEST_BYTES = 16
 
 
 class Behind(NamedTuple):
-    """The key of the parent's record, or empty, stored in front of each turn under the name of this class."""
+    """The first part of each stored turn: the key of the parent's record, or empty. The class name is stored, too."""
 
     parent: bytes
 
@@ -38,8 +38,8 @@ _FRAMES = Frames((Behind, Said))
 class StoredHistory(History):
     """A history that also has the turns in a store; without a store, a plain history.
 
-    A turn is stored when an answer of its session is demoted. A stored turn comes back into memory for a question that
-    may continue it.
+    A turn is stored when an answer of its session is demoted, when the turn is evicted, or when the router stops. A
+    stored turn comes back into memory for a question that may continue it.
     """
 
     def __init__(self, max_bytes: int, lost: LostSessions) -> None:
@@ -79,7 +79,7 @@ class StoredHistory(History):
         return _mask(self._reader, *asked_by)
 
     async def load(self, question: Question) -> bool:
-        """See History. Raises HTTPError if the question is asked again, and that cannot be noted."""
+        """See History. Raises HTTPError if the question is asked once more, and the store cannot note this."""
         records = self._records
         if records is None:
             return True
@@ -88,12 +88,13 @@ class StoredHistory(History):
         behind = list(zip(question.keys[1:], question.messages, strict=True))
         answers = [key for key, message in behind if message.role == "assistant"]
         names = [_masked(key, self._names) for key in answers]
-        # Also load what the session asked at these places: by that, History.find decides which turns it may continue.
+        # Also load the turns in which the session asked at these places: by their contexts, History.find decides which
+        # turns of other sessions this session may continue.
         places = [_masked(key, asked_by) for key, _ in behind] if question.session is not None else []
         is_known = not answers or self._knows(answers[-1], question.session)
         is_known = is_known or await _succeeds(records.look())
         if question.samples > 1 or self._asked[place] > 1 or records.has_answers(place):
-            await records.ask_again(place)  # also if the store cannot be read, since the request goes on then
+            await records.ask_again(place)  # even if the store cannot be read: the request goes on then
         return is_known and await _succeeds(self._load(records, [*names, *places]))
 
     async def _load(self, records: SideRecords, names: Iterable[bytes]) -> None:

@@ -65,7 +65,7 @@ STRICT = TemplateTraits()
 
 
 def probe(render: Render) -> TemplateTraits:
-    """Return the traits of a template. Where it refuses the probes, it counts as leaving nothing out."""
+    """Return the traits of a template. A template that refuses a probe counts as leaving nothing out there."""
     return TemplateTraits(
         {role: _trim(render, role) for role in ("system", "tool", "user")},
         shows_tool_name=_differs(render, *(_with_result(name=name) for name in ("one", "two"))),

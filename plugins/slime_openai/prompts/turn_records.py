@@ -1,4 +1,4 @@
-"""Turns as records."""
+"""Conversion of turns to records, and of records to turns."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ _AGAIN, _DIGITS = (f"{word}{secrets.token_hex(8)}" for word in ("again", "digits
 _MARKED = re.compile(rf"""{_AGAIN}\d+|["']?{_DIGITS}([-+.\w]+){_DIGITS}["']?""")
 #: In digits. Python refuses to read integers of more than 4,300 digits.
 _LONGEST_INTEGER = 4_000
-#: The number of texts of arguments whose canonical text is cached, and their longest, in characters: some tens of
-#: MB at most, and 3 MB for the usual 100 characters.
+#: Limits of the cache of canonical texts: the number of entries, and the longest cached text in characters. The cache
+#: takes some tens of MB at most, and 3 MB for texts of the usual 100 characters.
 _CACHED, _LONGEST_CACHED = 1 << 13, 1 << 10
 _BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"?|([\[{])|([\]}])', re.DOTALL)
 
@@ -50,9 +50,10 @@ def read_exactly(text: str | bytes) -> Any:
 
 
 def canonical(text: str, *, sort: bool) -> str:
-    """Return equal text for equal arguments; ``sort`` ignores the order of keys. Text that is not JSON is unchanged.
+    """Return equal text for equal arguments. Text that is not JSON is unchanged.
 
-    Short texts are cached: a chat sends all its earlier calls again in each turn.
+    With ``sort``, the order of keys does not count. Results for short texts are cached: a chat sends all its earlier
+    calls again in each turn.
     """
     return _cached(text, sort) if len(text) <= _LONGEST_CACHED else _canonical(text, sort)
 

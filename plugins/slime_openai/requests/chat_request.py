@@ -53,7 +53,7 @@ class ChatRequest(Options):
     """A chat request. ``template_kwargs``: variables for the chat template.
 
     With ``tools.choice`` "required", ``sampling`` has the JSON schema of :func:`calls_schema`: the answer is a list of
-    calls, whatever the model's own format is. Otherwise the model may call ``tools.callable`` in its own format.
+    calls in JSON, not in the model's own format. Otherwise the model may call ``tools.callable`` in its own format.
     Only the first call counts without ``parallel_tool_calls``, which is False if the client chose one tool by name.
     ``input_ids``: the prompt, instead of the rendered ``messages``.
     """

@@ -16,15 +16,16 @@ __all__ = ["CompletionRequest", "Prompt", "read_completion"]
 #: Text, or token ids.
 Prompt = str | Sequence[int]
 
-#: OpenAI's limit, in tokens, for a request without a limit.
+#: OpenAI's default of ``max_tokens``.
 _MAX_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(Options):
-    """One or more prompts, each continued ``n`` times. ``logprobs``: alternatives to each token; None: no logprobs.
+    """One or more prompts, each continued ``n`` times.
 
-    ``max_tokens`` may be 0 only with ``echo``. Such a request asks only about the prompt.
+    ``logprobs``: the number of alternatives to each token; None: no logprobs. ``max_tokens`` may be 0 only with
+    ``echo``: such a request wants the prompt's logprobs, and generates nothing.
     """
 
     prompts: tuple[Prompt, ...]

@@ -79,7 +79,7 @@ def integer(low: int, high: int | None = None) -> Reader:
 
 
 def number(low: float, high: float, *, above: bool = False) -> Reader:
-    """Return a reader of numbers in ``[low, high]``, with ``above`` in ``(low, high]``."""
+    """Return a reader of numbers in ``[low, high]``, or in ``(low, high]`` if ``above`` is True."""
     wanted = f"a number above {low}, up to {high}" if above else f"a number from {low} to {high}"
 
     def read(param: str, value: Any) -> int | float:

@@ -93,7 +93,7 @@ def _has_objects(messages: Any) -> bool:
 def _message(param: str, value: Any) -> Message:
     if not isinstance(value, dict):
         raise wrong(param, "a message, which is an object", value)
-    # Most messages pass these checks, so the names of places are written only for those that may not.
+    # Most messages pass these checks, so names of places are made only for messages that may fail.
     role = value.get("role")
     if type(role) is not str or role not in _KEYS:
         role = _role(f"{param}.role", role)

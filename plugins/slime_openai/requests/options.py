@@ -28,7 +28,7 @@ __all__ = ["COMMON", "NO_EFFECT", "REFUSED", "Options", "common_options"]
 class Options:
     """Options of a request. ``sampling``: ``sampling_params`` for ``/generate``; ``engine``: other fields of its body.
 
-    ``unknown``: parameters that no known API has, and known parameters that are ignored, not refused.
+    ``unknown``: parameters that the router does not know, and ``add_special_tokens`` where it cannot be honoured.
     ``tokens_as_ids``: in logprobs a token is ``token_id:ID``, not its text.
     ``return_meta_info``: the client wants the engine's ``meta_info``, and so knows SGLang.
     """

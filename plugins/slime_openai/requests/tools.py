@@ -86,9 +86,9 @@ def choose(shown: tuple[Tool, ...], mode: ToolChoice, name: str | None) -> Tools
 
 
 def calls_schema(tools: Tools, *, several: bool) -> str:
-    """Return the JSON schema of one call of the callable ``tools``, or with ``several`` of one or more calls.
+    """Return the JSON schema of a list with one call of the callable ``tools``; with ``several``, one or more calls.
 
-    Calls have the form ``[{"name": ..., "parameters": {...}}, ...]``, as in SGLang's ``get_json_schema_constraint``
+    The list has the form ``[{"name": ..., "parameters": {...}}, ...]``, as in SGLang's ``get_json_schema_constraint``
     (``function_call/utils.py``). Each tool's parameters become a definition, and references in the parameters point
     into this definition. So equal names in the ``$defs`` of two tools do not clash.
     """

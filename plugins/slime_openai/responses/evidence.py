@@ -12,7 +12,7 @@ from slime_sglang import CONTRADICTION
 __all__ = ["NOT_RECORDED", "JudgedAnswers", "LostSessions", "Ownership", "Verdicts"]
 
 NOT_RECORDED = "not_recorded"
-#: Answers for which no turn is kept: no prompt may continue their tokens.
+#: Reasons for which an answer makes no turn: no prompt may continue its tokens.
 _UNUSABLE = frozenset((CONTRADICTION, NOT_RECORDED))
 
 

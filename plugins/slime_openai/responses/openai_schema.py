@@ -116,8 +116,8 @@ def about_output(
 ) -> dict[str, Any]:
     """Return members of a complete choice that a trainer asked for, except its token ids.
 
-    ``inexact_reason``: returns the verdict on the choice. ``meta_info`` is the engine's, unchanged. If the client wants
-    ``meta_info``, which has ``routed_experts``, that member is not repeated beside it.
+    ``inexact_reason``: returns the verdict on the choice. ``meta_info`` is the engine's, unchanged. It contains
+    ``routed_experts``. So a choice with ``meta_info`` has no member ``routed_experts`` of its own.
     """
     meta = output.meta
     members: dict[str, Any] = {}

@@ -20,7 +20,7 @@ Triple = Sequence[Any]
 
 
 class understood:
-    """Raise WorkerBroke for errors in the block, which reads an engine's answer."""
+    """Raise WorkerBroke when the block, which reads an engine's answer, fails because the answer is malformed."""
 
     def __enter__(self) -> None: ...
 
@@ -41,7 +41,7 @@ class EngineRefused(HTTPError):
 
 
 class Output:
-    """One sequence so far: its events, merged into an unstreamed answer.
+    """One sequence so far: its events, merged into the form of an answer that is not streamed.
 
     ``logprobs``: a triple for each token; ``top_logprobs``: a list of triples for each token.
     """

@@ -36,8 +36,8 @@ def routing_matrices(output: Output, start: int) -> list[str] | None:
 def _cut(encoded: str, begin: int, size: int) -> list[str]:
     """Split the bytes in the base64 text ``encoded``, from ``begin`` on, into pieces of ``size`` bytes, each as base64.
 
-    Three bytes are four letters. So pieces can often be cut out of the text, which is ten times as fast as decoding. A
-    long answer of a large model has 80 MB of this text.
+    Three bytes are four letters of base64. So pieces can often be cut out of the text, which is ten times as fast as
+    decoding. A long answer of a large model has 80 MB of this text.
     """
     if begin % 3 == size % 3 == 0:
         step = size // 3 * 4

@@ -49,7 +49,10 @@ def read_tagged(
 
 
 def settle(source: Source, writer: Writer, known: bool) -> None:
-    """End a call. Drop the rest of its text, which is markup. If the call is not ``known``, all its text is content."""
+    """End a call. ``known``: the call was allowed, see :meth:`Writer.start`.
+
+    The rest of an allowed call's text is markup, and is dropped. All text of any other call is content.
+    """
     text = source.take()
     if not known:
         writer.content(text)
@@ -74,7 +77,7 @@ def arguments(source: Source, writer: Writer, name: str, *end: str) -> Reading[b
 
 
 def call_object(source: Source, writer: Writer, *end: str) -> Reading[bool]:
-    """Read ``{"name": ..., "arguments": {...}}``. The keys may have any order, and there may be more.
+    """Read ``{"name": ..., "arguments": {...}}``. The keys may have any order, and there may be other keys.
 
     ``arguments`` may be named ``parameters``. Return False as :func:`arguments` does. Raises Malformed for other text.
     """
@@ -207,7 +210,10 @@ def _rest_of_value(
 
 @lru_cache
 def _structure(quoted: bool, torn: bool, end: tuple[str, ...]) -> re.Pattern[str]:
-    """Return a pattern of the characters and tags that change state, within a string (``quoted``) or outside."""
+    """Return a pattern of the characters and tags that change state, within a string (``quoted``) or outside.
+
+    ``torn``: the string has a raw control character, so the tags in ``end`` count within it, too.
+    """
     tags = [re.escape(tag) for tag in end] if torn or not quoted else []
     own = [r"\\.?", '"', r"[\x00-\x1f]"] if quoted else [r'["{}\[\]]']
     return re.compile("|".join(tags + own), re.DOTALL)

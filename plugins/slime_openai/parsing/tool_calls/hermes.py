@@ -1,7 +1,7 @@
 """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``: Hermes, Qwen2.5, Qwen3, QwQ.
 
-Each call stands between its own tags and newlines. Sources: the cards of NousResearch's Hermes-2-Pro models, with a
-prompt that has ``arguments`` first, and the chat templates of Qwen/Qwen2.5-7B-Instruct and Qwen/Qwen3-8B.
+Each call stands between its own tags and newlines. Sources: the cards of NousResearch's Hermes-2-Pro models, whose
+prompt has ``arguments`` before ``name``, and the chat templates of Qwen/Qwen2.5-7B-Instruct and Qwen/Qwen3-8B.
 """
 
 from __future__ import annotations
