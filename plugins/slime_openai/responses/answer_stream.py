@@ -151,7 +151,7 @@ class AnswerStream:
 
     def _ending(self) -> list[bytes]:
         if not all(choice.ended for choice in self._choices):
-            raise WorkerBroke("the engine's stream ended before its answer", answered=True)
+            raise WorkerBroke("the engine's stream ended before its answer was complete", answered=True)
         self.finished = True
         usage = [event(self._frame.put([], usage=self._usage()))] if self._usage is not None else []
         return [*usage, DONE]
