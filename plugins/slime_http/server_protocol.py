@@ -278,7 +278,7 @@ class Protocol(ClientConnection):
             self._close()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer with an error, and close. No error is sent where it would become a part of another answer."""
+        """Answer with an error, and close. No error is sent if it could be taken for a part of another answer."""
         self.flow.log_refusal(status, message)
         served = self.served
         in_body = self._in_message and not self._in_head

@@ -59,7 +59,7 @@ class Models:
         if model in names:
             return None
         found = [model.removeprefix(f"{name}:").strip() for name in names if model.startswith(f"{name}:")]
-        return min(found, key=len, default=None) or None  # the shortest rest: the model name is the longest
+        return min(found, key=len, default=None) or None  # the shortest rest has the longest model name
 
     def _names(self) -> dict[str, None]:
         """Return the names of the models, each once, in the order of the workers."""

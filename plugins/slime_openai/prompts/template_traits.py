@@ -65,7 +65,7 @@ STRICT = TemplateTraits()
 
 
 def probe(render: Render) -> TemplateTraits:
-    """Return the traits of a template. A template that refuses a probe counts as leaving nothing out there."""
+    """Return the traits of a template. If the template refuses the probes of a trait, nothing counts as left out."""
     return TemplateTraits(
         {role: _trim(render, role) for role in ("system", "tool", "user")},
         shows_tool_name=_differs(render, *(_with_result(name=name) for name in ("one", "two"))),

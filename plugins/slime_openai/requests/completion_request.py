@@ -25,7 +25,7 @@ class CompletionRequest(Options):
     """One or more prompts, each continued ``n`` times.
 
     ``logprobs``: the number of alternatives to each token; None: no logprobs. ``max_tokens`` may be 0 only with
-    ``echo``: such a request wants the prompt's logprobs, and generates nothing.
+    ``echo``: such a request asks about the prompt, and generates nothing.
     """
 
     prompts: tuple[Prompt, ...]
