@@ -1,4 +1,4 @@
-"""Keeps what rollouts produced in memory, on SSD and in a remote store."""
+"""A store for the records of rollouts: in memory, on SSD and in a remote store."""
 
 from __future__ import annotations
 

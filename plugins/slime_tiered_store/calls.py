@@ -1,4 +1,4 @@
-"""Calls for many items, some of them at the same time."""
+"""Calls for many items, at most ``AT_ONCE`` of them at the same time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AT_ONCE = 64
 
 
 async def all_of(call: Callable[[_T], Awaitable[None]], items: Sequence[_T]) -> None:
-    """Call ``call`` for all ``items``, some at the same time. Raises the first StoreError when all have ended."""
+    """Call ``call`` for each of ``items``. Raises the first StoreError, once all calls have ended."""
     errors: list[StoreError] = []
     limiter = anyio.CapacityLimiter(AT_ONCE)
 

@@ -30,11 +30,11 @@ _LENGTH = struct.Struct("<Q")
 
 
 class ColdRecords:
-    """Records by key, each in a sequence of its own: its length, its bytes, and zeros up to the end of a block.
+    """Records by key. Each is stored as one sequence: its length in bytes, its content, and zeros up to a block's end.
 
-    A store evicts blocks, but a record must stay until it is forgotten. So a record counts as kept only when its *home*
-    has it: the largest lower tier, or memory if there is none. Records never need more than 15/16 of the home's blocks:
-    the rest is for forgotten blocks that are still in use. Further records wait until others are forgotten.
+    A store evicts blocks, but a record must stay until it is forgotten. So a record counts as kept only when it is in
+    the *home*: the largest lower tier, or memory if there is no lower tier. Records use at most 15/16 of the blocks of
+    the home: the rest is for forgotten blocks that are still in use. Further records wait until others are forgotten.
 
     Notes about records are in the log of the home, and outlive the router if records in the home do. For the other
     methods and attributes see slime_radix_cache.cold_store.
@@ -48,7 +48,7 @@ class ColdRecords:
         self.run = b""
         self.logs: dict[str, NoteLog] = {}
         self.store: TieredStore | None = None
-        #: The engine of each tier, and the tier; memory first.
+        #: Pairs of an engine and its tier; memory first.
         self.tiers: list[tuple[CacheEngine, Tier | MemoryTier]] = []
         self._home = ""
         self._capacity = 0
@@ -68,7 +68,7 @@ class ColdRecords:
         tiers: Sequence[Tier | MemoryTier],
         logs: Mapping[str, NoteLog] | None = None,
     ) -> Iterator[None]:
-        """Use ``store`` within the ``with``. ``tiers``: its tiers, memory first; ``logs``: of the lower tiers."""
+        """Use ``store`` within the ``with``. ``tiers``: its tiers, memory first. ``logs``: note logs, by tier."""
         lower = store.engine.cache_engines[1:] or store.engine.cache_engines
         home = max(lower, key=lambda engine: engine.mempool.num_total_blocks)
         self.tiers = list(zip(store.engine.cache_engines, tiers, strict=True))
@@ -101,7 +101,10 @@ class ColdRecords:
         return found
 
     async def move(self) -> None:
-        """Copy to the home what earlier runs kept in another tier, which was theirs. To be run in the background."""
+        """Copy records of earlier runs from the tier that was their home to the home of this run.
+
+        Run this in the background.
+        """
         await self._moves_are_known.wait()
         while self._moves:
             await self._moves.pop().run()
@@ -116,7 +119,7 @@ class ColdRecords:
         return await self.logs[self._home].news() if self.is_shared else []
 
     def learn(self, sizes: Mapping[bytes, int]) -> None:
-        """Let records of other routers be fetched. ``sizes``: bytes of each, by key."""
+        """Let records of other routers be fetched. ``sizes``: the number of bytes of each record, by key."""
         new = {key: _blocks_of(size) for key, size in sizes.items() if key not in self._blocks}
         self._blocks |= new
         self.num_blocks += sum(new.values())
@@ -144,8 +147,8 @@ class ColdRecords:
     async def adopt(self, sizes: Mapping[bytes, int]) -> list[bytes]:
         """Keep records of earlier runs, and return the keys of lost ones. ``sizes``: bytes of each record, by key.
 
-        All other records are dropped, except from a shared home: this router may learn of them later. Their blocks are
-        evicted when room is needed.
+        All other records are dropped, unless the home is shared: then this router may learn of them later. With a
+        shared tier no key is returned: a lost record is found only when it is read.
         """
         store, known, gone = self._opened(), set[bytes](), list[bytes]()
         left = set[bytes]().union(*(engine.recovered for engine, _ in self.tiers))
@@ -237,7 +240,7 @@ class ColdRecords:
             return bool(length >= len(into))
 
     def _note_loss(self, key: bytes) -> None:
-        if key in self._blocks and not self.is_shared:  # where another router may have deleted it
+        if key in self._blocks and not self.is_shared:  # else another router may have deleted it
             self.losses.add(key)
 
     def _opened(self) -> TieredStore:
@@ -266,7 +269,7 @@ def _namespace(key: bytes) -> Namespace:
 
 
 def _tokens(blocks: int) -> npt.NDArray[np.int32]:
-    """Return the tokens of a record: zeros, since its key alone tells it from others."""
+    """Return the tokens of a record: zeros, since the namespace already has the key of the record."""
     return np.zeros(blocks, np.int32)
 
 

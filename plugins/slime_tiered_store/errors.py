@@ -59,7 +59,7 @@ class TierFull(NotEnoughSpaceError):
 
 
 class TierFailed(StoreError):
-    """An ``operation`` (``"write"``, ``"read"``) failed at ``location``, a path or a URL, by ``cause``."""
+    """An ``operation`` (``"write"``, ``"read"``) failed at ``location`` (a path or a URL) because of ``cause``."""
 
     def __init__(self, tier: str, operation: str, location: str, cause: BaseException | str) -> None:
         super().__init__(f"tier {tier}: {operation} at {location} failed: {cause}")
@@ -126,7 +126,7 @@ class StaleMatch(StoreError):
 class RowsDiffer(StoreError):
     """Equal tokens came with other rows than the stored rows, from block ``block`` on.
 
-    Rows must follow from the namespace and the tokens. Put what else they depend on into ``Namespace.variant``.
+    Rows may depend only on the namespace and the tokens. Put anything else they depend on into ``Namespace.variant``.
     """
 
     def __init__(self, tier: str, block: int) -> None:

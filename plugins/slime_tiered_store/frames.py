@@ -9,7 +9,7 @@
     offset 32   tokens        4 bytes each, int32, little endian; zero in place of missing tokens
     then        rows          bytes_per_token each; undefined in place of missing rows
 
-So a block that another process wrote can be verified: the parent key and the tokens give its key, and the checksum
+So a block written by another process can be verified: the parent key and the tokens give its key, and the checksum
 shows whether its rows are intact.
 """
 

@@ -50,7 +50,7 @@ def block_key(parent: BlockKey, tokens: bytes) -> BlockKey:
 
 
 class SequenceMeta:
-    """A sequence of tokens in blocks, with their keys.
+    """A sequence of tokens, cut into blocks, and the key of each block.
 
     ``token_ids``: int array of shape ``[num_tokens]``, each 0 <= id < 2**31. The last block may be shorter than
     ``tokens_per_block``. Its key covers its length, so only the same sequence finds it, never a longer one.
@@ -80,7 +80,7 @@ class SequenceMeta:
         return b"".join(keys)
 
     def key(self, block: int) -> BlockKey:
-        """Return the key of a block; of block -1, the namespace's root key."""
+        """Return the key of a block. Block -1 has the root key of the namespace."""
         return self.block_hashes[block * KEY_BYTES : (block + 1) * KEY_BYTES] if block >= 0 else self.root_key
 
     def keys(self, start: int, stop: int) -> list[BlockKey]:

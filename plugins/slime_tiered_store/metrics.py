@@ -14,11 +14,11 @@ __all__ = ["offer_metrics", "tiers_of"]
 
 
 def tiers_of(records: ColdRecords) -> dict[str, dict[str, Any]]:
-    """Return sizes and counters of each tier by its name, memory first; nothing before the start."""
+    """Return the sizes and counters of each tier, by tier name, memory first. Empty before the store opens."""
     found: dict[str, dict[str, Any]] = {}
     for engine, tier in records.tiers:
         pool = engine.mempool
-        counts: TierCounts | None = getattr(tier, "counts", None)  # the memory tier has none
+        counts: TierCounts | None = getattr(tier, "counts", None)  # the memory tier has no counters
         found[engine.name] = {
             "blocks": pool.num_used_blocks,
             "capacity": pool.num_total_blocks,

@@ -1,4 +1,4 @@
-"""Copies of what earlier runs kept in a tier that was their home, to the home of this run."""
+"""Copies blocks of earlier runs from the tier that was their home to the home of this run (see ColdRecords)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ _PAUSE_S = 60.0
 class Move:
     """Copies the blocks that earlier runs left in ``tier`` to ``home``, unless ``home`` has them.
 
-    ``engine``, that of ``tier``, evicts nothing until all are copied: some may be in no other tier. ``done()`` is
-    awaited then. A call that fails is repeated until it succeeds, so nothing is lost while ``home`` is full or fails.
+    ``engine`` is the engine of ``tier``. It evicts nothing until all blocks are copied, since some may be in no other
+    tier. After the copies, ``done()`` is awaited. A call that fails is repeated until it succeeds, so nothing is lost
+    while ``home`` is full or fails.
     """
 
     def __init__(
@@ -37,14 +38,14 @@ class Move:
     ) -> None:
         engine.evicts = False
         self._engine = engine
-        # Slots stay with their keys: what is forgotten meanwhile is missing when it is read.
+        # Each slot with its key: a block that is forgotten meanwhile is then reported as missing by the read.
         self._keys, self._slots = list(engine.recovered), array("q", engine.recovered.values())
         self._tier = tier
         self._home = home
         self._done = done
 
     async def run(self) -> None:
-        """Copy all, and let the tier evict again."""
+        """Copy all blocks, then let the tier evict again."""
         keys, tier, home = self._keys, self._tier.name, self._home.name
         logger.info("copying %d blocks of earlier runs from tier %s to tier %s", len(keys), tier, home)
         for start in range(0, len(keys), _AT_ONCE):
@@ -100,11 +101,11 @@ def moves_to(
 ) -> list[Move]:
     """Return the moves to the tier ``home``, whose log is ``log``, from tiers that were the home of earlier runs.
 
-    ``latest``: the latest run in the log of each of ``tiers``; none for a tier without notes.
+    ``latest``: the latest run in the log of each tier, by tier name. A tier without notes has no entry.
     """
     to = next(tier for engine, tier in tiers if engine.name == home)
     if not isinstance(to, SharedTier):
-        return []  # from a shared tier, where a router evicts nothing that earlier ones wrote
+        return []  # nothing to move: no router evicts from a shared tier what an earlier run wrote
     return [
         Move(engine, tier, to, partial(log.note_copies_of, latest[engine.name]))
         for engine, tier in tiers

@@ -1,4 +1,4 @@
-"""An append-only log of notes, as objects of a remote store or files of a directory. ``note_objects`` has the names."""
+"""An append-only log of notes, as objects of a remote store or files of a directory. For names see ``note_objects``."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ logger = logging.getLogger(__name__)
 
 #: The name of a run: the second of its start, and random bytes. Later runs have greater names.
 _RUN_BYTES, _SECOND_BYTES = 11, 4
-#: Notes are joined when there are so many notes, or so many bytes of notes.
+#: Notes are joined when there are this many notes, or this many bytes of notes.
 _JOINED = 64
 _JOINED_BYTES = 1 << 20
 #: The maximum size of an object into which notes of an earlier run are joined.
 _SHORTENED_BYTES = 8 << 20
 _AT_ONCE = 16
 _DELETED_AT_ONCE = 1000
-#: Another router may join notes while they are read. Then they are listed and read again, so many times in all.
+#: Another router may join notes while they are read. Then all are read again: number of attempts, and the pause.
 _READS, _READ_AGAIN_S = 4, 0.05
 
 #: Takes the contents of the notes of a run. Returns a shorter content for each.
@@ -47,7 +47,7 @@ Shortened: TypeAlias = Callable[[Sequence[bytes]], Sequence[bytes]]
 
 
 class StoredNote(NamedTuple):
-    """A note, or several joined notes. ``place``: where it is, for messages."""
+    """A note, or several joined notes. ``place``: the URL of the object, for messages."""
 
     run: bytes
     place: str
@@ -78,12 +78,12 @@ class NoteLog:
         self._flag = flag
         self._next = 1
         self._tail: list[tuple[NoteObject, bytes]] = []
-        #: At the start: the names of all objects, and the objects that were needed.
+        #: Set by ``read``: the names of all objects, and the objects that were read.
         self._earlier: list[str] = []
         self._needed: list[NoteObject] = []
         #: Names of notes that are joined, but not deleted yet.
         self._joined: list[str] = []
-        #: By run, in hex: the number of the last note that was read.
+        #: The number of the last note that was read, by run in hex.
         self._read: dict[str, int] = {}
 
     async def read(self) -> list[StoredNote]:
@@ -162,7 +162,7 @@ class NoteLog:
             await self._join()
 
     async def _join(self) -> None:
-        """Join the latest notes into one object. After a failure they stay as they are.
+        """Join the latest notes into one object, and delete their own objects. After a failure these stay.
 
         In a shared log they are deleted only at the next join: another router may be reading them right now.
         """
@@ -206,7 +206,8 @@ class NoteLog:
 
         ``notes``: what :meth:`read` returned. ``shortened``: called with the contents of the notes of a run. Other
         routers may do the same now, and the router of the run may write and join its notes. An object is deleted only
-        when its notes are in objects that begin earlier, or are longer. So no router deletes what another one needs.
+        when its notes are also in objects that begin with an earlier note, or that begin with the same note and are
+        longer. So no router deletes what another one needs.
         """
         contents = {note.place: note.content for note in notes}
         listed: dict[str, list[str]] = {}
@@ -223,7 +224,10 @@ class NoteLog:
             logger.warning("%s: notes of earlier runs are not shortened: %s", self._client.url, error)
 
     async def _rewrite(self, notes: Sequence[tuple[NoteObject, bytes, bytes]]) -> set[str]:
-        """Join consecutive notes of a run into objects of limited size. Return the names of the run's objects."""
+        """Join consecutive notes of a run into objects of limited size. Return the names of these objects.
+
+        ``notes``: each an object, its content, and its shortened content.
+        """
         kept = set()
         while notes:
             ends = accumulate(len(content) for *_, content in notes)

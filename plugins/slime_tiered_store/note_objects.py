@@ -1,10 +1,10 @@
 """Names of the objects of a log of notes.
 
-A note is an object ``notes/RUN.FIRST-LAST``. RUN is the name of the run of a router that wrote it, in hex. FIRST and
-LAST number the notes of a run from 1; small notes are joined into one object later. So a note may be in several
-objects, and any objects that together have all numbers will do. An object ``notes/RUN.whole`` says that only the notes
-of this run and of later runs are needed. An object ``notes/RUN.copied`` says that the store has copies of all records
-of another log, whose latest run is RUN.
+Notes are in objects ``notes/RUN.FIRST-LAST``. RUN is the name, in hex, of the run of a router that wrote them. FIRST
+and LAST number the notes of a run from 1; small notes are joined into one object later. So a note may be in several
+objects. A reader needs any objects that together have all numbers. An object ``notes/RUN.whole`` says that only the
+notes of this run and of later runs are needed. An object ``notes/RUN.copied`` says that the store has copies of all
+records of another log, whose latest run is RUN.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def copied_name(run: str) -> str:
 
 
 def note_objects(names: Iterable[str]) -> list[NoteObject]:
-    """Return the notes among ``names`` by run, first number, and length, the longest first."""
+    """Return the objects of notes among ``names``, sorted by run, by first number, and by length, longest first."""
     found = [found for found in map(_NAME.fullmatch, names) if found]
     objects = [note_object(each[1], int(each[2]), int(each[3])) for each in found]
     return sorted(objects, key=lambda one: (one.run, one.first, -one.last))
@@ -77,7 +77,7 @@ def needed(names: Iterable[str]) -> list[NoteObject]:
         before = objects[-1] if objects and objects[-1].run == one.run else None
         last = before.last if before is not None else 0
         if one.last <= last:
-            continue  # it was joined to others, and not deleted yet
+            continue  # its notes were joined with others, and the object is not deleted yet
         if one.first > last + 1:
             raise NotesChanged(f"{note_object(one.run, last + 1, one.first - 1).name} is missing")
         objects.append(one)

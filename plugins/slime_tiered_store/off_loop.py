@@ -11,12 +11,12 @@ __all__ = ["is_long", "run_work"]
 
 T = TypeVar("T")
 
-#: Copying and hashing so many bytes takes about as long as handing them to a thread and back.
+#: Copying or hashing this many bytes takes about as long as a switch to a thread and back.
 _LONG_BYTES = 1 << 20
 
 
 def is_long(num_bytes: int) -> bool:
-    """Return True if work on so many bytes would hold up the event loop."""
+    """Return True if work on this many bytes would hold up the event loop."""
     return num_bytes >= _LONG_BYTES
 
 

@@ -32,7 +32,7 @@ class TieredStorePlugin:
 
     @hookimpl
     def setup(self, router: Router) -> None:
-        """Register the component. Raises StartupError if the trajectories are logged."""
+        """Register the component. Raises StartupError if ``--trajectory-log`` is set, too."""
         if "log_directory" in router.components:
             raise StartupError(
                 "--plugin tiered_store cannot be combined with --trajectory-log: leave out the flag, "
@@ -43,7 +43,7 @@ class TieredStorePlugin:
 
     @hookimpl(
         tryfirst=True
-    )  # the radix cache reads the records before its own lifespan, and writes them after it
+    )  # radix_cache reads records when its lifespan begins, and writes them when it ends
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
         """Open the tiers, and close them at the end."""

@@ -83,7 +83,7 @@ class Mempool:
             self.num_free_blocks += mask.bit_count()
 
     def _masks(self, block_ids: Iterable[int], free: bool) -> dict[int, int]:
-        """Return the bits of ids by word, once it is certain that all are free, or that all are in use."""
+        """Return the bits of the ids, by word. Raises ValueError if one is in use (with ``free``) or free (without)."""
         masks: dict[int, int] = {}
         for each in block_ids:
             if not 0 <= each < self.num_total_blocks:

@@ -50,7 +50,7 @@ class StoredRows:
 class TieredStore:
     """Keeps rows, ``layout.bytes_per_token`` bytes for each token of a sequence, in up to three tiers.
 
-    Rows must follow from the namespace and the tokens: equal tokens with other rows raise ``RowsDiffer``. The
+    Rows may depend only on the namespace and the tokens: equal tokens with other rows raise ``RowsDiffer``. The
     caller closes the tiers, after the store. A put waits up to ``wait_s`` seconds while transfers use the room of
     a lower tier, then leaves out that tier. ``on_loss(keys)`` is called with the keys of blocks that have gone
     from the last tier known to hold them. All calls belong to the event loop that entered the store::
@@ -122,7 +122,7 @@ class TieredStore:
     async def get(self, namespace: Namespace, token_ids: npt.ArrayLike) -> bytes:
         """Return the rows of the longest stored prefix: ``bytes_per_token`` bytes for each of its tokens.
 
-        The prefix is all tokens, or it ends at a block. ``b""``: nothing is stored.
+        The prefix has all tokens, or ends at the end of a block. ``b""``: nothing is stored.
         Copying long rows holds the GIL; ``borrow`` copies none.
         Raises ``TierFailed`` when a tier that may have more cannot be read: an error is never taken for a miss.
         """
@@ -140,7 +140,7 @@ class TieredStore:
             plan.release()
 
     async def holds(self, namespace: Namespace, token_ids: npt.ArrayLike) -> bool:
-        """Return True if a tier is said to have all rows of ``token_ids``. Reads no rows. Raises ``TierFailed``."""
+        """Return True if a tier seems to have all rows of ``token_ids``. Reads no rows. Raises ``TierFailed``."""
         sequence = self.sequence_meta(namespace, token_ids)
         known = self._engine_of_open_store().num_known(sequence)
         return known == sequence.num_blocks or await self._shared_blocks(sequence) == sequence.num_blocks
@@ -148,13 +148,14 @@ class TieredStore:
     def forget(self, namespace: Namespace, token_ids: npt.ArrayLike) -> None:
         """Forget the rows of ``token_ids``, and all rows that continue them, in all tiers.
 
-        Rows on their way to a tier are forgotten when they arrive.
+        Rows on their way to a tier are forgotten when they arrive. Rows that continue them, if an earlier process left
+        them and this process has not read them, stay; they cannot be found until ``token_ids`` are stored again.
         """
         sequence_meta = self.sequence_meta(namespace, token_ids)
         shared = self.engine.remote_cache_engine
         if (
             shared is not None and self._remote is not None
-        ):  # an earlier process may have written the other blocks
+        ):  # the index does not know blocks that an earlier process wrote
             known = shared.index.match_prefix(sequence_meta, update_cache_info=False).num_matched_blocks
             self._remote.forget(
                 [Block(0, key) for key in sequence_meta.keys(known, sequence_meta.num_blocks)]
@@ -201,7 +202,10 @@ class TieredStore:
                 raise error
 
     async def _shared_blocks(self, sequence_meta: SequenceMeta) -> int:
-        """Return the number of leading blocks that are known, or that the remote tier has; 0 if it is not asked."""
+        """Return the number of leading blocks that are known or in the remote tier.
+
+        Return 0 if the remote tier need not be asked: it does not exist, or all blocks are known.
+        """
         ready = max(
             engine.index.num_ready(sequence_meta.key, sequence_meta.num_blocks)
             for engine in self.engine.cache_engines

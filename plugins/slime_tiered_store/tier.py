@@ -84,7 +84,7 @@ class Tier(Protocol):
         """
 
     async def aclose(self) -> None:
-        """Finish what was forgotten, then close files and connections."""
+        """Finish the removal of forgotten blocks, then close files and connections."""
 
 
 @runtime_checkable

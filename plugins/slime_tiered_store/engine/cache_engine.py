@@ -16,17 +16,17 @@ from slime_tiered_store.tier import Block, BlockKey, MemoryTier, SharedTier, Tie
 
 __all__ = ["CacheEngine"]
 
-#: Stands for the checksum of a block in an unready node, which is known once its bytes are.
+#: A placeholder: the checksum of a block in an unready node is known only when the transfer ends.
 _UNKNOWN = b"\0" * CHECKSUM_BYTES
 
 
 class CacheEngine:
-    """The blocks of one tier: which are known, which ids are in use, and which are on their way.
+    """The blocks of one tier: which are stored, which ids are in use, and which blocks a transfer reads or writes now.
 
     An id belongs to the tree, to ``recovered``, or to the caller of ``take`` until that caller inserts or recycles it.
-    ``recovered``: ids of blocks that an earlier process left and nobody has read since, by key. ``reading``: keys
+    ``recovered``: ids, by key, of blocks that an earlier process left and that are not in the tree. ``reading``: keys
     of recovered blocks that a transfer reads now. ``epoch``: the number of resets. The engine calls ``tier.forget`` for
-    blocks that it gives up. ``evicts``: False while the tier may have blocks that no other one has.
+    blocks that it drops. ``evicts``: False while the tier may have the only copy of a block that must not be lost.
 
     Counters, in blocks: ``num_hit_blocks``, found here by gets; ``num_promoted_blocks``, read from here into the memory
     tier; ``num_demoted_blocks``, written here from memory.
@@ -43,13 +43,13 @@ class CacheEngine:
         self.epoch = 0
         self.evicts = True
         self._slots: Tier | None = None
-        #: The number of blocks with each key, in a tier that finds blocks by key. There are two after a block in use
-        #: was detached, and stored again. The tier forgets the key when the last block is given back.
+        #: The number of blocks with each key, in a tier that finds blocks by key. A key has two blocks after a block
+        #: in use was detached and stored again. The tier forgets the key when the last of them is recycled.
         self._owners: Counter[BlockKey] | None = Counter() if isinstance(tier, SharedTier) else None
         self._on_settled: dict[RadixNode | BlockKey, list[Callable[[], None]]] = {}
         if not isinstance(tier, MemoryTier):
             self._slots = tier
-            # An iterator over a dict passes all entries that were removed before its first one.
+            # An OrderedDict, since a plain dict finds its first entry only after all entries removed before it.
             self.recovered.update(tier.recovered())
             self.mempool.claim_blocks(self.recovered.values())
 
@@ -81,7 +81,7 @@ class CacheEngine:
         self.recycle_blocks(evicted)
 
     def is_crowded(self, sequence_meta: SequenceMeta) -> bool:
-        """Return True if the blocks of ``sequence_meta`` lack room only until transfers end."""
+        """Return True if the blocks of ``sequence_meta`` have no room now, but will have it once transfers end."""
         match_result = self.index.match_prefix(sequence_meta, update_cache_info=False)
         missing = sequence_meta.num_blocks - match_result.num_matched_blocks
         on_path = sum(node.size() for node, _ in match_result.path)
@@ -98,7 +98,7 @@ class CacheEngine:
         return [Block(self.recovered.pop(key), key) for key in keys if key in self.recovered]
 
     def recycle_blocks(self, blocks: list[Block], forget: bool = True) -> None:
-        """Give ids back, and let the tier forget what they held."""
+        """Return ids to the pool. With ``forget``, the tier forgets what the blocks held."""
         if blocks:
             self.mempool.recycle_blocks(block.id for block in blocks)
             unowned = self._disowned(blocks)
@@ -122,7 +122,7 @@ class CacheEngine:
         match_result: MatchResult,
         checksums: bytes | None = None,
     ) -> RadixNode:
-        """Add blocks behind ``match_result``. They are ready when their checksums are given.
+        """Add blocks behind ``match_result``. They are ready at once if ``checksums`` is given.
 
         On an error the ids are recycled.
         """
@@ -176,7 +176,7 @@ class CacheEngine:
         return self.reading.intersection(block.key for block in blocks) if epoch == self.epoch else set()
 
     def settle_reading(self, blocks: list[Block]) -> None:
-        """Call the callbacks that wait for blocks of ``begin_reading``. The blocks have an owner again."""
+        """Call the callbacks that wait for blocks of ``begin_reading``, once these blocks have an owner again."""
         for block in blocks:
             self.reading.discard(block.key)
             self._settle(block.key)
@@ -203,9 +203,12 @@ class CacheEngine:
             first += taken
 
     def forget(self, sequence_meta: SequenceMeta) -> None:
-        """Forget the blocks of a sequence, and all that follow them. Blocks on their way are forgotten later."""
+        """Forget the blocks of a sequence, and those that follow them in the tree. Recovered followers stay.
+
+        Blocks on their way are forgotten when they arrive.
+        """
         unready = self.index.match_prefix(sequence_meta, update_cache_info=False).unready_node
-        if unready is not None:  # otherwise nobody would ever forget it
+        if unready is not None:  # without the callback its blocks would never be forgotten
             self.on_settled(unready, partial(self.forget, sequence_meta))
         self.drop(sequence_meta, 0, lambda node, start: None)
         keys = sequence_meta.keys(0, sequence_meta.num_blocks)

@@ -26,8 +26,8 @@ class GlobalCacheEngine:
     """Decides from which tier blocks are read, and into which they are written. It does no I/O.
 
     ``memory`` holds the frames of transfers as long as it has room. All tiers have blocks of
-    ``layout.block_bytes``. ``losses`` collects the keys of blocks that were evicted from their last known tier; the
-    caller takes them out.
+    ``layout.block_bytes``. ``losses`` collects the keys of blocks that were dropped from the last tier known to have
+    them; the caller empties the list.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class GlobalCacheEngine:
         """Plan to bring the longest known prefix into memory, and to fill the tiers that lack it.
 
         ``without``: names of lower tiers that are not read or written. ``shared_blocks``: the number of leading
-        blocks that the remote tier says it holds, whoever wrote them. ``frames``: those that earlier answers
-        ``InFlight`` of this call brought.
+        blocks that the remote tier says it holds, whoever wrote them. ``frames``: the ``frames`` of the ``InFlight``
+        objects that earlier calls for the same get returned.
         """
         memory = self.cpu_cache_engine
         found = memory.index.match_prefix(sequence_meta)
@@ -121,10 +121,10 @@ class GlobalCacheEngine:
     def _frames_to_fill(
         self, plan: Plan, found: MatchResult, usable: Sequence[memoryview] = ()
     ) -> RadixNode | None:
-        """Set the frames of a plan: blocks in the memory tier, then ``usable`` ones that another plan has read.
+        """Set the frames of a plan: first the blocks that the memory tier has, then frames for the missing blocks.
 
-        The others are blocks in the memory tier, or private buffers if that tier is full. Return the unready leaf in
-        memory for the blocks behind ``found``, or None.
+        These are new blocks in the memory tier. If that tier is full, they are the ``usable`` frames, which another
+        plan has read, and then private buffers. Return the unready leaf of the new blocks in memory, or None.
         """
         memory, ready = self.cpu_cache_engine, found.num_matched_blocks
         plan.hold(found.last_node)
@@ -137,7 +137,7 @@ class GlobalCacheEngine:
                 raise NotEnoughSpaceError(memory.name, plan.num_blocks - ready, 0)
             ids = memory.take(plan.num_blocks - ready, found.last_node, partial(self._note_loss, memory))
         except NotEnoughSpaceError as full:
-            # Its traceback refers to the plan: the cycle would keep the frames until the garbage collector runs.
+            # The traceback refers to the plan: this cycle would keep the frames until the garbage collector runs.
             plan.outcomes[memory.name] = full.with_traceback(None)
             plan.frames += usable
             missing, size = plan.num_blocks - len(plan.frames), self.layout.block_bytes
@@ -153,7 +153,7 @@ class GlobalCacheEngine:
     ) -> list[TransferOp]:
         """Add the operations that read the blocks from ``start`` on, each from the fastest tier.
 
-        Those from ``known`` to ``start`` are only counted: another plan has read them.
+        Blocks from ``known`` to ``start`` are only counted: another plan has read them.
         """
         reads = []
         for source in sources:
@@ -171,7 +171,7 @@ class GlobalCacheEngine:
         return reads
 
     def _fill_memory(self, plan: Plan, leaf: RadixNode | None, op: TransferOp) -> None:
-        """Add ``op``. After it the frames of ``plan`` are complete, and so is ``leaf``, their node in memory."""
+        """Add ``op``. When it ends, the frames of ``plan`` and ``leaf``, their node in memory, are complete."""
         memory = self.cpu_cache_engine
 
         def end(error: Exception | None) -> Exception | None:
@@ -201,7 +201,7 @@ class GlobalCacheEngine:
         ``checksums``: the result of ``layout.checksums(rows)``, if it is known.
         Blocks that a tier has are not written again. A tier without room is left out: its outcome is the error.
 
-        Raises ``RowsDiffer`` when a tier has other rows, and ``ValueError`` for another number of bytes.
+        Raises ``RowsDiffer`` when a tier has other rows for these tokens, ``ValueError`` for another number of bytes.
         """
         num_bytes = sequence_meta.num_tokens * self.layout.bytes_per_token
         if rows.nbytes != num_bytes:
@@ -272,7 +272,7 @@ class GlobalCacheEngine:
             engine.reset()
 
     def _note_loss(self, engine: CacheEngine, node: RadixNode, start: int) -> None:
-        """Remember blocks of a node that ``engine`` gives up, unless another tier has them."""
+        """Add to ``losses`` the blocks of ``node`` from ``start`` on, unless a tier other than ``engine`` has them."""
         path = PathKeys(node)
         others = [other for other in self.cache_engines if other is not engine]
         held = max((other.index.num_ready(path.key, len(path)) for other in others), default=0)

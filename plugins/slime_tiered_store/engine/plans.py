@@ -18,8 +18,9 @@ __all__ = ["InFlight", "Plan"]
 class InFlight:
     """Blocks that a plan needs are on their way already. Plan again after ``subscribe(callback)`` calls back.
 
-    It calls back once, when the blocks are ready or given up. ``frames`` has then the bytes, by key, of blocks that
-    were read although the memory tier has no room for them. The next plan uses them, so each block is read once.
+    It calls back once, when the transfer of the blocks has ended or failed. ``frames`` then has the bytes, by key, of
+    blocks that were read although the memory tier has no room for them. The next plan uses these, so that each block
+    is read only once.
     """
 
     subscribe: Callable[[Callable[[], None]], None]
@@ -28,7 +29,7 @@ class InFlight:
 
 @dataclass(eq=False, slots=True)
 class Plan:
-    """Transfers that are to be submitted, and their results.
+    """Transfers to submit, and their results.
 
     ``num_blocks``: the number of leading blocks of ``sequence_meta`` that the plan covers. ``frames``: the bytes of
     each block, valid from ``graph.on_ready`` until ``release``. ``outcomes``: None or an error for each written tier,
@@ -67,7 +68,7 @@ class Plan:
             engine.num_hit_blocks += count
 
     def release(self) -> None:
-        """Let go of the frames. A second call does nothing."""
+        """Unlock the memory of the frames. A second call does nothing."""
         if self.node is not None:
             node, self.node = self.node, None
             self.memory.unlock_node(node)

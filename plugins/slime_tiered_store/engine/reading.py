@@ -22,8 +22,8 @@ _NO_SLOT = -1
 class ReadOp:
     """Reads the blocks from ``start`` to ``stop`` of a plan, and verifies them.
 
-    Blocks that the index knows are locked meanwhile. Blocks that an earlier process left are claimed meanwhile, and
-    enter the index if they continue a prefix that it knows.
+    Meanwhile, blocks that the index knows are locked, and blocks that an earlier process left are claimed. Claimed
+    blocks enter the index afterwards if they continue a prefix that the index knows.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ReadOp:
         plan.reads.append((engine, len(self._blocks)))
 
     def undo(self) -> None:
-        """Release what the operation holds, if it is never submitted."""
+        """Release what the operation holds. Call this if the operation is never submitted."""
         self._engine.unlock_node(self._node)
         self._give_back(self._claimed)
         self._engine.settle_reading(self._claimed)
@@ -101,7 +101,10 @@ class ReadOp:
         self._engine.end_reading(blocks, self._plan.sequence_meta, self._epoch)
 
     def _drop(self, key: bytes, is_lost: bool) -> None:
-        """Remove the block ``key`` from the index. ``is_lost``: from the tier, too; a replaced block stays there."""
+        """Remove the block ``key`` from the index, and with ``is_lost`` from the tier, too.
+
+        A block that another process has replaced stays in the tier.
+        """
         engine = self._engine
         engine.recycle_blocks([block for block in self._claimed if block.key == key])
         self._give_back([block for block in self._claimed if block.key != key])

@@ -18,8 +18,8 @@ __all__ = ["LowerTier", "Source"]
 class Source:
     """A lower tier, its match, and the number of leading blocks that it can read.
 
-    ``reach``: the number that it may be able to read once the blocks on their way have settled. ``on_settled`` calls
-    back then; it is None if no blocks are on their way.
+    ``reach``: the number of leading blocks that it may be able to read once the blocks on their way have arrived.
+    ``on_settled`` calls back then; it is None if no blocks are on their way.
     """
 
     tier: LowerTier

@@ -1,4 +1,4 @@
-"""Reads of blocks into buffers of their own, while the memory tier has no room for the blocks."""
+"""Reads of blocks into private buffers, while the memory tier has no room for the blocks."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Staging:
 class StagedRead:
     """One read for all gets that need its blocks meanwhile.
 
-    ``frames``: the bytes of each block by its key; empty until the read has completed. They are freed with the last
-    plan or waiting call that refers to them.
+    ``frames``: the bytes of each block by its key; empty until the read has completed. The bytes are freed with the
+    last plan or waiting call that refers to them.
     """
 
     def __init__(self, staging: Staging, buffers: dict[BlockKey, memoryview]) -> None:
@@ -43,14 +43,14 @@ class StagedRead:
         self._callbacks.append(callback)
 
     def end(self, error: Exception | None) -> Exception | None:
-        """Give the frames to those that wait, unless the read has failed. Return the error."""
+        """Give the frames to the waiting gets, unless the read has failed. Return ``error``."""
         if error is None:
             self.frames.update(self._buffers)
         self.discard()
         return error
 
     def discard(self) -> None:
-        """End without frames."""
+        """End the read. The waiting gets receive no further frames."""
         reads = self._staging.reads
         for key in [key for key in self._buffers if reads.get(key) is self]:
             del reads[key]
@@ -64,9 +64,10 @@ def usable_frames(
     layout: Layout, sequence_meta: SequenceMeta, sources: Sequence[Source], start: int,
     frames: Mapping[BlockKey, memoryview],
 ) -> list[memoryview]:  # fmt: skip
-    """Return the ``frames`` of the blocks from ``start`` on, up to the first that is none of the blocks in the tiers.
+    """Return the ``frames`` of the blocks from ``start`` on, up to a block without a usable frame.
 
-    A block may have been forgotten since it was read, and stored again with other rows.
+    A frame is usable if it equals the block in its tier. The block may have been forgotten since it was read, and
+    stored again with other rows.
     """
     usable: list[memoryview] = []
     for source in sources if frames else ():

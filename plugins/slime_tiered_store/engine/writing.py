@@ -16,9 +16,9 @@ __all__ = ["WriteOp"]
 
 
 class WriteOp:
-    """Writes the blocks of a plan that a tier lacks. They are unready in its index until they are durable.
+    """Writes the blocks of a plan that a tier lacks. In the tier's index they are unready until they are durable.
 
-    The memory of the frames is locked meanwhile. Raises ``NotEnoughSpaceError`` and holds nothing then.
+    The memory of the frames is locked meanwhile. A constructor that raises ``NotEnoughSpaceError`` holds nothing.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class WriteOp:
         self._memory_node = plan.lock()
 
     def undo(self) -> None:
-        """Release what the operation holds, if it is never submitted."""
+        """Release what the operation holds. Call this if the operation is never submitted."""
         self._plan.memory.unlock_node(self._memory_node)
         self._engine.discard(self._leaf)
 

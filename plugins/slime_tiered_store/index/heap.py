@@ -11,7 +11,7 @@ __all__ = ["EvictionHeap"]
 class EvictionHeap:
     """Evictable nodes, with the next one to evict on top. Each operation costs O(log n) even in the worst case.
 
-    A node knows its position, so a hit moves one entry. No stale entry remains that a later eviction would skip.
+    A node knows its position, so a hit moves one entry. There are no stale entries that a later eviction must skip.
     """
 
     def __init__(self, policy: Policy) -> None:

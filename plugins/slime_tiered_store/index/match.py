@@ -55,7 +55,8 @@ class MatchResult:
 def common_blocks(node: RadixNode, key: Callable[[int], BlockKey], start: int, stop: int) -> int:
     """Return how many of the first keys of a node are ``key(start)``, ``key(start + 1)`` and so on, before ``stop``.
 
-    A key covers all blocks before it, so the last key decides, or else a binary search. Cost: O(log(blocks)).
+    A key covers all blocks before it. So one comparison, of the last key, finds that all are equal; otherwise a binary
+    search finds the first difference. Cost: O(log(blocks)).
     """
     low, high = 0, min(len(node.physical_blocks), stop - start)
     middle = high

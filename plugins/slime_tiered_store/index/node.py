@@ -19,11 +19,11 @@ T = TypeVar("T", bytearray, "array[int]")
 
 
 class RadixNode:
-    """A run of blocks that follow one another. Only the last one may be short.
+    """A run of blocks that follow one another. Only the last block may have fewer tokens.
 
-    ``block_hashes``: the keys, 16 bytes a block. ``tokens``: 4 bytes a token. ``checksums``: 8 bytes a block. All are
-    byte arrays: a byte array loses its end without a copy of what stays. ``physical_blocks``: the ids in the pool, 8
-    bytes a block.
+    ``block_hashes``: the keys, 16 bytes a block. ``tokens``: 4 bytes a token. ``checksums``: 8 bytes a block. All
+    three are byte arrays, because a byte array can lose its end without a copy of the rest. ``physical_blocks``: the
+    ids in the pool, 8 bytes a block.
     ``lock_cnt``: the number of users of the node or of nodes below it. ``is_detached``: the index no longer finds the
     node, whose blocks are freed when its last user ends.
     ``heap_index``: the position in the heap of evictable leaves, or -1.

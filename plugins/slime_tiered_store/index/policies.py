@@ -12,7 +12,7 @@ __all__ = ["POLICIES", "Policy"]
 #: Orders nodes for eviction.
 Policy: TypeAlias = Callable[[RadixNode], int]
 
-#: A node with so many hits is protected by the segmented LRU.
+#: The number of hits from which on the segmented LRU protects a node.
 _PROTECTED_HITS = 1
 #: No clock value needs more bits.
 _CLOCK_BITS = 64

@@ -17,7 +17,7 @@ __all__ = ["RadixTreeIndex"]
 
 
 class RadixTreeIndex:
-    """A tree of runs of blocks. It does no I/O. Its caller recycles the blocks that it returns.
+    """A tree of runs of blocks. It does no I/O. The caller recycles the blocks that the methods return.
 
     A node is unready while its bytes are on their way. Nothing is inserted behind an unready node, so such a node
     has no children and is never split: an abort removes it and leaves no hole. A lock counts on all ancestors, too;
@@ -75,8 +75,8 @@ class RadixTreeIndex:
         """Add the blocks behind ``match_result`` as one leaf, and return it.
 
         ``physical_block_ids``: of the new blocks, at least one. ``checksums``: 8 bytes for each of them.
-        Raises ``StaleMatch`` when the tree no longer ends where it ended for ``match_result``, or when the last matched
-        node is unready. The tree is then as before.
+        Raises ``StaleMatch`` when the tree has changed at the end of ``match_result`` since the match, or when the last
+        matched node is unready. The tree is then as before.
         """
         start = match_result.num_matched_blocks
         stop = start + len(physical_block_ids)
@@ -134,7 +134,7 @@ class RadixTreeIndex:
         return prefix
 
     def shrink(self, node: RadixNode, num_blocks: int) -> list[Block]:
-        """Remove the last ``num_blocks`` blocks of an evictable leaf, but not all, and return them.
+        """Remove the last ``num_blocks`` blocks of an evictable leaf, and return them. At least one block must stay.
 
         Cost: O(blocks removed).
         """

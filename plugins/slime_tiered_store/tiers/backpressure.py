@@ -1,4 +1,4 @@
-"""Backpressure: a limit of the bytes whose writes are under way."""
+"""Backpressure: a limit on the bytes of writes under way."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["WriteLimit"]
 
 
 class WriteLimit:
-    """Limits the writes under way to ``max_bytes`` in all. Further writes wait up to ``wait_s`` seconds, in order.
+    """Limits the writes under way to ``max_bytes`` in total. Further writes wait up to ``wait_s`` seconds, in order.
 
     A write that is larger than the limit is let in alone.
     """

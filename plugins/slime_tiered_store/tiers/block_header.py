@@ -70,7 +70,7 @@ def header_of(data: Buffer) -> tuple[bytes, int, int]:
 def mismatch(block: memoryview, key: bytes, at_least: int) -> str | None:
     """Compare the content of a block with the header before it. Return None when it is intact, else what is wrong.
 
-    Bytes past the length in the header are not looked at. ``at_least``: the number of bytes that its reader wants.
+    Bytes past the length in the header are not looked at. ``at_least``: the number of bytes that the reader wants.
     """
     try:
         found, length, checksum = header_of(block[:HEADER_BYTES])
@@ -109,7 +109,7 @@ class HeaderRows:
         wanted["length"] = np.fromiter(map(len, contents), np.uint32, count)
         wanted["key"] = np.frombuffer(b"".join(keys), "V16")
         wanted["checksum"] = np.fromiter(map(xxh3_64_intdigest, contents), np.uint64, count)
-        # of the fields that were found: if they are not the wanted ones, the row differs anyway
+        # the checksum of the fields found: if these are not the wanted fields, the row differs anyway
         wanted["sum"] = np.fromiter(map(xxh3_64_intdigest, fields), np.uint64, count)
         rows = wanted.view("<u8").reshape(count, _WORDS)
         differing: list[int] = np.flatnonzero((rows != self._found[:count]).any(axis=1)).tolist()

@@ -16,9 +16,9 @@ __all__ = ["settled"]
 async def settled(calls: Sequence[Future[Any]]) -> None:
     """Return when all calls have ended, with a result or an error.
 
-    A cancellation drops calls that have not begun, and waits for the end of the others. ``anyio.to_thread`` would
-    not do: it ends at once when its task is cancelled by ``Task.cancel``, as by ``asyncio.timeout``, but its thread
-    runs on.
+    A cancellation drops calls that have not begun, and waits for the end of the others. ``anyio.to_thread`` is
+    no substitute: if ``Task.cancel`` cancels the task, as ``asyncio.timeout`` does, the call ends at once, but the
+    thread runs on.
     """
     if not calls:
         return
@@ -35,4 +35,4 @@ async def settled(calls: Sequence[Future[Any]]) -> None:
     finally:
         for each in waiting:
             if each.done() and not each.cancelled():
-                each.exception()  # else asyncio logs it; the caller reads it from ``calls``
+                each.exception()  # else asyncio would log it; the caller finds the error in ``calls``

@@ -17,8 +17,8 @@ class TierCounts:
     """Counters of a tier since its start.
 
     ``waits``: writes that waited for others, for ``waited_s`` in all. ``refused``: writes that gave up waiting.
-    ``pending_bytes``: bytes of the writes under way. ``errors``: failed calls; ``last_error``: the last one's message;
-    ``is_failing``: True until a write succeeds again. ``corrupt``: blocks that were read and refused.
+    ``pending_bytes``: bytes of the writes under way. ``errors``: failed calls; ``last_error``: the message of the last
+    one; ``is_failing``: True from a failure until a write succeeds. ``corrupt``: blocks that were read and refused.
     """
 
     written_blocks: int = 0
@@ -47,7 +47,7 @@ class TierCounts:
         self.read_bytes += sum(map(len, blocks))
 
     def failed(self, error: BaseException) -> int:
-        """Count a failed call. Return the level of its log entry: only the first failure in a row is an error."""
+        """Count a failed call. Return the level for the log: ERROR for the first failure in a row, then DEBUG."""
         level = logging.DEBUG if self.is_failing else logging.ERROR
         self.errors += 1
         self.is_failing = True

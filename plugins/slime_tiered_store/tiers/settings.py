@@ -1,4 +1,4 @@
-"""The flags of the tiers, and the tiers that they ask for."""
+"""The flags of the tiers, and a function that opens the tiers."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ _READS = (TransferType.DISK2H, TransferType.REMOTE2H)
 class TransferExecutor:
     """Starts each operation as a task of ``task_group`` once it is ready.
 
-    ``tiers``: the lower tier of each type of transfer. A task group that is cancelled aborts what runs and what
-    waits, so all callbacks are called.
+    ``tiers``: the lower tier of each type of transfer. When the task group is cancelled, running and waiting
+    operations are aborted, so all callbacks are called.
     """
 
     def __init__(self, tiers: Mapping[TransferType, Tier], task_group: TaskGroup) -> None:
@@ -54,7 +54,7 @@ class TransferExecutor:
             await self._move(op)
         except StoreError as failure:
             error = failure
-        except Exception as failure:  # a tier of a third party may raise anything: it costs one operation
+        except Exception as failure:  # a tier of a third party may raise anything: only this operation fails
             error = self._failed(op, failure)
         except get_cancelled_exc_class():
             closed = self._failed(op, "the store was closed")

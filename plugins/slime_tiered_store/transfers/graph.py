@@ -41,8 +41,7 @@ class TransferOp:
     the operation fails.
 
     ``on_end(error)`` is called exactly once, when the operation has completed (with None) or will never complete. It
-    normally returns the error it was given. If it returns or raises another one, for wrong bytes, the operation fails
-    with that error.
+    normally returns the error it was given. If it returns or raises another error, the operation fails with that one.
     """
 
     __slots__ = (

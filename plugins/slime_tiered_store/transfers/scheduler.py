@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class TransferScheduler:
-    """Operations of all graphs that are ready to start, first in, first out.
+    """The operations that are ready to start, from all graphs, first in, first out.
 
     Only a submission or the end of an operation changes what is ready, so graphs that wait cost nothing.
     It does no I/O and has no clock. Callbacks run within ``submit``, ``finish`` and ``abort``.
@@ -67,7 +67,7 @@ class TransferScheduler:
             self._ready.append(op)
 
     def _end(self, op: TransferOp, error: Exception | None) -> None:
-        """End an operation and what its end decides. A loop, since chains of operations may be long."""
+        """End an operation, and those that end with it. In a loop, not recursive: chains of operations may be long."""
         ending = [(op, error)]
         while ending:
             op, error = ending.pop()
@@ -79,8 +79,8 @@ class TransferScheduler:
             if error:
                 op.status = OpStatus.ABORTED
                 graph.first_error = graph.first_error or error
-            # They refer to the plan, which refers to the graph: the cycle would keep frames until the collector runs.
-            # The server's collector hardly ever frees what lived as long as an I/O.
+            # These refer to the plan, which refers to the graph: a cycle that keeps the frames until the garbage
+            # collector runs. As the server sets it, it hardly ever frees objects that lived as long as an I/O.
             op.buffers, op.predecessors, op.work, op.on_end, op.graph = [], [], None, _no_end, None
             graph.num_unfinished -= 1
             for each in op.successors:

@@ -11,7 +11,7 @@ __all__ = ["RemoteClient", "RemoteError"]
 
 
 class RemoteError(Exception):
-    """A call failed. ``retry``: it may work when it is repeated. ``is_full``: the store has no space left."""
+    """A call failed. ``retry``: the call may succeed if it is repeated. ``is_full``: the store has no space left."""
 
     def __init__(self, message: str, *, retry: bool = True, is_full: bool = False) -> None:
         super().__init__(message)
@@ -22,9 +22,9 @@ class RemoteError(Exception):
 class RemoteClient(Protocol):
     """Named objects in a remote store. All calls may be cancelled, and raise RemoteError.
 
-    An object is written whole or not at all. ``url`` is the place for messages, without a password.
-    ``calls_at_once``: the number of calls that should be under way at most. ``objects_per_put``: the number of small
-    objects that one ``put`` should write, 1 for a store that has no such call.
+    An object is written whole or not at all. ``url``: the address of the store, for messages, without a password.
+    ``calls_at_once``: the most calls that should be under way. ``objects_per_put``: the number of small objects that
+    one ``put`` should write; 1 for a store that cannot write several at once.
     """
 
     url: str
@@ -35,7 +35,7 @@ class RemoteClient(Protocol):
         """Return an object, or None when the store says that there is none."""
 
     async def put(self, objects: Mapping[str, bytes]) -> None:
-        """Write objects by name, in place of earlier ones. After an error, any of them may be written."""
+        """Write objects by name, in place of earlier ones. After an error, any of them may have been written."""
 
     async def exists(self, name: str) -> bool:
         """Return True if the store says that there is an object."""
@@ -47,7 +47,7 @@ class RemoteClient(Protocol):
         """Delete objects. Names without an object are ignored."""
 
     async def is_there(self, format_name: str) -> bool:
-        """Return True if the store itself is there. A missing bucket or directory seems to be a store without objects.
+        """Return True if the store itself is there. A missing bucket or directory looks like a store without objects.
 
         ``format_name``: the name of an object that was written at the start.
         """

@@ -70,7 +70,7 @@ class DirectoryClient:
             for name in names:
                 (self._path / name).unlink(missing_ok=True)
 
-        # A thread that ran on could delete what is written later.
+        # A thread that ran on after a cancellation could delete what is written later.
         await self._call(unlink, abandon=False)
 
     async def is_there(self, format_name: str) -> bool:
@@ -109,7 +109,7 @@ def _write(root: Path, contents: Mapping[Path, bytes], mode: int) -> None:
                 new.unlink()
         raise
     for folder in folders:
-        _sync(folder)  # the names, too
+        _sync(folder)  # makes the names of the files durable, too
 
 
 def _sync(directory: Path) -> None:

@@ -43,9 +43,9 @@ _FORMAT_NAME = "slime-store-remote-1"
 class RemoteTier:
     """Blocks of ``block_bytes`` bytes under their keys. ``counts`` are its counters.
 
-    ``capacity``: the number of blocks that this router may have in the store. A call to the store has
-    ``timeout_s`` seconds, and is tried ``attempts`` times. Call :meth:`open` first. Forgotten blocks are deleted for
-    all routers, by :meth:`tidy` in the background or by ``aclose``.
+    ``capacity``: the number of blocks that this router may have in the store. A call to the store has up to
+    ``attempts`` attempts of ``timeout_s`` seconds each. Call :meth:`open` first. Forgotten blocks are deleted for all
+    routers, by :meth:`tidy` in the background or by ``aclose``.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class RemoteTier:
 
     async def holds(self, keys: Sequence[BlockKey]) -> int:
         """Return the number of leading ``keys`` that are stored. Raises TierFailed when the answer is unknown."""
-        count, step = 0, 1  # most sequences that are not there lack their first block
+        count, step = 0, 1  # a sequence that is not there mostly lacks its first block, too
         while count < len(keys):
             found = await self._each("holds", self._exists, keys[count : count + step], step)
             if not all(found):
@@ -154,7 +154,7 @@ class RemoteTier:
         await self.client.aclose()
 
     async def _delete_forgotten(self) -> bool:
-        """Return False, after a log entry, when the store does not delete."""
+        """Delete forgotten blocks. When the store fails to delete, log the error and return False."""
         while batch := list(islice(self._forgotten, _DELETED_AT_ONCE)):
             self._deleting, self._deleted = frozenset(batch), anyio.Event()
             names = [_name(key) for key in batch]
@@ -172,7 +172,7 @@ class RemoteTier:
         return True
 
     async def _put(self, pairs: Sequence[tuple[Block, memoryview]]) -> None:
-        # Copies, since the client may go on for a moment after a cancellation.
+        # Copies, since the client may use them for a moment after a cancellation.
         objects = {_name(key): b"".join((block_header(key, source), source)) for (_, key), source in pairs}
         await self.call(partial(self.client.put, objects))
 
@@ -197,7 +197,7 @@ class RemoteTier:
         return False
 
     async def _confirm(self) -> None:
-        """Raise RemoteError if the store is not there at all: then no block is known to be missing."""
+        """Raise RemoteError if the store is not there at all: then it is unknown if a block is missing."""
         if not await self.call(partial(self.client.is_there, _FORMAT_NAME)):
             raise RemoteError(f"it has no object {_FORMAT_NAME}: the store was emptied, or is not mounted")
 
@@ -235,7 +235,7 @@ class RemoteTier:
         return TierFailed(self.name, operation, self.client.url, error)
 
     async def call(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a call in ``timeout_s`` seconds, again if it may help. Raises RemoteError."""
+        """Make a call, and repeat it if that may help. Each attempt has ``timeout_s`` seconds. Raises RemoteError."""
 
         # Not tenacity: it leaves reference cycles, which the server's garbage collector hardly ever frees.
         for number in range(self._attempts - 1):
@@ -244,7 +244,7 @@ class RemoteTier:
             except RemoteError as error:
                 if not error.retry:
                     raise
-            # Of random length, so that routers do not come back together.
+            # A random pause, so that several routers do not repeat their calls at the same moment.
             await anyio.sleep(random.uniform(0, min(_FIRST_WAIT_S * 2**number, _LONGEST_WAIT_S)))
         return await self._attempt(call)
 
@@ -258,6 +258,6 @@ class RemoteTier:
 
 
 def _name(key: BlockKey) -> str:
-    """Return the name of a block: two digits of its key and all of them, so that no directory gets too large."""
+    """Return ``XX/KEY``, in hex: the first two digits of the key make a folder, so that no directory gets too large."""
     digits = key.hex()
     return f"{digits[:2]}/{digits}"

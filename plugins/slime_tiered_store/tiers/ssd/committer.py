@@ -1,4 +1,4 @@
-"""Group commit: one thread writes and removes the blocks of a directory, many of them with each wait for the device."""
+"""Group commit: one thread writes and removes blocks of a directory, many blocks for each wait for the device."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Committer:
         return done
 
     def free(self, runs: Sequence[SlotRun]) -> None:
-        """Free slots that hold these keys: at once for readers, and soon on the device."""
+        """Free the slots of ``runs`` that still hold their keys: at once for readers, and soon on the device."""
         table = self._directory.log.table
         freed: list[SlotRun] = []
         for run in runs:
@@ -59,8 +59,8 @@ class Committer:
             self._thread.submit(self._commit)
 
     def close(self) -> None:
-        """Wait for all calls, and end the thread. Blocks."""
-        if self._free:  # their record could not be written before
+        """Wait for all calls, and end the thread. Blocks the caller."""
+        if self._free:  # the record of these slots could not be written before
             self._thread.submit(self._commit)
         self._thread.shutdown()
 
@@ -72,7 +72,7 @@ class Committer:
         log = self._directory.log
         runs = [run for each, _ in writes for run in each]
         held = [block for run in runs for block in log.table.held(run.slot, run.slot + len(run.keys))]
-        free = freed + [SlotRun(slot, [key], []) for slot, key in held]  # written again
+        free = freed + [SlotRun(slot, [key], []) for slot, key in held]  # they get other blocks
         try:
             if log.needs_rewrite:
                 log.rewrite()
@@ -83,7 +83,7 @@ class Committer:
             if written:
                 self._directory.sync()
                 log.append(HELD, [run for each, _ in written for run in each])
-        except BaseException as error:  # a mistake of ours must reach the callers, too
+        except BaseException as error:  # a bug in this code must reach the callers, too
             for _, done in writes:
                 if not done.done():
                     done.set_exception(error)

@@ -7,9 +7,10 @@ store.json  the format: bytes of a block, number of slots; written last
 blocks      the slots: a header and a block each, at multiples of 4 KiB
 index.0/1   the block in each slot, see ``index_log``
 lock        locked by the process that uses the directory
+notes/      in one of the directories of the tier: the notes, see ``note_log``
 =========== =====================================================================
 
-All files are allocated at once, and never truncated.
+``blocks`` and the index are allocated at the start, and never made smaller.
 """
 
 from __future__ import annotations
@@ -138,12 +139,12 @@ class SsdDirectory:
             pieces += (block_header(key, source), source)
             if padding:
                 pieces.append(_ZEROS[:padding])
-            if HEADER_BYTES + len(source) + padding < slot_bytes:  # the next block does not follow
+            if HEADER_BYTES + len(source) + padding < slot_bytes:  # a gap: the next block does not follow
                 self._ops.write(self._fd, pieces, first * slot_bytes)
                 pieces, first = [], slot + 1
         if pieces:
             self._ops.write(self._fd, pieces, first * slot_bytes)
-        if (size := len(run.keys) * slot_bytes) >= _LONG_BYTES:  # meanwhile the next run is prepared
+        if (size := len(run.keys) * slot_bytes) >= _LONG_BYTES:  # written while the next run is prepared
             self._ops.begin_sync(self._fd, run.slot * slot_bytes, size)
 
     def read(self, run: SlotRun, buffer: RunBuffer) -> tuple[list[memoryview], dict[bytes, str]]:
@@ -183,7 +184,7 @@ class SsdDirectory:
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
-        for directory in (self.path, self.path.resolve().parent):  # the names of all files, too
+        for directory in (self.path, self.path.resolve().parent):  # makes the names of all files durable, too
             fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 os.fsync(fd)

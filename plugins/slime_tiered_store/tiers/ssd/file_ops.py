@@ -19,7 +19,7 @@ _Vectored: TypeAlias = Callable[[int, Sequence[Buffer], int], int]
 
 @dataclass(frozen=True, slots=True)
 class FileOps:
-    """Positional I/O that is complete or raises OSError; a read may also end at the end of the file.
+    """Positional I/O. A call transfers all bytes, or raises OSError. A read may transfer fewer at the end of the file.
 
     The fields are functions of ``os``. All calls block.
     """
@@ -48,8 +48,8 @@ class FileOps:
         return self._transfer(self.preadv, fd, into, offset)
 
     def begin_sync(self, fd: int, offset: int, size: int) -> None:
-        """Let the device begin to write these bytes, without waiting. A later :meth:`sync` tells of errors."""
-        # Linux begins to write dirty pages that are said to be of no more use. This is a hint, so errors do not count.
+        """Let the device begin to write these bytes, without waiting. A later :meth:`sync` raises the errors."""
+        # Linux begins to write dirty pages that are not needed any more. This is only a hint, so errors do not matter.
         with suppress(OSError):
             os.posix_fadvise(fd, offset, size, os.POSIX_FADV_DONTNEED)
 

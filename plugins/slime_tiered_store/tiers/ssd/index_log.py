@@ -12,9 +12,9 @@ offset  bytes   content
 ======  ======  ====================================================
 
 The log lies in one of two files of a fixed, preallocated size, so it never runs out of space. The live records go to
-the other file at a start, after a failed write, and when the file is full. The other file gets a new random seed, and
-its header is written last. So records of an earlier use of the file, and torn records, do not count. A damaged record
-costs its own slot only.
+the other file at each start, after a failed write, and when the file is full. The other file gets a new random seed,
+and its header is written last. So records of an earlier use of the file, and torn records, do not count. A damaged
+record costs its own slot only.
 
 ``slime_journal`` is no base for it: its logs grow, are written on the event loop, and never wait for the disk.
 """
@@ -157,7 +157,7 @@ class IndexLog:
         seed = int.from_bytes(os.urandom(8), "little")
         live = self.table.rows(seed)
         header = _HEADER.pack(_MAGIC, generation, seed)
-        self._write(fd, bytes(_RECORD_BYTES), 0)  # of an earlier rewrite that failed
+        self._write(fd, bytes(_RECORD_BYTES), 0)  # remove the header of an earlier rewrite that failed
         self._write(fd, live, _RECORD_BYTES)
         self._write(fd, header + _SUM.pack(xxh3_64_intdigest(header)), 0)
         self._current, self._seed, self._generation = current, seed, generation
@@ -179,7 +179,7 @@ class IndexLog:
 
 
 def index_bytes(slots: int) -> int:
-    """Return the size of one of the two files."""
+    """Return the size in bytes of one of the two files."""
     return _RECORD_BYTES * (1 + 2 * slots + _SPARE_RECORDS)
 
 
@@ -207,7 +207,7 @@ def index_paths(directory: Path) -> tuple[Path, Path]:
 
 
 def _newest(fds: Sequence[int], slots: int, ops: FileOps) -> tuple[SlotTable, int, int, int]:
-    """Return table, unreadable records, generation and number of the newer file. Generation 0: none is intact."""
+    """Return table, unreadable records, generation and number of the newer file. Generation 0: no header is intact."""
     (generation, seed), number = max((_header(ops, fd), number) for number, fd in enumerate(fds))
     table = SlotTable(slots)
     skipped = _replay(ops, fds[number], seed, table) if generation else 0

@@ -32,7 +32,7 @@ class Readers:
         self._threads = ThreadPoolExecutor(_THREADS, name)
         self._latest_end = 0.0
         self._running: set[_Read] = set()
-        #: Of threads that do not read: new memory would cost more than the copy out of it.
+        #: Buffers that no thread uses now. To allocate one would cost more than to copy a read out of it.
         self._idle_buffers: list[RunBuffer] = []
 
     async def read(self, runs: Sequence[SlotRun]) -> dict[bytes, str]:
@@ -51,7 +51,7 @@ class Readers:
                 read.abandon()
 
     def close(self) -> None:
-        """Return when no thread reads any more. Blocks."""
+        """Return when no thread reads any more. Blocks the caller."""
         self._threads.shutdown()
 
     def _run(self, read: _Read) -> dict[bytes, str]:
@@ -116,7 +116,7 @@ class _Read:
 
 
 def _pieces(runs: Sequence[SlotRun]) -> Iterator[Sequence[SlotRun]]:
-    """Cut reads into parts for the threads."""
+    """Cut reads into parts of about 4 MiB, one call in a thread each."""
     size = begin = 0
     for end, run in enumerate(runs, 1):
         size += sum(map(len, run.buffers))

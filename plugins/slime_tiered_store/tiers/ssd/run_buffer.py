@@ -26,10 +26,10 @@ class RunBuffer:
         self._headers = HeaderRows(self._data, slot_bytes)
 
     def read(self, ops: FileOps, fd: int, run: SlotRun) -> tuple[list[memoryview], dict[bytes, str]]:
-        """Return as many bytes of each block as its buffer has, and what is wrong with each damaged block, by key.
+        """Return the beginning of each block, and what is wrong with each damaged block, by key.
 
-        The bytes are valid until the next read. Checksums are of whole blocks. The buffers of ``run`` stay as they
-        are. Raises OSError.
+        A beginning is as long as the buffer in ``run``, and valid until the next read. Checksums are of whole blocks.
+        The buffers of ``run`` stay as they are. Raises OSError.
         """
         count = len(run.keys)
         size = count * self._slot_bytes

@@ -32,5 +32,5 @@ def adjacent(
 
 
 def longest_run(slot_bytes: int) -> int:
-    """Return the number of blocks in a run at most."""
+    """Return the largest number of blocks in a run."""
     return max(1, _RUN_BYTES // slot_bytes)

@@ -42,8 +42,9 @@ class SsdTier:
 
     With ``n`` directories, the block ``id`` lies in slot ``id // n`` of directory ``id % n``.
 
-    All directories have as many slots as the largest one, and together about ``size_bytes`` bytes. ``wait_s``: longest
-    time that a write waits for others, and a read for the device. ``counts`` are its counters. Use :meth:`open`.
+    All directories have equal numbers of slots: as many as fit into ``size_bytes`` over all directories. If one has
+    more slots from an earlier start, all get as many. ``wait_s``: longest time that a write waits for others, and a
+    read for the device, in seconds. ``counts`` are its counters. Use :meth:`open`.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class SsdTier:
             directory.close()
 
     def _runs(self, blocks: Sequence[Block], buffers: Sequence[memoryview]) -> dict[int, list[SlotRun]]:
-        """Return blocks by the numbers of their directories. Raises IndexError and ValueError."""
+        """Return the runs of the blocks in each directory, by its number. Raises IndexError and ValueError."""
         longest = max(map(len, buffers), default=0)
         if longest > self.block_bytes:
             raise ValueError(f"a block has at most {self.block_bytes} bytes, got {longest}")
@@ -163,7 +164,7 @@ class SsdTier:
             wrong = min(ids) if min(ids) < 0 else max(ids)
             raise IndexError(f"tier {self.name} has the blocks 0 to {self.capacity - 1}, not {wrong}")
         count, slot_bytes = len(self._directories), self._directories[0].layout.slot_bytes
-        if count == 1:  # no need to choose, which would take half of the time
+        if count == 1:  # no need to sort by directory, which would take half of the time
             return {0: list(adjacent(ids, keys, buffers, slot_bytes))} if ids else {}
         parts: dict[int, list[SlotRun]] = {}
         for number in range(count):

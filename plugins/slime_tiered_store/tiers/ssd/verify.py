@@ -41,7 +41,7 @@ class DirectoryReport:
 
 
 def verify_directory(path: Path, ops: FileOps | None = None) -> DirectoryReport:
-    """Read every block of a directory that no router uses. Blocks.
+    """Read every block of a directory that no router uses. Blocks the caller.
 
     Raises OSError, and ValueError for a directory that is damaged, in use, or of another kind.
     """
