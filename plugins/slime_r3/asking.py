@@ -20,7 +20,7 @@ _NOTE = "r3"
 
 
 class Asking:
-    """Adds the field to generations, unless the client has set it, or ``--r3-inject`` is ``when-asked``."""
+    """Adds the field to generations, unless the client has set it or ``--r3-inject`` is ``when-asked``."""
 
     def __init__(self, settings: Settings, router: Router) -> None:
         self._injects = settings.inject == ALWAYS
@@ -40,7 +40,7 @@ class Asking:
                     return
             request.add_field(b'"return_routed_experts":true')
         except BadRequest:
-            return  # the worker refuses the request itself
+            return  # the request passes unchanged: the worker refuses it
         exchange.notes[_NOTE] = True
 
     def is_own(self, exchange: Exchange, body: Mapping[str, Any]) -> bool:
@@ -52,6 +52,6 @@ class Asking:
 
 
 def _is_declined(exchange: Exchange) -> bool:
-    """Return True if ``exchange`` is a part of a chat or completion to which the field was not added."""
+    """Return True if the parent of ``exchange`` is a generation to which the field was not added."""
     parent = exchange.parent
     return parent is not None and parent.request.path in _GENERATING and _NOTE not in parent.notes

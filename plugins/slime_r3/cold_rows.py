@@ -1,4 +1,4 @@
-"""Rows that memory has no room for, in a store of records."""
+"""Moves rows that memory has no room for to a store of records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 #: Bytes that are written at once.
 _BATCH_BYTES = 4 << 20
-#: The first wait before a failed write is repeated; it doubles up to the last.
+#: The first and the longest wait before a failed write is repeated, in seconds. The wait doubles each time.
 _PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0
 
 
@@ -33,7 +33,7 @@ class RowsLost(RouterError):
 class ColdRows:
     """The rows of ``turns`` that are in a store, if there is one. A record has consecutive rows of one piece.
 
-    In a store that other routers share, a router deletes only what it has written itself in this run.
+    From a store that routers share, a router deletes only records that it has written itself in this run.
     """
 
     def __init__(self, turns: TurnRows) -> None:
@@ -63,7 +63,7 @@ class ColdRows:
             await self._news.wait()
 
     async def save(self) -> None:
-        """Move all rows to the store, after the end of :meth:`run`. Raises RowsLost, see :meth:`_drop`."""
+        """Move all rows to the store. Call this after the end of :meth:`run`. Raises RowsLost, see :meth:`_drop`."""
         if self._store is not None:
             while turns := self._turns.overdue(_BATCH_BYTES, all_must_go=True):
                 if not await self._move(self._store, turns):
@@ -79,14 +79,14 @@ class ColdRows:
             await self._move(self._store, turns)
 
     async def room(self) -> None:
-        """Wait while memory has much too many rows, at most the store's ``wait_s``."""
+        """Wait while memory exceeds its limit by over a quarter, but at most ``wait_s`` seconds (see ColdStore)."""
         if self._store is not None and self._turns.is_crowded:
             with anyio.move_on_after(self._store.wait_s):
                 while self._turns.is_crowded:
                     await self._progress.wait()
 
     async def _move(self, store: RecordStore, turns: Sequence[Hashable]) -> bool:
-        """Move the rows of ``turns`` to ``store``. Returns False if a batch takes longer than its ``wait_s``."""
+        """Move the rows of ``turns`` to ``store``. Returns False if a batch takes longer than ``store.wait_s``."""
         async with self._moving:  # no piece is moved twice
             return await self._move_next(store, turns)
 
@@ -123,12 +123,12 @@ class ColdRows:
         return StoredAs(tuple(keys), rows)
 
     def _batches(self, pieces: Mapping[Piece, StoredAs]) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Yield the given records of ``pieces``, about ``_BATCH_BYTES`` at a time."""
+        """Yield the records of ``pieces``, as pairs of key and content, about ``_BATCH_BYTES`` at a time."""
         batch: list[tuple[bytes, bytes]] = []
         size = 0
         for piece, (keys, per_record) in pieces.items():
             rows = piece.rows
-            assert rows is not None  # narrowing: only this task moves them
+            assert rows is not None  # narrowing: only this task moves rows
             for place, key in enumerate(keys):
                 content = rows[place * per_record : (place + 1) * per_record].tobytes()
                 batch.append((key, content))
@@ -164,7 +164,7 @@ class ColdRows:
 
     def _forget(self, keys: Sequence[bytes]) -> None:
         """Delete the records of ``keys``, unless another router may need them."""
-        assert self._store is not None  # narrowing: it has them
+        assert self._store is not None  # narrowing: the store has these records
         if self._store.is_shared:
             self._store.unlearn([key for key in keys if not key.startswith(self._prefix)])
             keys = [key for key in keys if key.startswith(self._prefix)]

@@ -11,14 +11,14 @@ __all__ = ["Entry"]
 
 #: Number of records, rows in each, length, row size and type of a piece.
 _Told = tuple[int, int, int, int, str]
-#: The head, and the pieces of own rows.
+#: The head, and the pieces of the turn's own rows, see Entry.
 _Content = tuple[_Told | None, tuple[_Told, ...] | None]
 
 
 class Entry(NamedTuple):
     """Rows of one turn. ``head``: the rows before its response. ``own``: the other rows; the last may be missing.
 
-    None: no answer had these rows.
+    A field is None if no answer had its rows.
     """
 
     head: Piece | None

@@ -12,7 +12,7 @@ from slime_sglang.token_arrays import IntArray
 
 __all__ = ["Part", "Piece", "StoredAs"]
 
-#: Usual size of a record of whole rows, in bytes. It is small, so that little of a long sample is in transit at once.
+#: Usual size of a record of whole rows, in bytes. Small, so that reading a long sample needs little memory.
 _RECORD_BYTES = 1 << 20
 
 
@@ -66,7 +66,7 @@ class Piece:
 
     @property
     def record_sizes(self) -> list[tuple[bytes, int]]:
-        """The keys of its records, each with the size of the record in bytes."""
+        """The key of each record, and the size of the record in bytes."""
         return [self.record_at(row) for row in range(0, self.length, self.records.rows)]
 
     def record_at(self, row: int) -> tuple[bytes, int]:
@@ -107,8 +107,8 @@ def _digest_of(rows: IntArray) -> bytes:
 
 
 def _equal(rows: IntArray, others: IntArray) -> bool:
-    """Return True if both, of one shape, have the same values. Fast if they have the same type."""
+    """Return True if both arrays, of equal shape, have the same values. Fast if they have the same type."""
     if rows.dtype != others.dtype or rows.nbytes % 8:
         return np.array_equal(rows, others)
-    # Eight bytes at once, since the comparison makes an array of its results.
+    # Compare eight bytes at a time: the comparison makes an array with one result for each value.
     return np.array_equal(rows.reshape(-1).view(np.uint64), others.reshape(-1).view(np.uint64))

@@ -19,9 +19,9 @@ __all__ = ["R3"]
 
 
 class R3:
-    """Adds ``return_routed_experts: true`` to generations without the field.
+    """Adds ``return_routed_experts: true`` to generations without the field, unless ``--r3-inject`` is ``when-asked``.
 
-    With the plugin ``radix_cache``, the rows of recorded turns are kept. That plugin parses requests and answers.
+    With the plugin ``radix_cache``, which parses requests and answers, the rows of recorded turns are kept.
     """
 
     _asking: Asking  # set in setup
@@ -51,7 +51,7 @@ class R3:
 
     @hookimpl
     async def pre_request(self, exchange: Exchange) -> None:
-        """Ask for routed experts."""
+        """Wait until memory has room for further rows, then ask for routed experts."""
         if self._recorder is not None and exchange.request.path == "/generate":
             await self._recorder.room()
         await self._asking.inject(exchange)

@@ -21,10 +21,10 @@ from slime_sglang.token_arrays import IntArray
 
 __all__ = ["RowReader", "StoreFailed", "TakeRows"]
 
-#: Records that are read at the same time. The rows of so many are in memory, and those that are being taken.
+#: The number of records that are read ahead. Their rows are in memory, and so are the rows that ``take`` has now.
 _AT_ONCE = 2
 
-#: Takes rows ``[some, row size]``, and returns when the next ones may come.
+#: Takes rows ``[some, row size]``, and returns when it is ready for the next rows.
 TakeRows = Callable[[IntArray], Awaitable[None]]
 
 
@@ -67,7 +67,7 @@ class RowReader:
     async def stream(self, parts: Sequence[Part], take: TakeRows) -> str | None:
         """Call ``take`` with the rows of ``parts``, in order. Raises StoreFailed, and the errors of ``take``.
 
-        Returns the reason if the rows that follow are lost. Meanwhile a few more records are read.
+        Stops at the first record that is lost, and returns the reason. While ``take`` runs, the next records are read.
         """
         async with side_tasks() as tasks:
             return await self._stream(parts, take, tasks)
@@ -124,7 +124,7 @@ class RowReader:
 
 
 class _Reading:
-    """Rows that are being read in a task of their own."""
+    """Rows that a separate task reads."""
 
     def __init__(self) -> None:
         self._ended = anyio.Event()

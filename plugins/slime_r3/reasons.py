@@ -17,7 +17,7 @@ __all__ = [
     "STARTS_LATER",
 ]
 
-#: No answer with this response came while the plugin was loaded: the response is from the trajectory log.
+#: This run knows nothing about the rows: an earlier run, another router, or a run without the plugin recorded the turn.
 NOT_RECORDED = "not_recorded"
 #: The answer had no rows: they were not asked for, the engine does not return them, or the generation broke off.
 NOT_TOLD = "not_told"
@@ -29,7 +29,7 @@ STARTS_LATER = "starts_later"
 OTHER_VERSION = "other_weight_version"
 #: Turns of the context were sampled with several LoRA adapters, and each adapter routes differently.
 OTHER_ADAPTER = "other_adapter"
-#: The rows were dropped (``--r3-max-bytes``).
+#: The rows were dropped, since memory had too many rows (``--r3-max-bytes``).
 DROPPED = "dropped"
 #: The store could not take the rows in time (``--store-keep-secs``), and memory had no room for them.
 NOT_KEPT = "not_kept"

@@ -37,18 +37,18 @@ class RecordedRows:
         self.turns = TurnRows(max_bytes)
         self.cold = ColdRows(self.turns)
         self.misses: dict[str, int] = {}
-        #: Rows of all answers so far.
+        #: The number of rows recorded so far, from all answers.
         self.rows_recorded = 0
         self._name = name
         self._shape = shape
         self._cure = cure
-        #: The size of a row by the answers that came while the shape was not known.
+        #: The size of a row, according to the answers that came while the shape was not known.
         self._size = RowSize()
         self._notes: RowNotes | None = None
         self._noted = RowSize()
 
     def note_in(self, notes: RowNotes) -> None:
-        """Note in ``notes`` which rows are put into the store, and what is known of their size."""
+        """Note in ``notes`` which rows are put into the store, and what is known of the size of a row."""
 
         def add(response: Hashable, entry: Entry) -> None:
             notes.add(response, self._name, *entry.note())
@@ -58,14 +58,14 @@ class RecordedRows:
     def restore(
         self, response: Hashable, content: tuple[Any, ...], records: Sequence[tuple[bytes, int]]
     ) -> None:
-        """Take what an earlier run or another router has noted. See TokenRows."""
+        """Take over what an earlier run or another router has noted. See TokenRows."""
         if response is not None:
             self.turns.restore(response, content, records)
         elif self._shape() is None:
             self._size = self._size.with_answers(RowSize(*content))
 
     def _note_size(self) -> None:
-        """Note what is known of the size, if that is new."""
+        """Note what is known of the size of a row, if that has changed since the last note."""
         if self._notes is None:
             return
         shape = self._shape()
@@ -75,7 +75,7 @@ class RecordedRows:
             self._notes.add(None, self._name, size, ())
 
     def known(self, turns: Sequence[ConsumedTurn]) -> int:
-        """Return the number of first tokens of the context of ``turns`` whose rows are all known."""
+        """Return how many tokens at the beginning of the context of ``turns`` have known rows."""
         self._drop_contradicted()
         return 0 if self._doubt() is not None else self.turns.known(turns)
 
@@ -148,8 +148,8 @@ class RecordedRows:
     def _matrix(self, value: Any, end: int, told: Any, asked: int) -> tuple[IntArray, int]:
         """Return the rows in ``value``, which end before token ``end``, and their first token. Raises ValueError.
 
-        ``told``: the first token that the answer names, if any. ``asked``: the one that the request named, which older
-        engines ignore.
+        ``told``: the first token according to the answer, if it says so. ``asked``: the first token that the request
+        asked for; older engines ignore this.
         """
         array = array_in(value)
         if array is None:
@@ -203,7 +203,7 @@ class RecordedRows:
             self._size = RowSize(layers=self._size.layers)
 
     def _miss(self, turn: ConsumedTurn, reason: str) -> bool:
-        """Note why there are no rows for ``turn``. Return True for the first such turn."""
+        """Note why there are no rows for ``turn``. Return True for the first turn with this ``reason``."""
         self.turns.miss(turn.response, reason)
         self.misses[reason] = self.misses.get(reason, 0) + 1
         return self.misses[reason] == 1

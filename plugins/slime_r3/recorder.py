@@ -57,7 +57,7 @@ class Recorder:
     def fields(
         self, exchange: Exchange, body: Mapping[str, Any], contexts: Sequence[Sequence[ConsumedTurn]]
     ) -> dict[str, Any]:
-        """See TokenRows. Nothing is added for a client that asks for rows itself."""
+        """See TokenRows. Nothing is added if the client itself asks for rows, or declines them."""
         if not self._asking.is_own(exchange, body):
             return {}
         added: dict[str, Any] = {FIELD: True}

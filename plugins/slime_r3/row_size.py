@@ -1,4 +1,4 @@
-"""The size of a row as answers show it, while no flag and no worker says its shape."""
+"""The size of a row according to answers, while no flag and no worker says the shape of a row."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from router_core.flags import add_flags, flag, read_flags
 __all__ = ["ALWAYS", "WHEN_ASKED", "Settings", "add_r3_options"]
 
 ALWAYS, WHEN_ASKED = "always", "when-asked"
-#: Rows of 500 samples with 32k tokens each, at 60 layers and 8 experts per token.
+#: Rows of 500 samples with 32k tokens each, with 60 layers, 8 experts per layer, and one byte for each expert.
 _MAX_BYTES = 8 << 30
 
 

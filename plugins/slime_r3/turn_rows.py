@@ -31,8 +31,8 @@ __all__ = ["TurnRows"]
 class TurnRows:
     """Rows by turn, at most ``max_bytes`` of them in memory (0: no limit). No I/O.
 
-    With a store, ``on_full()`` is called when memory has too many, ``on_stored(response, entry)`` when all rows of a
-    turn are in the store, and ``forget_records(keys)`` for the records of rows that no turn needs any more. Without a
+    With a store, ``on_full()`` is called when memory has too many rows, ``on_stored(response, entry)`` when all rows of
+    a turn are in the store, and ``forget_records(keys)`` for the records of rows that no turn needs any more. Without a
     store, the oldest rows are dropped.
     Changes have no ``await``, and an entry is replaced as a whole, so any thread may call :meth:`find`.
     """
@@ -57,7 +57,7 @@ class TurnRows:
         return len(self._entries)
 
     def known(self, turns: Sequence[ConsumedTurn]) -> int:
-        """Return the number of first tokens of the context of ``turns`` whose rows are all known. O(turns)."""
+        """Return how many tokens at the beginning of the context have known rows, counted in whole turns. O(turns)."""
         known = 0
         for stretch in stretches_of(turns):
             if not self._is_complete(stretch):
@@ -73,7 +73,8 @@ class TurnRows:
     def add(self, turns: Sequence[ConsumedTurn], rows: IntArray, start: int) -> None:
         """Add ``rows`` of the answer that is the last of ``turns``: ``[tokens, row size]``, from token ``start`` on.
 
-        Known rows stay. Gaps of earlier turns are filled only if one weight version and adapter sampled both.
+        Known rows stay. A gap of an earlier turn is filled only if the same weight version and adapter sampled both
+        turns.
         """
         *before, new = stretches_of(turns)
         version = version_of(new.turn)
@@ -160,7 +161,10 @@ class TurnRows:
             self.drop(next(iter(self._ages)), reasons.DROPPED)
 
     def overdue(self, most_bytes: int, *, all_must_go: bool = False) -> list[Hashable]:
-        """Return the next turns whose rows should leave memory, oldest first, about ``most_bytes`` of rows."""
+        """Return the next turns whose rows should leave memory, oldest first, about ``most_bytes`` of rows.
+
+        ``all_must_go``: rows should leave memory even if it has room for them.
+        """
         found: list[Hashable] = []
         size = 0
         for response in self._ages:
@@ -200,7 +204,7 @@ class TurnRows:
             self.drop(response, reason)
 
     def lose(self, part: Part, reason: str) -> None:
-        """Drop the rows of the turn of ``part``, which cannot be read, unless other rows have replaced them."""
+        """Drop the rows of the turn of ``part``, since ``part`` is lost, unless other rows have replaced it."""
         entry = self._entries.get(part.response)
         if entry is not None and part.piece in entry.pieces:
             self.drop(part.response, reason)
@@ -208,7 +212,7 @@ class TurnRows:
     def restore(
         self, response: Hashable, content: tuple[Any, ...], records: Sequence[tuple[bytes, int]]
     ) -> None:
-        """Take the rows of ``response`` that a note describes, unless as many are known. See Entry.note."""
+        """Take over the rows of ``response`` that a note describes, unless as many are known. See Entry.note."""
         new, known = Entry.of_note(content, records, self._stored_piece), self._entries.get(response)
         if known is not None and known.length >= new.length:
             self._release(new.pieces)
@@ -219,7 +223,7 @@ class TurnRows:
             self._release(known.pieces)
 
     def _stored_piece(self, length: int, size: int, dtype: str, records: StoredAs) -> Piece:
-        """Return the piece in ``records``, for one more turn."""
+        """Return the piece in ``records``, and count one more turn that uses it."""
         piece = self._stored.get(records)
         if piece is not None:
             piece.users += 1
@@ -254,7 +258,7 @@ class TurnRows:
             self._ages.setdefault(turn.response)
 
     def _shared(self, key: Hashable, rows: IntArray) -> Piece:
-        """Return the head with ``rows``, for one more turn."""
+        """Return the head with ``rows``, and count one more turn that uses it."""
         alike = self._heads.setdefault(key, [])
         head = next((one for one in alike if one.equals(rows)), None)
         if head is not None:

@@ -16,11 +16,11 @@ Data = bytes | memoryview
 
 
 class BodyLength(int):
-    """The number of bytes of all further pieces. Only the first piece may be one."""
+    """The number of bytes of all further pieces. Only the first piece of a body may be a BodyLength."""
 
 
 class RowPiece(NamedTuple):
-    """The place of ``rows``, which are known, in a body. ``encode`` returns the bytes of the next rows, in order."""
+    """Known ``rows`` at their place in a body. ``encode`` is called with rows, in order, and returns their bytes."""
 
     rows: Rows
     encode: Callable[[IntArray], Iterable[Data]]
@@ -30,5 +30,5 @@ Piece = BodyLength | Data | RowPiece
 
 
 def joined(pieces: Iterable[Piece]) -> bytes:
-    """Return the bytes of ``pieces``, which have no rows."""
+    """Return the bytes of ``pieces``. None of them may be a RowPiece."""
     return b"".join(piece for piece in pieces if isinstance(piece, bytes | memoryview))

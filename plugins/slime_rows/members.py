@@ -21,7 +21,7 @@ _BLOCK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A named array, in ``parts`` that are joined along their first axis. At least one part is not empty, or all.
+    """A named array, in ``parts`` that are joined along their first axis. ``Rows`` among the parts must be known.
 
     ``kind``: the type of the values; None for the narrowest type that holds all of them.
     """
@@ -39,7 +39,7 @@ class Member:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the joined array. An empty part may not know the shape of a row."""
+        """The shape of the joined array. The longest part gives the shape of a row: an empty part may not know it."""
         shapes = [_source(part).shape for part in self.parts]
         longest = max(shapes, key=lambda shape: shape[0])
         return (sum(shape[0] for shape in shapes), *longest[1:])
@@ -56,7 +56,8 @@ class Member:
 
         def encode(values: npt.NDArray[Any]) -> Iterator[Data]:
             flat = values.reshape(-1)
-            for start in range(0, len(flat), step):  # wider values than those in memory would be several MiB
+            # ``values`` have about 1 MiB. As a wider ``kind``, all of them at once would be several MiB.
+            for start in range(0, len(flat), step):
                 yield from write(raw_bytes(flat[start : start + step].astype(kind, copy=False)))
 
         for part in self.parts:

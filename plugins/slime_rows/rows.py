@@ -36,7 +36,7 @@ class FoundRows(Protocol):
         """Call ``take`` with consecutive rows ``[some, row size]``, about 1 MiB at a time. Raises HTTPError.
 
         Returns the reason if the rows that follow are lost, and None after the last row. ``take`` must not change the
-        rows. Their type may be narrower than ``dtype``. A few further pieces are read meanwhile.
+        rows. Their type may be narrower than ``dtype``. While ``take`` runs, the next rows are read.
         """
 
 
@@ -53,7 +53,7 @@ class Rows:
 
     @classmethod
     def of(cls, name: str, found: FoundRows | str) -> Self:
-        """Return the rows ``found``, or those that are not known for the reason ``found``."""
+        """Return known rows, or rows that are not known: then ``found`` is the reason."""
         return cls(name, None, found) if isinstance(found, str) else cls(name, found, None)
 
     def lose(self, reason: str) -> None:

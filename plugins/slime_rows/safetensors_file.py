@@ -16,7 +16,7 @@ _TENSOR_TYPES = {"|i1": "I8", "|u1": "U8", "<u2": "U16", "<i4": "I32", "<i8": "I
 
 
 def safetensors_file(members: Iterable[Member], metadata: Mapping[str, str] | None = None) -> Iterator[Piece]:
-    """Yield a safetensors file with ``members``, and ``metadata`` if there are any; first its length.
+    """Yield the pieces of a safetensors file with ``members`` and ``metadata``. The first piece is a BodyLength.
 
     Wide values come first, so that each tensor begins at a multiple of its values' size. Members with values of one
     size stay in their order.

@@ -1,4 +1,4 @@
-"""Tasks beside a block of code."""
+"""Tasks that run while a block of code runs."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ __all__ = ["StreamedAnswer", "answer_with"]
 
 logger = logging.getLogger(__name__)
 
-#: Nothing is sent before so many bytes of rows are encoded: until then, an error is a status code.
+#: Nothing is sent before this many bytes of rows are encoded. Until then, an error can become a status code.
 _HELD_BYTES = 1 << 20
 _T = TypeVar("_T")
 
@@ -47,10 +47,10 @@ async def answer_with(
 class StreamedAnswer(Response):
     """Sends the pieces that ``encode`` makes. At most a few MiB of ``rows`` are in memory at once.
 
-    ``rows``: all rows of the answer. Those in the store stay there until the end. If some turn out to be lost before
-    anything is sent, ``encode`` is called again, and the answer has the reason instead. Afterwards, it breaks off: the
-    client sees that it is incomplete, and the next one has the reason.
-    ``is_long``: pieces without rows take long; they are made by ``run``. ``pause``: lets others have the event loop.
+    ``rows``: all rows of the answer. The store does not delete them until the answer ends. If rows turn out to be lost
+    before anything is sent, ``encode`` is called again, and the answer has the reason instead. If they turn out to be
+    lost later, the answer breaks off: the client sees that it is incomplete, and the next answer has the reason.
+    ``is_long``: pieces without rows take long; they are made by ``run``. ``pause``: lets other tasks run.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class StreamedAnswer(Response):
         return None
 
     async def _send_rows(self, rows: IntArray, place: RowPiece, body: _Body) -> None:
-        for data in place.encode(rows):  # each takes 1 ms at most
+        for data in place.encode(rows):  # each step takes 1 ms at most
             await body.add_rows(data)
             await self._pause()
 
@@ -120,7 +120,7 @@ class StreamedAnswer(Response):
 
 
 class _Body:
-    """The body of one answer. It waits until there are enough rows, or until the end.
+    """The body of one answer. Nothing is sent until there are enough rows, or until the end.
 
     ``length``: its bytes, if they are known. A short body always has a length.
     """
@@ -135,7 +135,7 @@ class _Body:
         self._row_bytes = 0
 
     async def add(self, data: Data) -> None:
-        """Add ``data`` that is no rows."""
+        """Add ``data`` other than rows."""
         if self.has_begun:
             await self._send_body(data)
         else:
@@ -152,7 +152,7 @@ class _Body:
                 await self._send_body(piece)
 
     async def end(self) -> None:
-        """Send the end."""
+        """Send what is left of the body, and end it."""
         last = b"".join(self._waiting)
         if not self.has_begun:
             if self.length is None:
