@@ -13,7 +13,7 @@ _MAX_NEW_TOKENS = 128  # SGLang's default
 #: Parameters that an engine applies to all tokens of a request; in a continuation they would start again.
 _NEEDS_THE_BEGINNING = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params")
 _PENALTIES = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
-#: Fields that add output for each token, or change how it is sampled. This module can neither merge nor continue them.
+#: Fields that add output for each token, or change how tokens are sampled. A generation with one is not continued.
 _MORE_PER_TOKEN = ("return_hidden_states", "custom_logit_processor")
 
 
@@ -39,9 +39,10 @@ def max_new_tokens(body: dict[str, Any]) -> int | None:
 def continuation(
     body: dict[str, Any], sampled: Sequence[int], rid: str | None, row_start: int
 ) -> dict[str, Any]:
-    """Return ``body``, which has ``input_ids``, as a request that continues after ``sampled``, under ``rid``.
+    """Return a request that continues the generation of ``body``, which has ``input_ids``, after the ids ``sampled``.
 
-    ``row_start``: the first token whose routed experts are not known.
+    ``rid``: the id of the new request; None: as in ``body``. ``row_start``: the first token whose routed experts are
+    not known.
     """
     changed = dict(body)
     if body.get("return_routed_experts"):

@@ -38,7 +38,7 @@ class Tally(Protocol):
         ...
 
     def unrecorded(self, kind: str, error: Exception | None = None) -> None:
-        """Count an attempt that was discarded because of ``error``."""
+        """Count an attempt that was discarded because of ``error``. ``kind``: the name of the counter."""
         ...
 
 

@@ -36,8 +36,9 @@ class _NoUse(Exception):
 class Aborts:
     """Makes the Generation of a request.
 
-    An aborted request is tried up to ``count`` more times, each ``wait_s`` seconds after the last attempt.
-    ``resume``: further attempts continue from the tokens sampled so far.
+    After an abort, up to ``count`` further attempts are made, each ``wait_s`` seconds after the attempt before. If they
+    continue from tokens, the first of them waits only for the end of a pause. ``resume``: attempts continue from the
+    tokens sampled so far.
     """
 
     router: Router
@@ -74,7 +75,7 @@ class Generation:
         self._watch = watch
 
     def of_one(self, exchange: Exchange) -> Generation:
-        """Return the Generation of ``exchange``, one of several sequences. It must not outlive ``self``."""
+        """Return the Generation of ``exchange``, one sequence of this request. It must not outlive ``self``."""
         rid = exchange.request.json().get("rid")
         own = Watch(self._watch.asked, self._watch.paused, [rid] if isinstance(rid, str) else ())
         return Generation(self._aborts, exchange, own, self._began)

@@ -89,9 +89,9 @@ class JoinedArrays:
     def _start(self, name: str, values: int, end: int) -> int:
         """Return the first token of an array of ``values`` numbers that ends before token ``end``.
 
-        For engines that do not report that token: it is the requested ``routed_experts_start_len``, or 0 with older
-        engines, which ignore the request. The size of the array, compared with the known rows, shows which. Raises
-        ValueError if the array fits neither, or if no rows are known.
+        This is for engines that do not report the first token. It is the requested ``routed_experts_start_len``, or 0
+        with older engines, which ignore the request. The size of the array, compared with the known rows, shows which.
+        Raises ValueError if the array fits neither, or if the request was for later rows and no rows are known.
         """
         asked = self._asked[name]
         size = self._rows[name].shape[1] if name in self._rows else 0

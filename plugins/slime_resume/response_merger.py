@@ -81,7 +81,7 @@ class MergedResponse:
         self.begin()
 
     def see_mode(self, told: AnswerSoFar) -> None:
-        """Note if the events in ``told`` are cumulative or incremental."""
+        """Note whether the events in ``told`` are cumulative or incremental."""
         if told.cumulative or told.incremental:
             self.incremental = told.incremental
 
@@ -178,7 +178,7 @@ class MergedResponse:
         return any(
             self._spelling.tail(ids[skipped:], text, reason) is not None
             for skipped in range(1, min(_BYTES_OF_CHARACTER, len(ids) + 1) if self._kept else 1)
-            if not self._spelling.text_of(ids[:skipped]).strip(_BROKEN)  # they make no whole character
+            if not self._spelling.text_of(ids[:skipped]).strip(_BROKEN)  # no whole character is skipped
         )
 
     def _ending(self, output: dict[str, Any], ids: Sequence[int]) -> dict[str, Any] | None:
