@@ -24,10 +24,10 @@ _HEADER_BYTES = 4096
 class LogKind:
     """The format of a log: the kinds of its records, which are NamedTuples, and the names of its files.
 
-    ``adds``: kinds of records that add an item. Each has a ``serial``, the serial of the ``parent`` that the item
-    depends on (0: none), and a ``size``. ``removes``: the kind of records that remove the item ``serial`` of that
-    ``size``. ``others``: kinds that neither add nor remove an item. ``name``: the suffix of the files.
-    ``foreign``: describes, in an error, the content of files written for another reader.
+    ``adds``: kinds of records that add an item. Each record has a ``serial``, the serial of the ``parent`` that the
+    item depends on (0: none), and a ``size``. ``removes``: the kind of records that remove an item; each has the
+    ``serial`` and ``size`` of the item. ``others``: kinds that neither add nor remove an item. ``name``: the suffix of
+    the files. ``foreign``: describes, in an error, the content of files written for another reader.
     ``what_to_move``: the files to move away to start without the log, "" for the directory.
     """
 
@@ -69,7 +69,8 @@ class LogDirectory:
 class Header(NamedTuple):
     """The first record of a file. The serials of its items begin at ``first``; only ``reader`` can read the file.
 
-    The file has the log since the beginning of file ``oldest``, because earlier files may be rewritten into it.
+    The file replaces the files from number ``oldest`` on, which were rewritten into it. ``oldest`` is the number of
+    the file itself if there was no rewrite.
     """
 
     format: str
@@ -80,7 +81,11 @@ class Header(NamedTuple):
 
 @dataclass(slots=True)
 class LogFile:
-    """A file with ``oldest`` and ``first`` of its header. ``dead``: serials of removed items that it still has."""
+    """A file, with ``oldest`` and ``first`` of its header. ``dead``: serials of removed items that it still has.
+
+    ``size`` and ``dead_size``: the sums of the ``size`` of all items, and of the removed ones; ``size_bytes``: of the
+    file.
+    """
 
     path: Path
     oldest: int
@@ -96,11 +101,12 @@ class LogFile:
 
     @property
     def half_dead(self) -> bool:
+        """True when removed items make up at least half of the size of all items."""
         return bool(self.dead) and 2 * self.dead_size >= self.size
 
     @property
     def live_bytes(self) -> int:
-        """Estimated size after a rewrite."""
+        """Estimated size of the file after a rewrite, in bytes."""
         return self.size_bytes * (self.size - self.dead_size) // max(self.size, 1)
 
 
@@ -177,7 +183,7 @@ class LogFiles:
                 out.writelines([*header, *content])
                 out.flush()
                 if content:
-                    os.fsync(out.fileno())  # a power cut must not lose the replaced files
+                    os.fsync(out.fileno())  # else a power cut could lose the records of the replaced files
                 file.size_bytes = out.tell()
             new.replace(file.path)
         except OSError:

@@ -32,7 +32,7 @@ _TRY_AGAIN_S = 60.0
 
 
 class RecordLog:
-    """The log of this ``kind`` in ``directory``. Raises StartupError when another router has it, or on an OSError.
+    """The log of this ``kind`` in ``directory``. Raises StartupError when another router uses it, or on an OSError.
 
     ``reader``: names what the records depend on, such as a tokenizer; files of another reader are refused.
     Call :meth:`replay` first, then :meth:`append` any number of times, with :meth:`tidy` in the background.
@@ -151,7 +151,7 @@ class RecordLog:
         except OSError as error:
             self._directory.failed = str(error.strerror)
             logger.error(
-                "the logs in %s are given up, so later changes will not survive the process: %s",
+                "nothing more is written to the logs in %s, so later changes will not survive the process: %s",
                 self._directory.path,
                 error,
             )
@@ -184,7 +184,7 @@ class RecordLog:
     # Rewriting.
 
     async def tidy(self, is_needed: Callable[[Any], bool]) -> None:
-        """Rewrite half-dead files until the log is given up: after that, it is unknown which records are needed.
+        """Rewrite half-dead files until a write fails: from then on, it is unknown which records are needed.
 
         ``is_needed`` decides on records that neither add nor remove, and on removals of items that no file has. A
         thread calls it.
@@ -255,7 +255,7 @@ def _opened(file: LogFile) -> int:
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Pause the garbage collector: it would find nothing in what is read, and take a third of the time."""
+    """Pause the garbage collector: it would find no garbage in the records read, and take a third of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -265,5 +265,5 @@ def _no_collector() -> Iterator[None]:
 
 
 def _file_of(serial: int, files: Sequence[LogFile]) -> LogFile:
-    """Return the file that has item ``serial``, or would have it."""
+    """Return the file to which the item ``serial`` belongs. The item may have been left out by a rewrite."""
     return files[max(bisect_right(files, serial, key=lambda file: file.first) - 1, 0)]
