@@ -87,5 +87,5 @@ def make_backend_app(
 
 
 async def _client_closed_request(request: Request, error: Exception) -> Response:
-    """Return nginx's status for a disconnected client. Nobody reads it."""
+    """Return 499, nginx's status for a client that has disconnected. No client reads this response."""
     return Response(status_code=499)

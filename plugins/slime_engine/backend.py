@@ -72,7 +72,7 @@ class Backend(Vocabulary, Protocol):
         ...
 
     def begin(self, rank: int = 0) -> Run:
-        """Return the state of a new sequence on a data-parallel rank. It reuses only what that rank has computed."""
+        """Return the state of a new sequence on ``rank``. The sequence reuses only what that rank has computed."""
         ...
 
     async def logits(self, queries: Sequence[Query], version: str) -> list[FloatArray]:

@@ -1,4 +1,7 @@
-"""Turns tokens into text, piece by piece. No piece ends in half a character or in the beginning of a stop string."""
+"""Turns tokens into text, piece by piece.
+
+No piece before the last ends in half a character or in the beginning of a stop string.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,10 @@ class IncrementalText:
         return text[: len(text) - keep]
 
     def finish(self, ids: list[int], reason: FinishReason) -> str:
-        """Return the last piece. An incomplete character becomes U+FFFD. ``no_stop_trim`` keeps the matched stop."""
+        """Return the last piece. An incomplete character becomes U+FFFD.
+
+        The piece ends before the matched stop, except with ``no_stop_trim``.
+        """
         matched = reason.get("matched") if self._trims else None
         if isinstance(matched, int):
             ids = ids[:-1]

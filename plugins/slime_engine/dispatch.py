@@ -11,8 +11,8 @@ __all__ = ["Dispatcher"]
 class Dispatcher:
     """Chooses the rank of each request: the rank that it names, else the rank of its room, else the next in turn.
 
-    Only a prefill engine uses rooms: a decode engine can compute the rank from the room (SGLang:
-    ``follow_bootstrap_room``).
+    Only a prefill engine takes the rank of the room. So a decode engine can compute the prefill engine's rank from the
+    room (SGLang: ``follow_bootstrap_room``).
     """
 
     def __init__(self, settings: Settings) -> None:

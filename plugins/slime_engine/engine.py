@@ -95,12 +95,12 @@ class EngineHost:
 
     @property
     def engine_or_none(self) -> Engine | None:
-        """The engine in any state, for inspection after a crash."""
+        """The engine in any state, for inspection after a crash; None before it is loaded."""
         return self._engine
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Load, run until the block ends, then fail all unfinished requests.
+        """Load the engine, run it until the block ends, and then fail all unfinished requests.
 
         With ``load_in_background`` the block begins at once. The engine is unavailable until its model is loaded.
         """
@@ -135,7 +135,7 @@ class EngineHost:
         if (config := self.settings.kv_events) is not None:
             from slime_engine.kv_publisher import KVPublisher  # needs zmq, which is an extra
 
-            assert isinstance(backend, StatelessBackend)  # narrowing: the settings allow no other one
+            assert isinstance(backend, StatelessBackend)  # narrowing: settings with events need it
             publisher = cleanup.enter_context(KVPublisher.bound(config, self.settings.dp_size))
             start_soon(publisher.serve_replays)
             backend.publish_to(publisher.publish)

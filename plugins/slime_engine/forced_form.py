@@ -23,7 +23,7 @@ def forced_form(body: JSONObject) -> dict[str, str]:
     schema = _forced_call(body) or _response_format(body.get("response_format"))
     try:
         return {} if schema is None else {"json_schema": orjson.dumps(schema).decode()}
-    except orjson.JSONEncodeError as error:  # orjson writes fewer levels than it reads
+    except orjson.JSONEncodeError as error:  # orjson writes fewer nested levels than it reads
         raise BadRequest(f"The schema cannot be written as JSON: {error}.") from None
 
 

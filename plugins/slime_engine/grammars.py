@@ -1,7 +1,7 @@
 """Grammars that constrain an answer, compiled by llguidance, one of SGLang's grammar backends.
 
 The sampling parameters ``json_schema``, ``regex`` and ``ebnf`` give a grammar. A token may be sampled if the grammar
-allows the text that it adds. A token that ends the answer is allowed when the text is complete.
+allows the text that it adds. A token that ends the answer is allowed only when the text is complete.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ _JOURNAL_CHUNK = 64
 def info_routes(host: EngineHost) -> list[Route]:
     """Return the routes for probes and inspection.
 
-    An SGLang server does not listen before its model is loaded. So requests for model and server info wait for that
-    here. All other requests are refused until then.
+    An SGLang server does not listen before its model is loaded. This engine may listen earlier. Then requests for model
+    and server info wait until the model is loaded. All other requests are refused until then.
     """
 
     async def health(request: Request) -> Response:

@@ -1,7 +1,8 @@
 """A journal of the tokens that the engine consumed and sampled, written by the scheduler.
 
-The journal is an oracle for tests of everything in front of an engine. The scheduler fills it, token by token. No
-reply is made from it. An entry is complete before its client can see the end of the sequence.
+The journal is an oracle for tests of everything in front of an engine. The scheduler fills it, token by token. Replies
+take their tokens and log-probabilities from the scheduler's deltas instead, so the journal shows a fault in a reply. An
+entry is complete before its client can see the end of the sequence.
 """
 
 from __future__ import annotations

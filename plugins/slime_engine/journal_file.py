@@ -27,7 +27,7 @@ class JournalFile:
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._run = uuid.uuid4().hex
-        self._write([b""])  # an engine that was killed may have left half a line
+        self._write([b""])  # a newline: it ends the half line that a killed engine may have left
 
     def __enter__(self) -> JournalFile:
         return self

@@ -1,4 +1,4 @@
-"""KV events: the changes of its KV cache that the engine publishes, and the setting that says where.
+"""KV events: the changes of an engine's KV cache, and the settings of the publisher that sends them.
 
 Names, fields and defaults are those of SGLang 0.5.23 (``srt/disaggregation/kv_events.py``).
 """
@@ -62,8 +62,8 @@ class KVEventsConfig:
     """SGLang's ``--kv-events-config``. Raises ValueError if it is invalid.
 
     Rank ``n`` publishes at the port of ``endpoint`` plus ``n``, and replays at the port of ``replay_endpoint`` plus
-    ``n``. ``buffer_steps``: batches that can be replayed. ``hwm``: batches that wait for a slow subscriber; later
-    batches are dropped. ``max_queue_size`` has no effect: batches are sent at once.
+    ``n``. ``buffer_steps``: the most batches that can be replayed. ``hwm``: the most batches that wait for a slow
+    subscriber; later batches are dropped. ``max_queue_size`` has no effect: batches are sent at once.
     """
 
     publisher: str = "null"
@@ -111,7 +111,7 @@ class KVEventsConfig:
         return orjson.dumps(asdict(self)).decode()
 
     def shifted(self, ports: int) -> KVEventsConfig:
-        """Return the config with all ports higher by ``ports``. Raises ValueError beyond 65535."""
+        """Return the config with all ports higher by ``ports``. Raises ValueError if a port is above 65535."""
         replay = None if self.replay_endpoint is None else _shifted(self.replay_endpoint, ports)
         return replace(self, endpoint=_shifted(self.endpoint, ports), replay_endpoint=replay)
 

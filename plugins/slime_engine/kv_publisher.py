@@ -1,9 +1,9 @@
 """Publisher of KV events over ZeroMQ, with SGLang's frames. This module needs zmq, which is an extra.
 
 A batch has three frames: the topic, the batch's number as 8 bytes in big-endian order, and msgpack ``[time, events,
-rank]``. A subscriber requests a replay with an empty frame and the number of the first batch that it wants. The answer
-for each batch that is still kept is an empty frame, the number and the msgpack. A last answer ends the replay: an empty
-frame, the number -1 and an empty frame.
+rank]``. A subscriber requests a replay with an empty frame and the number of the first batch that it wants. For each
+batch from that number on that the publisher still keeps, the answer is an empty frame, the number and the msgpack. A
+last answer ends the replay: an empty frame, the number -1 and an empty frame.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ _END = (-1).to_bytes(8, "big", signed=True)
 
 
 class KVPublisher:
-    """The publishers of all data-parallel ranks of an engine. They bind to any endpoint, unlike SGLang's publishers."""
+    """The publishers of all data-parallel ranks of an engine.
+
+    They bind to every endpoint. SGLang's publishers connect to an endpoint without a wildcard.
+    """
 
     def __init__(self, ranks: Sequence[_RankPublisher]) -> None:
         self._ranks = ranks
@@ -68,13 +71,13 @@ class _RankPublisher:
         self._router: zmq.asyncio.Socket | None = None
         if config.replay_endpoint is not None:
             self._router = context.socket(zmq.ROUTER)
-            self._router.set_hwm(0)  # a replay is answered at once, and must not lose batches
+            self._router.set_hwm(0)  # no limit: a replay sends all its batches at once, and must lose none
             self._router.bind(config.replay_endpoint)
 
     def publish(self, events: Sequence[Event]) -> None:
         number, self._next = self._next.to_bytes(8, "big"), self._next + 1
         payload: bytes = msgpack.packb([time.time(), events, self._rank])
-        # sent or dropped at once: there is nothing to await
+        # A PUB socket sends or drops a message at once, so there is nothing to await.
         self._pub.send_multipart((self._topic, number, payload))
         self._sent.append((number, payload))
 

@@ -52,7 +52,7 @@ class ModelTokenizer(Tokenizer, Protocol):
 
 
 class Vocabulary(Protocol):
-    """The tokens that a model samples from, and how."""
+    """The tokens that a model samples from, and the sampling parameters that it honours by itself."""
 
     @property
     def tokenizer(self) -> ModelTokenizer: ...

@@ -1,8 +1,9 @@
 """The language model: interpolated trigrams over token ids, one set of weights per version string.
 
-Each step has a distribution over the whole vocabulary, without zeros. ``logprobs`` repeats, bit for bit, what the
-engine reported when it sampled, unless penalties, biases, ``min_new_tokens`` or a grammar changed the logits. So the
-model is an oracle: it can check the tokens that a router reports as sampled.
+Each step has a distribution over the whole vocabulary, without zeros. :meth:`NgramModel.logprobs` repeats, bit for bit,
+the log-probabilities that the engine reported when it sampled. Exceptions are requests with penalties, biases,
+``min_new_tokens`` or a grammar, which change the logits. So the model is an oracle: it can check the tokens that a
+router reports as sampled.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def log_softmax(logits: FloatArray) -> FloatArray:
 
 
 class NgramModel:
-    """``p(token | two tokens before it, weight version)``; immutable but for a cache of versions.
+    """``p(token | two tokens before it, weight version)``; immutable, except for a cache of the versions' offsets.
 
     The trigram estimate is blended with the bigram estimate, which is blended with the unigram estimate. A version
     adds its own fixed offset to the logit of each token, a pure function of the version string.
@@ -76,7 +77,7 @@ class NgramModel:
         counts = np.zeros((size, size))
         np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
         counts[:, self.tokenizer.start_of_turn_id] *= _SPECIAL_DISCOUNT
-        # At least one kind of follower, so that a token without any gets the unigrams, and no division by 0.
+        # At least 1: a token that nothing ever followed gets the unigrams, instead of a division by 0.
         kinds = np.maximum((counts > 0).sum(axis=1, keepdims=True), 1) * _BACK_OFF_TO_UNIGRAM
         return np.asarray((counts + kinds * unigrams) / (counts.sum(axis=1, keepdims=True) + kinds))
 

@@ -1,4 +1,4 @@
-"""The engine's own OpenAI routes, in the plain form of SGLang workers."""
+"""The engine's own OpenAI routes. Tool calls and reasoning stay in the text, as in SGLang without its parsers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from slime_engine.requests import GenerateBody, parse_generate
 
 __all__ = ["openai_routes"]
 
-#: OpenAI's name for a sampling parameter, where it differs from SGLang's.
+#: By OpenAI's name of a sampling parameter: SGLang's name, where the two differ.
 _RENAMED = {
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
     "seed": "sampling_seed",
 }
-#: Sampling parameters with one name in both.
+#: Sampling parameters with the same name in requests of OpenAI's form and in ``/generate``.
 _SAME = (
     *("temperature", "top_p", "top_k", "min_p", "n", "stop", "stop_token_ids", "min_new_tokens"),
     *("ignore_eos", "skip_special_tokens", "no_stop_trim", "logit_bias"),

@@ -59,7 +59,7 @@ class EnginePlugin:
             yield
 
     def _events_config(self, number: int) -> str | None:
-        """Return the config of engine ``number``. Each rank of each engine has its own port."""
+        """Return the KV events config of engine ``number``. Each rank of each engine has its own ports."""
         config = self._settings.kv_events
         return None if config is None else config.shifted(number * self._settings.dp_size).as_json()
 

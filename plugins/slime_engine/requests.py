@@ -126,7 +126,7 @@ def _in_rooms(requests: list[GenerateRequest], body: JSONObject, is_list: bool) 
 
 
 def _samples(request: GenerateRequest, n: int) -> Iterator[GenerateRequest]:
-    """Yield ``n`` requests with new rids. A seed is counted up, since equal seeds give equal samples."""
+    """Yield ``n`` requests with new rids. Sample ``i`` gets the seed plus ``i``: equal seeds give equal samples."""
     for i in range(n):
         seed = request.params.sampling_seed
         params = replace(request.params, sampling_seed=None if seed is None else seed + i)

@@ -185,7 +185,7 @@ def choose(
     return token_id, logprobs
 
 
-#: Largest size of a logit after penalties. In probabilities it acts like infinity, but sums with it stay finite.
+#: Largest absolute value of a logit after penalties. In probabilities it acts like infinity, but sums stay finite.
 _MAX_PENALISED = 1e6
 
 

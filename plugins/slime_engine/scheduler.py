@@ -62,7 +62,7 @@ class Scheduler:
         self._mode = settings.disaggregation_mode
         self._ranks = Dispatcher(settings)
         self._steps = Steps(backend, scores_prompts=self._mode != "decode")
-        self._computing = 0  # ranks that compute
+        self._computing = 0  # number of ranks that compute logits now
         self._loading = False
         self.paused = False
         #: Kinds of memory that are released, such as ``weights``.
@@ -240,7 +240,7 @@ class Scheduler:
             self.tokens["prompt"] += len(sequence.input_ids)
 
     async def _until_due(self, rank: int) -> None:
-        """Sleep until a token is due or the state changes. The caller must not await first, or it may miss a change."""
+        """Sleep until a token is due or the state changes. Await nothing between a look at the state and this call."""
         wait_s = None
         if (running := self._running_on(rank)) and not self._stands_still():
             wait_s = max(0.0, min(sequence.due_at for sequence in running) - self._clock())

@@ -33,10 +33,11 @@ class ScriptedAnswers:
         }
 
     def ids(self, prompt_ids: list[int], bound: Bound | None) -> list[int]:
-        """Return the tokens of the answer, with its end token. When no entry matches, return none: the model answers.
+        """Return the tokens of the answer, with its end token. Return ``[]`` when no entry matches: the model answers.
 
-        A prompt that already holds the beginning of the answer gets the rest. Under a grammar, the answer is the
-        entry's calls in the form of forced calls, or its content. Raises BadRequest when the grammar does not allow it.
+        A prompt that already holds the beginning of the answer gets the rest. If the prompt holds another beginning,
+        the entry does not match. Under a grammar, the answer is the entry's calls in the form of forced calls, or the
+        entry's content. Raises BadRequest when the grammar does not allow that answer.
         """
         prompt = _read(self._tokenizer.decode(prompt_ids, skip_special_tokens=False))
         begun = self._begun(prompt_ids)

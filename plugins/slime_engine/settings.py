@@ -21,18 +21,20 @@ class Settings:
 
     ``latency_ms`` passes before a request's first token; ``tokens_per_second`` paces the others (0: as
     fast as possible). ``seed`` None: requests without a ``sampling_seed`` differ from run to run.
-    ``moe_layers`` 0: no routed experts. ``load_in_background``: listen while the model loads, and refuse generations.
-    ``journal_file`` is appended to. ``disaggregation_mode``: a ``prefill`` engine samples one token of each sequence
-    and hands it over to a ``decode`` engine. ``dp_size``: data-parallel ranks, each with caches and a running batch of
-    its own. ``script``: answers to the prompts that it matches.
+    ``moe_layers`` 0: no routed experts. ``load_in_background``: listen while the model loads, and refuse generations
+    until it is loaded. ``journal_file``: a file to which the journal is appended. ``disaggregation_mode``: a
+    ``prefill`` engine samples the first token of each sequence with a bootstrap room, and hands the sequence over to a
+    ``decode`` engine. ``dp_size``: data-parallel ranks, each with caches and a running batch of its own. ``script``:
+    answers to the prompts that its entries match.
 
-    For the backend ``transformers`` only: ``model`` is a path or a name. GGUF files are converted to ``model_cache``
-    (None: in the home directory). ``prefix_cache_tokens``: tokens of ended sequences that later sequences of the same
-    rank can reuse. ``threads``: CPU threads of the model (0: half of the cores).
+    For the backend ``transformers`` only: ``model`` is a path or a name. ``model_cache``: directory for converted GGUF
+    files (None: ``~/.cache/slime-router``). ``prefix_cache_tokens``: tokens of ended sequences that later sequences of
+    the same rank can reuse. ``threads``: CPU threads of the model (0: half of the cores).
 
-    For the backend ``ngram`` only: ``kv_cache_tokens``: size of a simulated KV cache of each rank (0: none), in blocks
-    of ``page_size`` tokens. ``prefill_tokens_per_second``: pace of prompt tokens that the cache lacks (0: they take no
-    time). ``kv_events_config``: JSON that says where changes of the cache are published (None: nowhere).
+    For the backend ``ngram`` only: ``kv_cache_tokens``: tokens that a simulated KV cache of each rank holds (0: no such
+    cache), in blocks of ``page_size`` tokens. ``prefill_tokens_per_second``: pace of prompt tokens that the cache lacks
+    (0: they take no time). ``kv_events_config``: JSON that says where changes of the cache are published (None:
+    nowhere).
     """
 
     model_name: str = "slime-ngram"
@@ -114,7 +116,7 @@ class Settings:
             return None
         try:
             config = KVEventsConfig.of(self.kv_events_config)
-            config.shifted(self.dp_size - 1)  # the ports of the last rank
+            config.shifted(self.dp_size - 1)  # raises ValueError if the last rank's ports are beyond 65535
         except ValueError as error:
             raise ValueError(f"kv_events_config: {error}") from None
         return None if config.publisher == "null" else config

@@ -23,7 +23,7 @@ class SimulatedCache:
         self._events: CacheEvents | None = None
 
     def record(self) -> None:
-        """Record each change from now on, for :meth:`take_events`. The first event says that the cache is empty."""
+        """Clear the cache, and record this and all later changes for :meth:`take_events`."""
         self._events = CacheEvents(self._page_size)
         self.clear()
 

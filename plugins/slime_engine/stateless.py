@@ -19,11 +19,12 @@ __all__ = ["StatelessBackend"]
 
 
 class StatelessBackend:
-    """Asks ``model`` for each sequence, on the event loop. The version is all that an update of weights changes.
+    """Asks ``model`` for the logits of each sequence, on the event loop. An update of weights changes only the version.
 
     Routed experts are simulated, as ``settings`` say, and so is a KV cache of each data-parallel rank. With
-    ``prefill_tokens_per_second``, a prompt takes the time of the tokens that the cache lacks. Meanwhile no sequence of
-    its rank gets a token. A decode engine has no cache, and its prompts take no time: a prefill engine computed them.
+    ``prefill_tokens_per_second``, the tokens of a new prompt that the cache lacks take time. Meanwhile no sequence of
+    the same rank gets a token. A decode engine has no cache, and its prompts take no time: a prefill engine computed
+    them.
     """
 
     #: Queries answered before the event loop gets a turn; some hundred microseconds of work.
@@ -53,7 +54,7 @@ class StatelessBackend:
             self.info |= {"num_hidden_layers": settings.moe_layers, "num_experts_per_tok": settings.moe_topk}
 
     def publish_to(self, publish: Callable[[int, list[Event]], None]) -> None:
-        """Call ``publish`` whenever a simulated cache changes, with its rank and the changes in their order."""
+        """Clear the simulated caches. Call ``publish`` whenever one changes, with its rank and the changes in order."""
         self._publish = publish
         for cache in self.caches:
             cache.record()
@@ -78,7 +79,10 @@ class StatelessBackend:
         return [self._rows(query, version) for query in queries]
 
     def _compute(self, query: Query) -> int:
-        """Note that the context of ``query`` is computed. Return the number of prompt tokens that the cache lacked."""
+        """Note that the tokens of ``query`` are computed. Return how many of them the cache lacked.
+
+        After the first query of a sequence, return 0.
+        """
         run = query.run
         assert isinstance(run, _Run)  # narrowing: begin has made it
         is_new, run.context, run.end = not run.end, query.context, query.end
@@ -110,7 +114,7 @@ class StatelessBackend:
         await self.flush_cache()
 
     async def flush_cache(self) -> None:
-        """Drop the simulated caches. Running sequences go on, and are kept when they end."""
+        """Clear the simulated caches. Running sequences go on, and the caches keep them when they end."""
         for cache in self.caches:
             cache.clear()
         self._publish_changes()

@@ -15,7 +15,8 @@ __all__ = ["Steps"]
 
 #: Prompt tokens scored at once; each costs about as much as a sampled one.
 _PREFILL_CHUNK = 64
-#: After this many tokens, at most half of ``max_new_tokens``, an answer under a grammar begins to close its brackets.
+#: After this many tokens, or after half of ``max_new_tokens`` if that is less, an answer under a grammar begins to
+#: close its brackets and quotes.
 _CLOSING_FROM = 64
 
 
@@ -30,7 +31,7 @@ class Steps:
         self._scores_prompts = scores_prompts
 
     def begin(self, sequence: Sequence) -> None:
-        """Give the sequence its state. As in SGLang, the first scored token of a prompt has no log-probability."""
+        """Begin ``sequence`` in the backend. As in SGLang, the first scored prompt token has no log-probability."""
         sequence.run = self._backend.begin(sequence.rank)
         start = self._score_from(sequence)
         if start is not None and start < len(sequence.input_ids):
@@ -87,13 +88,13 @@ class Steps:
             stops = self._backend.tokenizer.eos_ids | params.stop_token_ids
             forbidden = frozenset(one for one in stops if 0 <= one < self._backend.vocab_size)
             if allowed is not None and not np.delete(allowed, list(forbidden)).any():
-                forbidden = frozenset()  # the grammar has nothing else left
+                forbidden = frozenset()  # the grammar allows no other tokens
         luck = uniform(sequence.seed, len(context))
         token_id, logprobs = choose(logits, params, sequence.counts, forbidden, luck, allowed)
         scripted = sequence.scripted
         if scripted is not None and logprobs[scripted] > -np.inf:
             token_id = scripted
-        else:  # no scripted token is left, or min_new_tokens forbids it: the model continues
+        else:  # no scripted token is left, or the next one is forbidden: the model continues
             sequence.script = []
         logprob = float(logprobs[token_id])
         self.give(sequence, token_id, logprob, _top(logprobs, sequence.request.top_logprobs_num), version)

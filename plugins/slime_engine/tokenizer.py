@@ -24,8 +24,8 @@ MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 _VOCAB_SIZE = 1280
 _DOCUMENT_END = "\n%%\n"
-#: Qwen2's pattern, which cuts text before merges are applied. A merge never crosses such a cut, but a
-#: sampled token may.
+#: Qwen2's pattern, which cuts text before merges are applied. A merge never crosses a cut. In text of sampled tokens, a
+#: token may cross a cut.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -1,7 +1,7 @@
 """Attention for sequences of different lengths in one pass, without padding.
 
 All tokens of a pass are in one row. The other layers work on the whole row. The attention here computes each sequence
-by itself, over its own keys and values. It serves every model that dispatches through transformers' AttentionInterface.
+by itself, over its own keys and values. It serves models that dispatch through transformers' AttentionInterface.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ _HARMLESS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """``size`` tokens of a pass from place ``begin`` on, which follow the tokens in ``rows``."""
+    """The tokens of one sequence in a pass: ``size`` tokens from place ``begin`` on.
+
+    ``rows``: the keys and values of the sequence's tokens before them.
+    """
 
     rows: KVRows
     begin: int

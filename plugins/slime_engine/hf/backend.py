@@ -22,7 +22,7 @@ _PASS = 512
 
 
 class TransformersBackend:
-    """A model of ``checkpoint``. Only one thread at a time computes. It alone changes the keys and values of sequences.
+    """A model of ``checkpoint``. One thread at a time computes. Only this thread changes keys and values of sequences.
 
     The event loop starts and releases sequences. The thread collects the released ones at its next step, update or
     flush. ``prefix_tokens``: tokens of ended sequences whose keys and values each rank keeps.
@@ -54,7 +54,7 @@ class TransformersBackend:
         self._limiter: CapacityLimiter | None = None
 
     async def _in_thread(self, work: Any, *arguments: Any) -> Any:
-        if self._limiter is None:  # made on the event loop that uses it
+        if self._limiter is None:  # a limiter must be made on the event loop that uses it
             self._limiter = CapacityLimiter(1)
         return await to_thread.run_sync(work, *arguments, limiter=self._limiter)
 

@@ -58,7 +58,7 @@ class KVRows:
 class KVRun(Run):
     """A sequence: ``ids`` are the tokens that have keys and values, ``experts`` the experts of each of them.
 
-    ``kept`` are the experts of the first tokens, if the tokens after them were sampled under earlier weights.
+    ``kept`` are the experts of the first tokens that :meth:`forget` keeps: tokens were sampled after these passes.
     """
 
     def __init__(self, rank: int = 0) -> None:
@@ -72,7 +72,7 @@ class KVRun(Run):
         self.kept: list[TokenExperts] = []
 
     def start(self, context: Sequence[int], cached_tokens: int) -> None:
-        """Note what the first pass found in the cache."""
+        """Note the length of the prompt, which is ``context``, and how many of its tokens other sequences computed."""
         self.started = True
         self.cached_tokens = cached_tokens
         self._prompt_tokens = len(context)
@@ -95,7 +95,7 @@ class KVRun(Run):
         self.ids.extend(ids)
 
     def forget(self) -> None:
-        """Drop everything that old weights computed, but keep the experts of passes that gave sampled tokens."""
+        """Drop all that was computed, except for the experts of passes that gave sampled tokens."""
         sampled_from = len(self.context) - 1 if len(self.context) > self._prompt_tokens else 0
         self.kept = self.routed(sampled_from)
         self.rows = KVRows()
@@ -132,7 +132,7 @@ class PrefixCache:
     def longest(self, ids: Sequence[int], limit: int, running: Iterable[KVRun]) -> tuple[KVRun | None, int]:
         """Return the sequence that shares the longest prefix with ``ids[:limit]``, and the length of this prefix.
 
-        The sequence has ended, or is one of ``running``. None: no sequence shares an id.
+        The sequence has ended, or is one of ``running``. None: no sequence begins with the same id.
         """
         wanted = np.asarray(ids[:limit])
         best: tuple[KVRun | None, int] = (None, 0)

@@ -20,7 +20,7 @@ _PROBE = "Grüße, 日本 👋 1234\n\tdef f(x):\r\n  return 'it''s'"
 class HFTokenizer:
     """The tokenizer in ``directory``. ``vocab_size`` is the model's, which may have more ids than the tokenizer.
 
-    Its tokens must be in GPT-2's byte alphabet, or SentencePiece's pieces and byte tokens; else raises ValueError.
+    Raises ValueError unless its tokens are in GPT-2's byte alphabet, or are SentencePiece's pieces and byte tokens.
     """
 
     def __init__(self, directory: Path, vocab_size: int, eos_ids: Collection[int] = ()) -> None:
