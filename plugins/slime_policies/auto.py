@@ -19,7 +19,7 @@ __all__ = ["Auto"]
 logger = logging.getLogger(__name__)
 
 _MAX_SESSIONS = 1 << 18
-#: A session moves only if a move saves more than this cost, in tokens. Otherwise it would move to and fro.
+#: A session moves only if a move saves more than this cost, in tokens. Without a margin it would move to and fro.
 _MARGIN = 4 * REQUEST
 #: A session is expected to have as many further requests as it had so far, but no more than this number. With 8, moves
 #: for small differences lengthened the times to the first token; with 1, a worker that joined late got few sessions.
@@ -45,8 +45,8 @@ class Auto:
     """Keeps sessions on their workers. ``cache_aware`` places other requests, and the first request of a session.
 
     A session moves when another worker costs clearly less, by the costs of ``cache_aware``. The other worker lacks the
-    whole conversation, except for prefixes that other sessions sent there. The other worker prefills what it lacks
-    once. The session's expected requests share that cost: as many requests as the session had, but three at most. With
+    whole conversation, except for prefixes that other sessions sent there. The other worker prefills only once what it
+    lacks. The session's expected requests share that cost: as many requests as the session had, but three at most. With
     ``session_affinity`` ``strict`` no session moves.
 
     As long as only one worker was ever offered, no prompt is read.

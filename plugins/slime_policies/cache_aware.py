@@ -24,16 +24,17 @@ __all__ = ["CacheAware", "Home"]
 
 #: The cost of a token of the prompt that a worker lacks: while the worker computes it, all its other requests wait.
 _MISSING = 3.0
-#: A prefix that more than about this number of requests have had is worth a copy on a further worker. So that prefix
-#: costs less where it is missing. Groups of samples of one prompt are rarely larger.
+#: A prefix that more than about this number of requests had is worth a copy on a further worker. So the prefix costs
+#: less where it is missing. Groups of samples of one prompt rarely have more requests.
 _GROUP = 16.0
-#: The cost of each session that a worker got lately, when a new session chooses. The sessions' clients may be busy
-#: between two turns, so that no request in flight tells of them.
+#: The cost of each session that a worker got lately, when a new session gets a worker. Between two turns a session may
+#: have no request in flight, so requests in flight do not count it.
 _SESSION = REQUEST / 2
-#: The largest number of bits for workers. A worker that comes back gets a new bit. Beyond this number all is forgotten.
+#: The largest number of bits for workers. A worker that comes back gets a new bit. When all bits are used, the policy
+#: forgets what all workers have.
 _MAX_BITS = 4096
-#: A shortfall: a worker lacks more than ``_SHORT_TOKENS`` of the tokens that it was believed to have, and more than the
-#: part ``_SHORT_PART`` of them. After ``_SHORTFALLS`` shortfalls the worker's horizon moves.
+#: A shortfall: of the tokens that a worker was believed to have, it lacks more than ``_SHORT_TOKENS``, and more than
+#: the part ``_SHORT_PART``. After ``_SHORTFALLS`` shortfalls the worker's horizon moves.
 _SHORT_TOKENS, _SHORT_PART, _SHORTFALLS = 512, 0.25, 3
 _NO_WORKERS = Offered((), [], 0, {})
 
@@ -42,8 +43,8 @@ _NO_WORKERS = Offered((), [], 0, {})
 class _Belief:
     """A choice, and the belief that it relied on.
 
-    ``share``: the believed part of the prompt in the worker's cache. ``checked``: the choice that last used that part,
-    if an answer can show that the part was evicted; else 0.
+    ``share``: the believed part of the prompt in the worker's cache. ``checked``: the number of the choice that last
+    used that part, if an answer can show that the part was evicted; else 0.
     """
 
     state: WorkerState
@@ -56,7 +57,8 @@ class Home(NamedTuple):
     """The worker that has a conversation. ``lacking``: tokens of the prompt that this worker has to prefill.
 
     Another worker is chosen only if its cost is lower by more than ``margin`` tokens. ``turns``: expected requests of
-    the conversation. A worker prefills what it lacks once for all these requests, so each bears a part of that cost.
+    the conversation. A worker prefills what it lacks once for all these requests, so each request bears a part of that
+    cost.
     """
 
     worker: Worker
@@ -73,22 +75,21 @@ class CacheAware:
     - 240 for each request in flight, more for a request with a very high ``max_new_tokens``
       (:class:`slime_policies.long_requests.LongRequests`),
     - half of the tokens of other prompts that the worker probably has to prefill yet,
-    - 3 for each token of this prompt that it lacks. A prefix that many requests have had costs less:
-      ``3 / (1 + (requests / 16) ** 2)``. So workers with little load get a copy of it.
+    - 3 for each token of this prompt that the worker lacks. In a prefix that many requests had, a token costs less:
+      ``3 / (1 + (requests / 16) ** 2)``. So workers with little load get a copy of the prefix.
 
     A part of the prompt that all workers have, or none, makes no difference. ``benchmarks/scheduling`` has chosen these
     numbers. For the first request of a session, each session that a worker got lately counts as half a request.
 
-    The router believes that a worker has each prefix that it was sent. Engines evict: a worker has a horizon, the
-    number of a choice. A prefix whose last use is not a later choice counts as evicted there.
+    The router believes that a worker has each prefix that it was sent. Engines evict prefixes, so a worker may have a
+    horizon, which is the number of a choice. If no later choice used a prefix, the prefix counts as evicted there.
 
-    With ``--kv-events``, if the prompt is given as ids, the blocks of a worker that is in sync with its engine replace
-    the belief. Prompts that the worker was sent and has not answered yet count, too.
+    With ``--kv-events``, blocks replace the belief. The prompt must be given as ids, and the worker's blocks must be in
+    sync with its engine. Prompts that the worker was sent and has not answered yet count as cached, too.
 
-    The gateway's rules apply, too, where their flags are given. If the loads differ by more than
-    ``balance_abs_threshold`` requests and by more than a factor of ``balance_rel_threshold``, the worker with the
-    fewest requests in flight is chosen. A worker that has at most the part ``cache_threshold`` of the prompt counts as
-    having none of it.
+    The rules of the SGLang gateway apply, too, if their flags are given. If the requests in flight differ by more than
+    ``balance_abs_threshold`` and by more than a factor of ``balance_rel_threshold``, the worker with the fewest is
+    chosen. A worker that has at most the part ``cache_threshold`` of the prompt counts as having none of it.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
@@ -244,14 +245,14 @@ class CacheAware:
         return [*without(known_bits, matches), *sizes]
 
     def expects(self, exchange: Exchange) -> bool:
-        """Return True when the choice for ``exchange`` relied on a belief."""
+        """Return True when :meth:`choose` noted its belief for ``exchange``."""
         return self._note in exchange.notes
 
     def answered(self, exchange: Exchange, prompt_tokens: int, cached_tokens: int) -> None:
-        """Move the worker's horizon at the third answer with clearly fewer cached tokens than was believed.
+        """Move the worker's horizon at the third answer with clearly fewer cached tokens than believed.
 
-        The horizon becomes the oldest last use of the three prefixes. A single shortfall proves too little. An engine
-        evicts in the order of its own steps, so it may still have a prefix with an older last use.
+        The horizon becomes the oldest last use of the three prefixes. One shortfall would prove too little: an engine
+        evicts in the order of its own steps, so it may still have other prefixes with an older last use.
         """
         belief: _Belief | None = exchange.notes.get(self._note)
         if belief is None or belief.use.is_answered or not belief.state.bit:
@@ -272,7 +273,7 @@ class CacheAware:
         for choice in worker.choices:
             if (state := self._states.pop(choice.id, None)) is not None:
                 self._horizons.drop(state.bit)
-                state.bit = 0  # answers to earlier requests prove nothing now
+                state.bit = 0  # from now on, answers to earlier requests prove nothing
                 new = self._states[choice.id] = self._new_state()
                 new.chosen = state.chosen
 

@@ -9,10 +9,10 @@ from router_core.reply import Reply
 
 __all__ = ["CachedTokens"]
 
-#: A quote within a JSON string has a backslash, so these bytes are always field names, in any format of answers.
+#: A quote within a JSON string has a backslash, so these bytes are a whole string: nearly always a field's name.
 _PROMPT, _CACHED = b'"prompt_tokens"', b'"cached_tokens"'
 _NUMBER = re.compile(rb"\s*:\s*(\d{1,15})(?=[,}\s])")
-#: Bytes of the last piece that are searched again. A field is shorter.
+#: Bytes of the last piece that are searched again. A field's name and number are shorter.
 _OVERLAP = 64
 
 
@@ -20,8 +20,8 @@ class CachedTokens:
     """A tap that gives ``note`` the number of prompt tokens, and how many of these the engine had in its cache.
 
     The tap reads ``prompt_tokens`` and ``cached_tokens``, as SGLang and vLLM write them in ``meta_info`` and in
-    ``usage``. It stops when it has found both numbers. In an answer with several sequences, both are of the first
-    sequence. An answer that lacks one of them is ignored.
+    ``usage``. It stops when it has found both numbers. In an answer with several sequences, both numbers are those of
+    the first sequence. An answer that lacks one of the numbers is ignored.
     """
 
     __slots__ = ("_cached", "_is_done", "_note", "_prompt", "_reply", "_rest")

@@ -16,10 +16,10 @@ __all__ = ["Counting"]
 
 
 class Counting:
-    """Counts requests also at workers that no policy chose, such as the workers of sessions.
+    """Counts requests also at workers that no policy chose, such as the workers that sessions keep.
 
-    It watches answers for their first bytes and their lengths. ``load_of`` returns the loads in which a worker's
-    requests are counted, or None.
+    It watches answers for their first bytes and their lengths. ``load_of`` returns the loads in which the requests of a
+    worker are counted, or None if they are not counted.
     """
 
     def __init__(self, inner: Sender, load_of: Callable[[Worker], TokensInFlight | None]) -> None:
@@ -45,7 +45,7 @@ class Counting:
         load = self._load_of(worker) if worker is not None else None
         if worker is None or load is None:
             return None
-        # A part of the client's exchange leases the prefill worker of a pair. The policy was called with the parent.
+        # The prefill worker of a pair has an exchange of its own. The policy was called with its parent, the client's.
         is_part = worker.server.worker_type == "prefill" and exchange.parent is not None
         counted_as = exchange.parent if is_part and exchange.parent is not None else exchange
         load.count(counted_as, worker)
@@ -58,7 +58,7 @@ def _watch(reply: Reply, load: TokensInFlight, exchange: Exchange) -> None:
     if reply.body is None and (reply.header(b"content-type") or b"").startswith(b"text/event-stream"):
         reply.pass_through(lambda source: _Watched(source, lambda: load.begin(exchange), usage))
         return
-    load.begin(exchange)  # an engine sends the head of a whole answer when the answer is complete
+    load.begin(exchange)  # without a stream, an engine sends the head only when the answer is complete
     if reply.body is not None:
         usage.feed(reply.body)
         usage.close(True)

@@ -36,7 +36,7 @@ class EngineLoads(TokensInFlight):
 
     The load of a worker is unknown if its last poll failed, or is older than three intervals. Such a load is estimated:
     the worker's requests in flight times the mean load of a request at workers with a known load. Each of the two
-    factors is at least 1, so the worker is never taken for idle. If no load is known, all loads are requests in flight.
+    factors is at least 1, so the worker never counts as idle. If no load is known, all loads are requests in flight.
     """
 
     def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -155,7 +155,7 @@ async def _get(router: Router, worker: Worker, path: bytes) -> tuple[int, bytes]
 
 
 def _tokens_in(loads: list[dict[str, Any]], choice: Worker) -> int | None:
-    """Return the tokens of ``choice``, a worker or a rank; None if they are missing or cannot be true."""
+    """Return the tokens of ``choice``, a worker or a rank; None if the number is missing or invalid."""
     own = loads if choice.rank is None else [each for each in loads if each.get("dp_rank") == choice.rank]
     try:
         return tokens if own and (tokens := tokens_of(own)) >= 0 else None

@@ -1,4 +1,4 @@
-"""Requests that ask for much longer answers than other requests. Each counts as several in its worker's load."""
+"""Requests that ask for much longer answers than other requests. Each counts as several requests in the load."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ class LongRequests:
     """Counts a request whose ``max_new_tokens`` are ``n`` times the mean as ``n / 2``, rounded down, from 1 to 8.
 
     The mean is about that of the last 256 requests with a limit. If all limits are equal, each request counts as one.
-    A long request counts each other long request in full. For a short request, all long requests of a worker together
-    add less than one request to the worker's load. So a short request prefers a worker that can begin it at once.
+    The load of a worker depends on the request that it is computed for. For a long request, each long request of the
+    worker counts in full. For a short request, the further requests of all long requests of the worker together count
+    as less than one. So a short request prefers a worker that can begin it at once.
     """
 
     def __init__(self) -> None:
@@ -38,7 +39,7 @@ class LongRequests:
 
     def count(self, exchange: Exchange, state: WorkerState, more: int) -> None:
         """Count ``more`` further requests for ``exchange`` at one worker only, until the exchange ends."""
-        self._end(exchange)  # another worker may have failed the request
+        self._end(exchange)  # the request counts at the worker of its earlier attempt, if there was one
         if more:
             state.add_long(more)
             self._counted[exchange] = state, more

@@ -43,7 +43,7 @@ class Offered(NamedTuple):
 
     @classmethod
     def of(cls, workers: Sequence[Worker], states: list[WorkerState]) -> Offered:
-        """Return ``workers``, which have these ``states``."""
+        """Return the offer of ``workers``. ``states``: the state of each worker."""
         places = {state.bit: place for place, state in enumerate(states)}
         return cls(workers[:], states, sum(places), places)
 
@@ -69,7 +69,7 @@ def cheapest(offered: Offered, matches: Sequence[Match], now: float, further: Se
         for worker, state in zip(offered.workers, states, strict=True)
     ]
     if len(matches) > 1:
-        usual = max(matches, key=_count).cost  # what most workers lack is left out of all costs
+        usual = max(matches, key=_count).cost  # the cost that most workers have is left out for all workers
         for bits, cost, _, _ in matches:
             if cost != usual:
                 more = cost - usual

@@ -9,7 +9,7 @@ from slime_policies.holders import Holders
 
 __all__ = ["Pending"]
 
-#: Older prefixes are dropped when the next one is added: most likely the request failed, or a KV event reported it.
+#: Older prefixes are dropped when the next prefix is added. Most likely their request failed, or KV events report them.
 _LIMIT_S = 60.0
 #: The number of requests that are remembered; the oldest are forgotten first.
 _MOST = 4096

@@ -133,7 +133,7 @@ class Policies:
 
 
 class CorrectedPolicies(Policies):
-    """Lets a policy choose, and tells it what workers had in their caches."""
+    """Lets a policy choose, and tells the policy what workers had in their caches."""
 
     def __init__(self, policy: Corrected) -> None:
         super().__init__(policy)
@@ -157,7 +157,7 @@ class PairPolicies:
 
     @hookimpl
     def setup(self, router: Router) -> None:
-        # A session keeps the prefill worker of its pair.
+        # A session keeps only the prefill worker of its pair, so the policy of prefill workers decides this.
         router.pool.keeps_sessions = not isinstance(self.policies["prefill"], ConsistentHashing)
 
     @hookimpl(trylast=True)  # a policy of another plugin goes first

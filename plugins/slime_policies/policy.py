@@ -23,11 +23,11 @@ class Remembering(Policy, Protocol):
     """A policy that keeps state about workers, such as the contents of their caches, which can become invalid."""
 
     def forget(self, worker: Worker) -> None:
-        """Drop the state of ``worker``, which came, went, or may have been restarted."""
+        """Drop the state of ``worker``, which was added, removed or drained, or may have been restarted."""
         ...
 
     def forget_all(self) -> None:
-        """Drop the state of all workers' caches, which new weights have made invalid."""
+        """Drop the state of all workers' caches: new weights made it invalid, or the caches were flushed."""
         ...
 
 
@@ -42,7 +42,7 @@ class Corrected(Policy, Protocol):
 
 @runtime_checkable
 class Selective(Corrected, Protocol):
-    """A policy that learns from some answers only, so that other answers need not be searched for numbers."""
+    """A policy that learns from some answers only. Other answers are not searched for numbers of cached tokens."""
 
     def expects(self, exchange: Exchange) -> bool:
         """Return True when the policy learns from the answer to ``exchange``."""

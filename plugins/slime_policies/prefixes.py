@@ -3,9 +3,9 @@
 A tree of characters, as in the SGLang gateway, would take Python longer than the rest of a request. Here a prompt is
 the bytes of the body from the prompt's key on, and nothing is parsed. Some prefixes have a digest: the prefixes of 16,
 32, 64, 128 and 256 bytes, then one every 256 bytes up to 8 KiB, every 512 bytes up to 64 KiB, and every 4,096 bytes up
-to 1 MiB. A prompt of less than 256 bytes has one for its whole length, too. One map leads from each digest to a node. A
-node has consecutive prefixes that the same requests had, such as those of one turn of a conversation. A node holds its
-workers as bits of one number, so a lookup does not take longer with more workers.
+to 1 MiB. A prompt of less than 256 bytes has a digest of its whole length, too. One map leads from each digest to a
+node. A node has consecutive prefixes that the same requests had, such as those of one turn of a conversation. A node
+holds its workers as bits of one number, so a lookup does not take longer with more workers.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from slime_policies.prompt_key import find_prompt
 
 __all__ = ["Node", "Prefixes", "Prompt", "Use"]
 
-#: Without a key, the prompt begins after the first comma, if that is near the beginning of the body.
+#: Without a key, the prompt begins after the first comma in this many bytes of the body, or at the body's beginning.
 _COMMA_WITHIN = 4096
 #: Only this many bytes of a prompt are hashed, which takes 0.6 ms.
 _MAX_BYTES = 1 << 20
-#: A prefix counts against the limit of the map with the bytes by which it is longer than the one before, but with this
-#: many at least, since its entry takes memory, too.
+#: In the size of the map, a prefix counts as the bytes by which it is longer than the next shorter prefix. It counts as
+#: this many bytes at least, since its entry takes memory, too.
 _LEAST_BYTES = 256
 
 
@@ -41,7 +41,7 @@ def _cuts() -> Iterator[int]:
 _CUTS = tuple(_cuts())
 #: The bytes between each prefix and the next longer prefix.
 _SPANS = tuple(slice(begin, end) for begin, end in pairwise((0, *_CUTS)))
-#: The bytes that the first 0, 1, 2 ... prefixes of a prompt count against the limit of the map.
+#: The size in the map of the first 0, 1, 2 ... prefixes of a prompt together.
 _COUNTED = (0, *accumulate(max(end - begin, _LEAST_BYTES) for begin, end in pairwise((0, *_CUTS))))
 
 
@@ -63,7 +63,7 @@ class Prompt(NamedTuple):
     def of(cls, body: bytes) -> Prompt:
         """Return the prompt in the ``body`` of a request. O(size), at 2 GB/s; up to 0.3 us for each prefix."""
         start, per_token = find_prompt(body)
-        # Without a key, the first field may be the request's own id.
+        # Without a key, the first field is left out, since it may be the request's own id.
         begin = start if start is not None else body.find(b",", 0, _COMMA_WITHIN) + 1
         prompt = body[begin : begin + _MAX_BYTES]
         size = len(prompt)
@@ -107,7 +107,7 @@ class Prefixes:
     """Prefixes of prompts that workers were sent, at most ``limit`` bytes of them in all.
 
     The least recently used are evicted first, the longest of them before the others. A prefix counts as the bytes by
-    which it is longer than the one before, but as 256 at least.
+    which it is longer than the next shorter prefix, but as 256 bytes at least.
     """
 
     __slots__ = ("_limit", "_nodes", "_order", "size")
@@ -122,8 +122,8 @@ class Prefixes:
     def find(self, prompt: Prompt) -> list[Node]:
         """Return the nodes of the known prefixes of ``prompt``, the shortest first.
 
-        The last node is split if the prompt has only some of its prefixes. Call :meth:`add` next: the new node counts
-        as used.
+        The last node is split if the prompt has only some of its prefixes. Call :meth:`add` next: a split puts the new
+        node last in the order of use.
         """
         nodes = []
         for node in dict.fromkeys(map(self._nodes.get, prompt.digests)):  # each node once, in C
@@ -134,7 +134,7 @@ class Prefixes:
             last = nodes[-1]
             shared = prompt.digests[last.first : last.first + len(last.digests)]
             if shared != last.digests:
-                # Digests depend on all bytes before, so behind the first different one all are different.
+                # A digest depends on all bytes before it, so all digests after the first different one differ.
                 shared = [one for one, other in zip(shared, last.digests, strict=False) if one == other]
                 nodes[-1] = self._split(last, len(shared))
         return nodes

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 __all__ = ["BYTES_PER_TOKEN", "find_prompt", "find_prompts"]
 
-#: The prompt's key, after which the prompt begins. It is looked for only near the beginning of the body.
+#: The prompt's key, after which the prompt begins. It is searched for in the first ``_KEY_WITHIN`` bytes of the body.
 _KEY = re.compile(rb'"(text|input_ids|messages|prompt)"\s*:\s*')
 _KEY_WITHIN = 4096
 #: Bytes of a token of English text, on average.

@@ -16,7 +16,7 @@ _SPACE = b" \t\r\n"
 
 
 class PromptStart:
-    """Finds the first ``tokens`` ids of a prompt, or four times as many bytes of a text or of messages."""
+    """Finds the first ``tokens`` ids of a prompt. Of a text or of messages, it finds the first ``4 * tokens`` bytes."""
 
     def __init__(self, tokens: int) -> None:
         self._size = tokens * BYTES_PER_TOKEN

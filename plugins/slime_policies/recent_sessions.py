@@ -1,4 +1,4 @@
-"""Sessions that workers got lately. Such a session sends more requests, though it may have none in flight now."""
+"""Sessions that workers got lately. Such a session will send more requests, though it may have none in flight now."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from router_core import Worker
 
 __all__ = ["RecentSessions"]
 
-#: After this time a session counts 1/e. With 30 s the simulation was no better.
+#: A session of this age counts as 1/e. With 30 s the figures of the simulation (benchmarks/scheduling) were no better.
 _DECAY_S = 10.0
-#: After this time earlier counts do not matter.
+#: The longest time from ``_since`` to a new session. After it, all counts are brought up to now.
 _LONG_S = 20 * _DECAY_S
 
 
@@ -19,7 +19,7 @@ class RecentSessions:
     """The sessions that each worker got, each counted as ``exp(-age / 10 s)``."""
 
     def __init__(self) -> None:
-        #: By the id of a worker: its count as of the time ``_since``, so that later sessions count more than 1.
+        #: By the id of a worker: its count as of the time ``_since``. A session of a later time adds more than 1.
         self._counts: dict[str, float] = {}
         self._since = 0.0
 

@@ -8,7 +8,7 @@ from slime_policies.prompt_key import find_prompt
 
 __all__ = ["MeanLength", "completions_of", "limit_beside_prompt", "limit_of", "prompt_tokens_of"]
 
-#: Within a JSON string the quotes of these names would have backslashes.
+#: Within a JSON string the quotes would have backslashes, so text of a prompt does not match these names.
 _LIMITS = (b'"max_new_tokens"', b'"max_completion_tokens"', b'"max_tokens"')
 _COMPLETIONS = b'"n"'
 _NUMBER = re.compile(rb"\s*:\s*(\d{1,9})(?!\d)")
@@ -43,7 +43,7 @@ def limit_beside_prompt(body: bytes, start: int | None) -> int | None:
 
 
 def completions_of(body: bytes) -> int:
-    """Return the number of completions for each prompt, the ``n`` of ``body``, at least 1."""
+    """Return the number of completions for each prompt, the ``n`` of ``body``: at least 1, at most 1,024."""
     return max(1, min(_number(body, _COMPLETIONS) or 1, _MAX_COMPLETIONS))
 
 

@@ -13,7 +13,7 @@ from router_core import Worker
 __all__ = ["WorkerRing"]
 
 #: The number of digests of each worker's name. Each digest gives eight places, 160 in all. With 160 places the largest
-#: share is about a fifth above the mean.
+#: share of the keys is about 12 % above the mean for 8 workers, and 21 % for 128 workers.
 _DIGESTS = 20
 _EIGHT = struct.Struct(">8Q")
 
@@ -22,8 +22,8 @@ class WorkerRing:
     """Workers on a ring of 64-bit numbers, each at 160 places. A key belongs to the worker whose place comes next.
 
     A worker that comes or goes moves only its share of the keys. Places are digests of URLs (``url@rank`` of
-    data-parallel ranks), so that all routers agree, also after a restart. A worker stays on the ring while it is not
-    offered. Until it is back, its keys belong to the next worker on the ring.
+    data-parallel ranks), so that all routers agree, also after a restart. While a worker is not offered, its keys
+    belong to the next worker on the ring.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class WorkerRing:
         """Return the first of ``workers`` on the ring from ``key`` on.
 
         O(log places), and a step for each place that is skipped because its worker is not offered. The pool offers the
-        same tuple until its workers change. A list is made for one request, and costs O(workers) more.
+        same tuple until its workers change. A list is made for one request only, and costs O(workers) in addition.
         """
         if workers is self._offered:
             by_name = self._by_name

@@ -124,7 +124,7 @@ class Settings:
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Settings:
         """Check the parsed command line. Raises SettingsError; logs a warning for a flag without effect."""
-        pairs = bool(vars(options).get("pd_disaggregation"))  # like mini_lb, a flag of another plugin
+        pairs = bool(vars(options).get("pd_disaggregation"))  # a flag of another plugin, as is mini_lb
         default = cls()
         names = [options.policy, options.prefill_policy, options.decode_policy]
         if vars(options).get("mini_lb"):

@@ -97,7 +97,7 @@ class TokensInFlight:
         self._add(request)
 
     def begin(self, exchange: Exchange) -> None:
-        """Count the prompt of ``exchange`` no longer: the first byte of its answer is there."""
+        """Stop counting the prompt of ``exchange``: the first byte of its answer has come."""
         request = self._requests.get(exchange)
         if request is not None and request.prompt:
             self._remove(request)
@@ -122,7 +122,7 @@ class TokensInFlight:
 
 
 def change_total(totals: dict[str, int], name: str, by: int) -> None:
-    """Add ``by``. A total of 0 is dropped, so workers that have left take no memory."""
+    """Add ``by`` to the total ``name``. A total of 0 is dropped, so workers that have left take no memory."""
     total = totals.get(name, 0) + by
     if total:
         totals[name] = total

@@ -19,8 +19,8 @@ class WorkerState:
 
     ``bit`` stands for the worker in the map of prefixes; 0: its cache was forgotten, and it has another state now.
     ``chosen``: the number of the last choice of the worker. ``missed``: last uses of prefixes that were believed to be
-    in its cache, but were not. ``long``: further requests that its requests for long answers stand for. ``more``: what
-    these add to the number of its requests in flight, always less than one.
+    in its cache, but were not. ``long``: further requests that its requests for long answers stand for. ``more``: the
+    part of ``long`` that counts as requests in flight for a short request, always less than one.
     """
 
     __slots__ = ("at", "bit", "chosen", "long", "missed", "more", "waiting")
@@ -45,7 +45,7 @@ class WorkerState:
         return REQUEST * in_flight + _WAITING * self.waiting
 
     def add_long(self, requests: int) -> None:
-        """Count so many further requests for long answers, or fewer if ``requests`` is negative."""
+        """Add ``requests``, which may be negative, to the further requests for long answers."""
         self.long += requests
         self.more = self.long / (1 + self.long)
 

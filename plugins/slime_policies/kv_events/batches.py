@@ -1,8 +1,8 @@
 """Batches of KV events, as SGLang and vLLM publish them: msgpack ``[time, events, rank]``.
 
-An event of SGLang from 0.5.23 on, or of vLLM, is a map with the key ``type``. In older versions it is a list of the
-type and the fields in a fixed order. Sources: ``srt/disaggregation/kv_events.py`` of SGLang and
-``distributed/kv_events.py`` of vLLM.
+In SGLang from 0.5.23 on, and in recent versions of vLLM, an event is a map with the key ``type``. In older versions of
+both, an event is a list of the type and the fields in a fixed order. Sources: ``srt/disaggregation/kv_events.py`` of
+SGLang and ``distributed/kv_events.py`` of vLLM.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class MalformedBatch(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Blocks that follow one another. ``parent``: the block before the first, None if there is none.
+    """Blocks that follow one another. ``parent``: the block before the first, or None for the first of a sequence.
 
     ``token_ids``: the ids of all blocks, ``block_size`` ids for each.
     """

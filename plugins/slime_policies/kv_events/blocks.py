@@ -87,7 +87,7 @@ class Blocks:
 
 
 class WorkerBlocks:
-    """Blocks of one worker or rank. ``is_in_sync``: they are the blocks of its engine, by all events so far.
+    """Blocks of one worker or rank. ``is_in_sync``: by all events so far, they are the blocks that its engine has.
 
     ``block_size``: tokens of a block; 0: unknown, since there was no block yet.
     """
@@ -136,7 +136,7 @@ class WorkerBlocks:
         if not self.block_size:
             self.block_size = size
         if size != self.block_size:
-            return  # such as the incomplete last page of old SGLang versions
+            return  # such as the incomplete last page that old SGLang versions report
         if event.parent is None:
             digest = size
         elif (known := self._digests.get(event.parent)) is not None:

@@ -63,6 +63,6 @@ def _address(host: Any, port: Any, url: str, rank: int) -> str | None:
     if host in _WILDCARDS:
         host = urlsplit(url).hostname or ""
     host = host.strip("[]")
-    if not _HOST.fullmatch(host):  # ZeroMQ gives other characters a meaning
+    if not _HOST.fullmatch(host):  # in ZeroMQ's addresses, other characters may have a meaning
         return None
     return f"tcp://[{host}]:{port + rank}" if ":" in host else f"tcp://{host}:{port + rank}"

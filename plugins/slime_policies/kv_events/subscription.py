@@ -19,7 +19,7 @@ __all__ = ["Subscription"]
 
 logger = logging.getLogger(__name__)
 
-#: After this time without a batch, the router asks for a replay, since the last batches may be lost.
+#: After this time without a batch, the router requests a replay, since the last batches may be lost.
 _QUIET_MS = 10_000
 #: A replay has failed when nothing comes for this time. SGLang looks for requests of replays ten times a second.
 _REPLAY_MS = 5_000
@@ -29,7 +29,8 @@ _REPLAYS = 100
 _CONNECT_MS = 5_000
 _HEARTBEAT_MS = 10_000
 _MAX_BYTES = 64 << 20
-#: Most batches that wait in the router's socket. Past them the publisher's queue fills, and the publisher drops some.
+#: The most batches that wait in the router's socket. Further batches fill the publisher's queue. When that is full, the
+#: publisher drops batches.
 _MAX_WAITING = 100_000
 #: Events that are applied before other tasks get a turn.
 _EVENTS_AT_ONCE = 100
@@ -122,8 +123,8 @@ class Subscription:
             if frames[-2] == _END:
                 return True
             number = int.from_bytes(frames[-2], "big")
-            # A gap at the beginning: the publisher no longer has these batches. A later gap: it still has them, but
-            # dropped them from this replay.
+            # After a gap at the beginning, the publisher no longer has the batches in the gap. After a later gap, it
+            # has them, but has dropped them from this replay. Another replay can bring them.
             if number <= self._stream.next or self._stream.next == first:
                 self._tally.replayed += 1
                 await self._apply(number, frames[-1])

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two looks at the list of workers.
 _LOOK_S = 0.5
-#: Seconds until an engine is asked again for its publisher: after a connection has ended, and if none was possible.
+#: Seconds until an engine is asked again for its publisher: after a connection, and if no connection was possible.
 _AGAIN_S, _LATER_S = 1.0, 30.0
 
 
@@ -105,7 +105,7 @@ class Subscriptions:
     async def _follow_once(
         self, router: Router, choice: Worker, context: zmq.asyncio.Context, blocks: WorkerBlocks
     ) -> str:
-        """Follow one connection. If no connection is possible, return the reason, else an empty string."""
+        """Follow one connection until it ends, and return an empty string. If none is possible, return the reason."""
         try:
             publisher = await _publisher(router, choice)
             if publisher is None:
