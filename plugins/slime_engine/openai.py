@@ -116,7 +116,10 @@ class _Form(ABC):
 
     @abstractmethod
     def choice(self, text: str, *, first: bool, whole: bool) -> dict[str, Any]:
-        """Return a choice's fields with ``text``: the ``whole`` message, or the ``first`` or a later delta."""
+        """Return the fields of a choice with ``text``.
+
+        ``whole``: ``text`` is a whole message. Otherwise it is the ``first`` or a later delta.
+        """
 
     def _meta_info(self, output: dict[str, Any]) -> dict[str, Any]:
         return {"meta_info": output["meta_info"]} if self._return_meta_info else {}

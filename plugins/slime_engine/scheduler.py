@@ -271,7 +271,7 @@ class Scheduler:
             await asyncio.sleep(0)
 
     def _advance(self, sequence: Sequence, rows: FloatArray | None, version: str) -> Iterator[TokenDelta]:
-        """Advance one sequence with the logits that it asked for, if any."""
+        """Advance one sequence. ``rows``: the logits of its query, or None if it had no query."""
         if not self._is_active(sequence):
             return
         if rows is not None and self._steps.score_prompt(sequence, rows):

@@ -1,4 +1,4 @@
-"""Model steps of one sequence: the logits that it needs next, and the scores and tokens made of them."""
+"""Model steps of one sequence: the logits that it needs next, and the scores and tokens made from these logits."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ __all__ = ["EngineTokenizer", "corpus_documents", "train_tokenizer"]
 
 #: Tokens that ``skip_special_tokens`` leaves out. The first two end a generation.
 END_OF_TEXT, END_OF_TURN, START_OF_TURN = "<|endoftext|>", "<|im_end|>", "<|im_start|>"
-#: Tags of one id each. ``skip_special_tokens`` keeps them like other text, as with Qwen3's tokenizer.
+#: Tags that are one token each. ``skip_special_tokens`` keeps them like other text, as with Qwen3's tokenizer.
 MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 _VOCAB_SIZE = 1280
@@ -87,7 +87,7 @@ class EngineTokenizer:
 
     @property
     def backend_tokenizer(self) -> Tokenizer:
-        """The inner tokenizer, under its name in transformers."""
+        """The inner tokenizer. Tokenizers of transformers have it under the same name."""
         return self._bpe
 
     def _id(self, token: str) -> int:

@@ -21,7 +21,7 @@ _SPELT_OUT_PROBABILITY = 0.15
 
 
 def training_stream(tokenizer: EngineTokenizer, documents: Sequence[str]) -> list[list[int]]:
-    """Return several token lists per document, each ending in ``<|endoftext|>``; the same ones every time."""
+    """Return six token lists per document, each ending in ``<|endoftext|>``. Every call returns the same lists."""
     dice = random.Random(0)
     cuts = _Cuts(tokenizer)
     canonical = [tokenizer.encode(text) for text in documents]

@@ -41,7 +41,7 @@ __all__ = ["POLICIES", "CorrectedPolicies", "PairPolicies", "Policies", "add_opt
 
 
 def _load(settings: Settings) -> TokensInFlight | None:
-    """Make the loads of ``--load`` for one policy; None stands for requests in flight."""
+    """Return the loads of workers as ``--load`` counts them, for one policy. None: requests in flight are the load."""
     if settings.load == "engine":
         return EngineLoads(settings.load_poll_interval_secs)
     return TokensInFlight() if settings.load == "tokens" else None

@@ -88,7 +88,7 @@ class Use:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """The state of consecutive prefixes, which the same requests had.
+    """The state of consecutive prefixes that the same requests had.
 
     ``first``: the place of the shortest prefix among those of a prompt. ``digests``: one for each prefix, the shortest
     first. ``size``: bytes of the longest prefix. ``workers``: the workers that were sent the prefixes, as bits.

@@ -164,8 +164,8 @@ def add_policy_options(parser: argparse.ArgumentParser, policies: list[str], for
     """Add the flags to ``parser``."""
     parser.add_argument(
         "--policy", choices=policies, default=Settings().policy,
-        help="how a worker is chosen; a session keeps its worker, with auto until that worker is overloaded, and"
-        " with consistent_hashing the hash ring decides"
+        help="how a worker is chosen; a session keeps its worker, except: with auto it moves when that worker is"
+        " overloaded, and with consistent_hashing a hash ring decides"
         " (default: %(default)s)",
     )  # fmt: skip
     for kind, choices in (("prefill", [*policies, *for_prefill]), ("decode", policies)):
