@@ -19,7 +19,7 @@ class AddressRules(Protocol):
         ...
 
     def reachable(self, url: str, address: str) -> bool:
-        """Return True when the worker at ``url`` may have the IP ``address``, which its connection leads to."""
+        """Return True when a connection to the worker at ``url`` may lead to the IP address ``address``."""
         ...
 
 

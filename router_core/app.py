@@ -40,9 +40,10 @@ _METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
 
 def make_app(router: Router, middleware: Iterable[Callable[..., Any]] = ()) -> ASGIApp:
-    """Make the application of ``router``: in ``middleware``, called with ``(app, router=router)``, the first outermost.
+    """Make the application of ``router``, wrapped in ``middleware``: the first item becomes the outermost layer.
 
-    The plugins' hook ``asgi_middleware`` wraps the result. Raises PluginError when a route is claimed twice.
+    Each item is called with ``(app, router=router)``. Then the plugins' hook ``asgi_middleware`` wraps the result.
+    Raises PluginError when a route is claimed twice.
     """
     inner = _App(router)
     app: ASGIApp = inner
@@ -186,9 +187,8 @@ def _table(claimed: Sequence[tuple[str, BaseRoute]]) -> tuple[frozenset[str], tu
             assert isinstance(earlier, Route | Mount)  # narrowing: checked in an earlier iteration
             both = _methods(route) & _methods(earlier)
             same = _PARAMETER.sub("{}", earlier.path) == _PARAMETER.sub("{}", route.path)
-            if both and (
-                same or earlier.path_regex.match(route.path)
-            ):  # /workers/{id} answers /workers/mine, too
+            # The route /workers/{id} answers requests for /workers/mine, too.
+            if both and (same or earlier.path_regex.match(route.path)):
                 raise PluginError(f"{owner} and {other} both claim the route {min(both)} {route.path}")
         literal, parameter, _ = route.path.partition("{")
         if isinstance(route, Mount):

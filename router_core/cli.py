@@ -204,7 +204,7 @@ def _command(name: str, arguments: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``slime-router``; returns the exit code, 2 for a command line that cannot work."""
+    """Run ``slime-router``. Returns the exit code: 2 when it cannot start, such as for an unknown flag."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         if arguments and not arguments[0].startswith("-"):

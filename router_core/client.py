@@ -1,4 +1,4 @@
-"""The client's side of a request: read its body, send it an error, and detect that it hangs up."""
+"""The client's side of a request: read the body, send an error, and detect that the client hangs up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _JSON = (b"content-type", b"application/json")
 _PATIENCE_S = 0.05
 #: Longest time in seconds for which the rest of a refused request is read and discarded.
 _LINGER_S = 2.0
-#: Seconds that an engine has to stop and to report its sampled tokens, after its client has gone.
+#: Seconds that an engine has to stop and to report its sampled tokens, after the client has hung up.
 _DISCONNECT_GRACE_S = 2.0
 
 
@@ -142,7 +142,7 @@ class _Watched:
         return self
 
     def end(self) -> None:
-        """Stop watching. Call this before the last piece is sent: after it, ``receive`` reports a disconnect."""
+        """Stop watching. Call this before the last piece is sent: then ``receive`` reports a disconnect in any case."""
         self._over = True
 
     def begin(self) -> None:
@@ -171,8 +171,8 @@ class _Watched:
         if self._grace is not None:
             self._grace.cancel()
         if self._waiting is not None and kind is not None:
-            # After a whole reply the server ends receive() by itself, so only an error cancels the task. Cancelled
-            # tasks leave cycles, and their garbage collection took 5 % of the time under load.
+            # After a whole reply the server ends receive() by itself, so the task is cancelled only after an error.
+            # Cancelled tasks leave cycles, and their garbage collection took 5 % of the time under load.
             self._waiting.cancel()
         self._waiting = None  # the task's error refers to this object: the cycle would keep a body alive
         if self._cancelled:

@@ -19,11 +19,11 @@ __all__ = ["Exchange", "SessionSource", "check_length", "client_of", "session_na
 logger = logging.getLogger(__name__)
 
 _UNREAD = object()
-#: Largest size of a name in bytes: the router keeps a session's name as long as the session's data.
+#: Largest size of a name in bytes, since the router stores names: a session's name is stored with the session's data.
 _MAX_NAME = 1024
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
-#: Finds the session of a request that has none in its headers, and no ``session_id`` in its body.
+#: Finds the session of a request whose headers name no session and whose body has no ``session_id``.
 SessionSource: TypeAlias = "Callable[[Request], str | None]"
 
 

@@ -1,7 +1,7 @@
 """Hook implementations in the order in which they are called.
 
 pluggy is synchronous: with ``firstresult=True`` it would return the first coroutine, even if its result is None.
-It calls plugins in the reverse order of their registration; this module reverses that order once.
+pluggy calls plugins in the reverse order of their registration; this module sorts them into that order once.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def failure(plugin: str, hook: str, error: Exception) -> HTTPError:
 
 @contextmanager
 def attribute_errors(plugin: str, doing: str) -> Iterator[None]:
-    """Name the plugin in a MissingComponent; make exceptions other than StartupErrors a PluginError with its name."""
+    """Add the plugin's name to a MissingComponent. Turn an exception that is no StartupError into a PluginError."""
     try:
         yield
     except MissingComponent as error:

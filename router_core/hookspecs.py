@@ -41,7 +41,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the plugin's own flags.
 
-    When: before the command line is parsed. Called for other installed plugins, too, to find the plugin of a flag.
+    When: before the command line is parsed. Also called for plugins that are not loaded: errors name a flag's plugin.
     The hook is a function of the module that holds the factory, since the factory needs the parsed options.
     A flag that another plugin has added already is an error at start.
     """
@@ -69,7 +69,7 @@ def asgi_middleware(app: ASGIApp, router: Router) -> ASGIApp:  # type: ignore[em
     """Wrap the whole application in ASGI middleware.
 
     When: once, after ``routes``; the first plugin's middleware is the outermost. Middleware sees a request before
-    authorization and routing, which use the path and headers that it passes on. It must pass on other scopes.
+    authorization and routing; both use the path and headers that it passes on. Pass on scopes other than ``http``.
     An exception in the hook ends the start; an exception while a request is served becomes a 500.
     """
 

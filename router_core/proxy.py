@@ -24,7 +24,7 @@ __all__ = ["PATH", "SENT_AT", "WORKER", "Proxy", "relay"]
 SelectWorker = Callable[[Exchange, Sequence[Worker]], Worker | None]
 
 _NO_BODY = (204, 304)
-#: Keys of a client request's ASGI state: the worker asked last, the loop time when it was sent, and a changed path.
+#: Keys of a client request's ASGI state: the last worker that got it, the loop time of sending, and a rewritten path.
 WORKER, SENT_AT, PATH = "slime_router.worker", "slime_router.sent_at", "slime_router.path"
 
 

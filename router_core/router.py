@@ -288,7 +288,7 @@ class Router:
     # Weights.
 
     async def announce_weights(self, version: str, source: str) -> WeightUpdate | None:
-        """Set ``version`` for the workers in use and for the fleet, and call the plugins; None if the fleet had it."""
+        """Set ``version`` for the workers in use and for the fleet, and call the plugins. None: the fleet had it."""
         for worker in self.pool:  # before the wait for the lock: later the workers may have a newer version
             if worker.in_use:  # the versions of other workers are unknown
                 self.pool.set_version(worker, version)

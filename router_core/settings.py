@@ -23,7 +23,7 @@ _VISIBLE = re.compile(r"[!-~]+")
 
 
 class Secret(str):
-    """A key of visible ASCII that its ``repr`` hides. Raises ArgumentTypeError, whose message hides the key, too."""
+    """A key of visible ASCII characters. ``repr`` hides it, and so does the ArgumentTypeError for another text."""
 
     __slots__ = ()
 

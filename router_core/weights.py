@@ -23,7 +23,7 @@ def version_named(value: object) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
-    """The fleet's move from ``previous`` (None: unknown) to ``version``; ``source``: what told the router of it."""
+    """The fleet's move from ``previous`` (None: unknown) to ``version``; ``source``: the call or probe behind it."""
 
     version: str
     previous: str | None

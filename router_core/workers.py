@@ -102,7 +102,7 @@ class Worker:
 
     ``facts``: data of plugins about the worker. Each key belongs to one plugin.
 
-    ``worker_type`` ``passthrough``: the router only proxies to it, in any protocol. All workers are, or none.
+    ``worker_type`` ``passthrough``: the router only proxies to it, in any protocol. All workers have this type or none.
 
     A server with data-parallel ranks is one worker, and each rank can be chosen. A rank is a Worker too: it counts its
     own requests in flight; its ``server`` has everything else. Any other worker is its own ``server``.
