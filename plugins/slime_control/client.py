@@ -77,7 +77,7 @@ class RouterClient:
     ) -> AsyncIterator[RouterClient]:
         """Pause generation within the block. Generation continues when the block ends, also by an error.
 
-        At the end the client is closed, too, unless it is used within an ``async with`` block of its own.
+        The end of the block also closes the client, unless an ``async with client`` block is open around it.
         """
         try:
             await self.pause(mode)

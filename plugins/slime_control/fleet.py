@@ -35,7 +35,7 @@ _SUSPENDS = {"/pause_generation": "continue", "/release_memory_occupation": "mem
 
 
 class Fleet:
-    """Makes control calls to all registered workers, also held workers, which must have the weights to come back."""
+    """Makes control calls to all registered workers, held workers included: they need the weights to be readmitted."""
 
     def __init__(self, router: Router, fan_out: FanOut, gate: Gate, under_way: UnderWay) -> None:
         self._router = router
@@ -64,7 +64,7 @@ class Fleet:
         pauses, continues = call.path == "/pause_generation", call.path == "/continue_generation"
         if not len(self._router.pool):
             if continues:
-                self._gate.open()  # workers that register next have never paused
+                self._gate.open()  # workers that register later were never paused
             raise NoWorker("no worker is registered")
         if call.moves_weights:
             self._router.weights.expect_one_kind()
@@ -135,12 +135,11 @@ class Fleet:
     def _compare(
         self, call: Call, answers: Answers, number: int, piece: Piece | None, *, to_all: bool
     ) -> list[Worker]:
-        """Note for each worker that it took or missed ``call``. Returns the workers that may be readmitted.
+        """Note which workers took ``call`` and which missed it. Returns the workers that may be readmitted.
 
-        If all workers failed, they are still consistent, and nothing is noted. Calls about weights that went to only
-        some workers are an exception. Then a worker that surely kept its weights has missed no update, but a failed
-        ``/pull_weights`` always counts as missed. Pieces of an update have a rule of their own, see
-        :meth:`Pieces.answered`.
+        If all workers failed, they are still consistent, and nothing is noted. The exception is a call about weights
+        that went to only some of the fleet's workers. An update then counts as missed unless the worker surely kept its
+        weights; ``/pull_weights`` always does. For pieces of an update see also :meth:`Pieces.answered`.
         """
         caught_up: list[Worker] = []
         is_update = call.is_update
@@ -163,7 +162,7 @@ class Fleet:
         return caught_up
 
     def _took(self, call: Call, worker: Worker, number: int) -> bool:
-        """Clear what ``worker`` missed before it did ``call``. Returns True when it may be readmitted."""
+        """Clear the missed calls that ``worker`` makes up for by ``call``. Returns True when it may be readmitted."""
         if call.path in _SUSPENDS:
             self._suspended.setdefault(worker, set()).add(_SUSPENDS[call.path])
         else:
@@ -193,7 +192,7 @@ class Fleet:
             self._missed.add(worker, "weights", number, reason)
             self._missed.add(worker, call.misses, number, reason)
         elif not is_weights and worker.state == "joining" and not was_suspended:
-            return  # it starts like any worker that registers now
+            return  # a starting engine is neither paused nor without memory, so it has missed nothing
         elif answer.reached and not (is_update and answer.is_as_before):
             known = None if is_weights else worker.holds.get(OWNER) or worker.holds.get("weights")
             self._missed.add(worker, call.misses, number, reason if known is None else known.reason)
@@ -201,7 +200,7 @@ class Fleet:
             self._missed.set_aside(worker, reason)
 
     def _unlike_the_fleet(self, workers: Iterable[Worker], version: str | None) -> list[Worker]:
-        """Return the workers that have, or may have, weights other than the fleet's and ``version``."""
+        """Return the workers whose weights are, or may be, neither the fleet's nor ``version``."""
         known = (None, version, self._router.weights.current)
         return [worker for worker in workers if not worker.in_use or worker.weight_version not in known]
 
@@ -223,7 +222,7 @@ class Fleet:
                 )
 
     def _set_newcomers_aside(self, told: Mapping[Worker, bytes], version: str, number: int) -> None:
-        """Hold the workers without ``version`` that registered (first or again) during an update of all workers."""
+        """Hold workers without ``version`` that registered, for the first time or again, during an update of all."""
         for worker in self._router.pool:
             is_new = worker not in told or self._pieces.updates.joined_since(worker, number)
             if is_new and worker.weight_version != version:
@@ -257,7 +256,7 @@ def _status(answers: Answers, succeeded: int) -> int:
         return HTTPStatus.OK
     if succeeded:
         return HTTPStatus.MULTI_STATUS
-    # The same 4xx or 504 from all is passed on: slime's client would repeat a 502 sixty times.
+    # If all workers answered the same 4xx or 504, pass it on: slime's client would repeat a 502 sixty times.
     statuses = {answer.status for answer in answers.values()}
     common = statuses.pop() if len(statuses) == 1 else None
     refused = common is not None and (400 <= common < 500 or common == HTTPStatus.GATEWAY_TIMEOUT)

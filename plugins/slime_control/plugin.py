@@ -203,7 +203,7 @@ class Control:
     def client_gone(self, exchange: Exchange) -> bool:
         """Abort the request; True: wait for the tokens that the engine has sampled.
 
-        A stream is given up at once, since its tokens are known, and :meth:`attempt_failed` aborts it.
+        A stream is not waited for, since its tokens so far have arrived; :meth:`attempt_failed` aborts it at once.
         """
         request, worker, reply = exchange.request, exchange.worker, exchange.reply
         streams = reply is not None and reply.body is None

@@ -27,7 +27,7 @@ __all__ = [
 
 #: The version in a larger body is not read, since parsing would block the event loop. The workers are asked for it.
 _PARSED_BYTES = 1 << 20
-#: Name of the member with one body per worker. The base64 of a tensor cannot contain quotation marks.
+#: Name of the member with one body per worker. A search for it finds no tensor: base64 has no quotation marks.
 _NAMED = b'"workers"'
 _DELTA = re.compile(rb'"load_format"[ \t\r\n]*:[ \t\r\n]*"[^"]*delta')
 

@@ -21,7 +21,7 @@ __all__ = ["CONNECTIONS", "Answer", "FanOut", "json_in", "passed_on"]
 #: Bytes read of a worker's answer, and characters shown of an answer that is not JSON.
 _MAX_ANSWER_BYTES = 1 << 20
 _SHOWN_CHARACTERS = 500
-#: A large body is sent in pieces of this size, so that each worker needs memory for a piece, not for a body.
+#: A large body is sent in pieces of this size, so that a connection needs memory for one piece, not for a whole body.
 _PIECE_BYTES = 1 << 18
 #: Headers that the router sets for each worker, or that concern the client's connection (RFC 9110 section 7.6.1).
 _OWN = frozenset(
@@ -147,7 +147,7 @@ class FanOut:
         return answer.status_code, bytes(raw)
 
     async def question(self, worker: Worker, *paths: bytes) -> dict[str, Any]:
-        """Return the JSON object that ``worker`` answers on the first of ``paths`` it knows; empty on any error."""
+        """Return the JSON object at the first of ``paths`` that ``worker`` knows; an empty dict on any error."""
         try:
             with anyio.fail_after(min(_QUESTION_S, self._timeout_s)):
                 for path in paths:
@@ -193,7 +193,8 @@ def passed_on(headers: Headers) -> Headers:
             own.update(token.strip().lower() for token in value.split(b","))
         elif name == b"transfer-encoding" and value.lower() != b"chunked":
             raise BadRequest(f"Transfer-Encoding: wanted chunked, got {value[:80].decode('latin-1')}")
-    # White space around a value is not part of it (RFC 9110 section 5.5). httpx refuses it and shows the value.
+    # White space around a value is not part of the value (RFC 9110 section 5.5). httpx would refuse it, with an error
+    # that shows the value, such as a key.
     return [(name, value.strip(b" \t")) for name, value in headers if name not in own]
 
 

@@ -51,7 +51,7 @@ class NoAnswer(HTTPError):
 
 
 class NoHealthyEngine(HTTPError):
-    """Some type of worker that requests need has no engine that can generate a token now."""
+    """No engine of a type that requests need can generate a token now."""
 
     status: int = 503
     type: ClassVar[str] = "service_unavailable"
@@ -206,7 +206,8 @@ class Overview:
     async def _about(self, *paths: str) -> Reply:
         """Return each worker's document.
 
-        The first document, of a healthy worker if any, is also at the top level, for clients that expect one engine.
+        One document is also at the top level, for clients that expect one engine: that of the first healthy worker
+        that answered, or of the first worker that answered if no healthy worker did.
         """
         self._expect_workers()
         found, troubles = await self._each(partial(self._document, paths))

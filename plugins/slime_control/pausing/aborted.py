@@ -11,7 +11,7 @@ from router_core.reply import Reply
 
 __all__ = ["aborted_reply", "answer_rids"]
 
-#: Most sequences in an answer. A small request may ask for any number of sequences.
+#: Largest number of sequences in an answer. Without a limit, a small request could ask for a huge answer.
 _MANY = 1 << 14
 
 

@@ -45,6 +45,6 @@ class ControlEvents:
             tell(paused)
 
     def flush(self) -> None:
-        """Notify subscribers that the engines have dropped their KV caches."""
+        """Notify subscribers that the engines may have dropped their KV caches."""
         for tell in self._on_flush:
             tell()

@@ -33,7 +33,8 @@ class UnderWay:
     """Generations by rid. Changed only by functions without ``await``: one event loop needs no lock.
 
     ``open`` returns all open exchanges. :meth:`ensure_rid` parses only a body that has a ``rid``, and remembers that
-    rid. The router's own rids are not remembered: an abort that may match one searches the bodies of all exchanges.
+    rid. The router's own rids are not remembered: an abort that may match such a rid searches the bodies of all
+    exchanges.
     """
 
     def __init__(self, open: Callable[[], Iterable[Exchange]]) -> None:

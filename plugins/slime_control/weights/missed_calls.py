@@ -21,8 +21,8 @@ OWNER = "control"
 class MissedCall:
     """A missed call. ``number``: the call's number; 0: it was missed before this process began.
 
-    ``version``: None, or for the number 0 the fleet's version when the router noticed the hold. The missed call may be
-    the update to that version.
+    ``version``: for the number 0, the fleet's version when the router first saw the hold, else None. The missed call
+    may be the update to that version.
     """
 
     number: int
@@ -32,8 +32,8 @@ class MissedCall:
 class MissedCalls:
     """The last missed call of each worker and kind.
 
-    A worker with a missed call gets no requests, whatever version it reports. Changed only by functions without
-    ``await``: one event loop needs no lock.
+    A worker with a missed call gets no requests, even if it reports the fleet's version. Changed only by functions
+    without ``await``: one event loop needs no lock.
     """
 
     def __init__(self, router: Router) -> None:

@@ -1,4 +1,4 @@
-"""Effects of weight updates in pieces on missed calls and workers."""
+"""Carries out the effects of updates that come in pieces: missed calls, versions and holds of workers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Pieces:
         """Note that ``workers`` took ``piece``, and report ``version`` now. No version was read from ``piece``."""
         weights, update = self._router.weights, self.updates.current
         if version in weights.ordered:
-            return  # not this update's version: the workers report an older one, perhaps from before they registered
+            return  # not this update's version, since it was seen before: the workers still report their old version
         now = anyio.current_time()
         self._carry_out(self.updates.learnt(piece, version, workers, weights.current, now, is_told=is_told))
         current = self.updates.current

@@ -14,7 +14,7 @@ from slime_control.weights.weight_update import Standing, Update
 
 __all__ = ["QUIET_S", "is_silent", "learn_version", "may_be_restarted", "standing"]
 
-#: Seconds of silence that end an update, if nothing else does.
+#: Seconds of silence after which an update counts as ended, unless a call ended it before.
 QUIET_S = 60.0
 
 

@@ -2,7 +2,7 @@
 
 Trainers name the version with each piece (slime), with one piece, or by ``/update_weight_version`` after all pieces
 (miles). Most trainers pause generation around all pieces; newer engines get calls for begin and end. The last weights
-are not marked as such. Pieces that name the same version are one update, whatever comes between them.
+are not marked as such. Pieces that name the same version are one update, even with other calls in between.
 
 There is no router, clock or I/O here: the caller passes the time, and carries out all effects before the next event.
 The event of a piece is its kind, see :data:`~slime_control.calls.endpoints.PieceKind`. ``close``: generation is paused
@@ -58,9 +58,9 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class Unproven(Missed):
-    """An update that ``worker`` missed if generation is paused, except if the worker reports ``version``.
+    """An update that counts as missed if generation is paused, unless ``worker`` reports ``version``.
 
-    ``version`` None: no report shows that the worker has the update.
+    ``version`` None: no report can show that the worker has the update.
     """
 
     version: str | None
@@ -86,7 +86,7 @@ class Update:
     ``is_guessed``: workers report ``version``, perhaps since their start; a version in a piece replaces it.
     ``is_delta``: the update changes present weights, so it does not give a worker all weights.
     ``takers``: workers that took a piece, each with its standing afterwards. ``loaded``: workers that took weights.
-    ``doubted``: takers that were quarantined, each with the number of the last call before that.
+    ``doubted``: takers that were quarantined, each with the number of the last call before the quarantine.
     ``awaited``: pieces (by number) without an answer, by worker.
     """
 
