@@ -30,7 +30,7 @@ PER_TOKEN = (
 )
 #: Arrays in ``meta_info`` with a row for each token, see ``slime_sglang.token_arrays``.
 TOKEN_ARRAYS = ("routed_experts", "indexer_topk")
-#: Figures about all tokens so far. When more tokens have come, those of an earlier event are wrong.
+#: Figures about all tokens so far. When more tokens have come, the figures of an earlier event are wrong.
 _OF_ALL_TOKENS = frozenset(
     (
         *PER_TOKEN,
@@ -42,13 +42,13 @@ _OF_ALL_TOKENS = frozenset(
 
 
 def is_abort(meta: Mapping[str, Any]) -> bool:
-    """Return True for the ``meta_info`` of a sequence that was aborted, for whatever reason."""
+    """Return True for the ``meta_info`` of a sequence that was aborted, for any reason."""
     reason = meta.get("finish_reason")
     return isinstance(reason, dict) and reason.get("type") == "abort"
 
 
 def is_aborted(output: Any) -> bool:
-    """Return True for an engine's answer or event that was aborted, but not for a fault of the request (4xx)."""
+    """Return True for an answer or event of an aborted sequence, unless the abort is due to the request (4xx)."""
     meta = output.get("meta_info") if isinstance(output, dict) else None
     reason = meta.get("finish_reason") if isinstance(meta, dict) else None
     if not isinstance(reason, dict) or reason.get("type") != "abort":
@@ -123,7 +123,7 @@ class News(NamedTuple):
 
 
 def extended(known: Any, told: Any, total: int, news: News) -> Any:
-    """Return ``known`` with the entries of ``told`` for new tokens. ``told`` may have the entries of all ``total``."""
+    """Return ``known`` with the entries of ``told`` for new tokens. ``told`` may cover all ``total`` tokens."""
     new = len(news.ids)
     if not (isinstance(known, list) and isinstance(told, list)):
         return told

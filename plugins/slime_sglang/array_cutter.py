@@ -18,7 +18,7 @@ __all__ = ["ArrayCutter", "parsed_with_arrays"]
 _NAMES = tuple(f'"{name}":'.encode() for name in TOKEN_ARRAYS)
 _LONGEST = max(map(len, _NAMES))
 _SPACE = b" \t\r\n"
-#: Bytes of a body that are cut at once, since each piece is copied.
+#: A whole body is fed in pieces of this many bytes: each piece is copied, so small pieces need little memory.
 _PIECE = 1 << 20
 
 

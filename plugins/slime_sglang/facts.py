@@ -31,7 +31,7 @@ def bootstrap_port(worker: Worker) -> int | None:
 
 
 def experts_shape(worker: Worker) -> tuple[int, int] | None:
-    """Return the layers and the experts per token of the model of ``worker``; None if the worker does not tell."""
+    """Return the layers and the experts per token of the model of ``worker``; None if the worker reports none."""
     shape: tuple[int, int] | None = worker.server.facts.get(EXPERTS_SHAPE)
     return shape
 

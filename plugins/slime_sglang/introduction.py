@@ -55,7 +55,7 @@ class Introduction:
             return Refusal(wrong)
         model_path = self._learn(worker, body) if status == 200 else None
         if served is not None or worker.facts.get(TOLD_MODEL) is None:
-            # The first path stays: an update from disk changes the worker's path.
+            # Keep the first path that the worker reported: an update from disk changes the path.
             worker.facts[TOLD_MODEL] = served or model_path
         return None
 

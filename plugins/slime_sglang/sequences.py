@@ -123,7 +123,7 @@ class AnswerSoFar:
         return twin
 
     def hold(self, event: bytes, text: str | None = None) -> None:
-        """Keep an unparsed ``event`` that repeats all earlier events. ``text``: its new text, if that was read.
+        """Keep an unparsed ``event`` that repeats all earlier events. ``text``: its new text, if the caller read it.
 
         The event is parsed only if the next event does not repeat it: parsing each event would take quadratic time.
         """
@@ -144,7 +144,7 @@ class AnswerSoFar:
             raise ValueError(f"wanted a text, got {type(text).__name__}")
         ids, count = ids_in(event, meta), meta.get("completion_tokens")
         if self._names_ids and event.get("output_ids") is None:
-            ids = None  # an engine that names ids does so in each event; logprobs alone may repeat the last event
+            ids = None  # this engine names all new ids: logprobs without ids may be those of the last event
         if self._is_next_delta(ids, count) and not is_abort(meta):
             return self._take_delta(event, meta, ids or [], text)
         if ids is None or len(ids) != count:
@@ -206,7 +206,7 @@ class AnswerSoFar:
                     self.rewritten = True
 
     def _see_mode(self, ids: list[int], news: News, aborted: bool) -> None:
-        """Note if the event repeats earlier events or only adds tokens. An abort that fits both streams is ignored."""
+        """Note if the event repeats earlier events or only adds tokens. Ignore an abort that fits both kinds."""
         if news.has_all:
             self.cumulative |= not aborted or (news.ids is ids and len(ids) > 1)
         else:
@@ -249,7 +249,7 @@ class AnswerSoFar:
         known, count = self._ids, meta.get("completion_tokens")
         begins = ids[: len(known)] == known
         is_again = len(known) + len(ids) - 1 == count and ids[-1:] == (ids[-2:-1] or known[-1:])
-        # The text is all text if the sequence was in the waiting queue, or the stream is cumulative.
+        # The event has all text if the sequence was in the waiting queue, or the stream is cumulative.
         was_waiting = "prompt_tokens" not in meta and "prompt_tokens" in self.meta
         has_all_text = was_waiting or self.cumulative
         if ids and begins and len(ids) == count and not (was_waiting and is_again):

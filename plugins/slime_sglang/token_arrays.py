@@ -27,7 +27,7 @@ __all__ = [
 _UNIT, _UNIT_VALUES = 16, 3
 #: Characters that are decoded at once, so that the values fit in a core's cache.
 _BLOCK = 1 << 18
-#: The largest number of values for which memory is reserved at once, whatever length a body is said to have.
+#: The largest number of values for which memory is reserved at once, even if a body is said to be longer.
 _MAX_CAPACITY = 1 << 28
 
 _BYTE, _SHORT = np.dtype(np.uint8), np.dtype(np.uint16)
