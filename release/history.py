@@ -15,7 +15,7 @@ _TAG = re.compile(r"v\d+\.\d+.*")
 def changelog_faults(
     version: str, tags: Sequence[str], changelog: str, fragments: Sequence[str]
 ) -> list[str]:
-    """Return what is wrong with the changelog of a commit with ``tags``; nothing if no tag is that of a release."""
+    """Return what is wrong with the changelog of a commit with ``tags``; an empty list if no tag names a release."""
     releases = [tag for tag in tags if _TAG.fullmatch(tag)]
     faults = [f"the tag {tag} is not of version {version}" for tag in releases if tag != f"v{version}"]
     if releases:

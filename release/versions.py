@@ -7,7 +7,7 @@ from pathlib import Path
 
 __all__ = ["set_version", "version_faults"]
 
-#: Files, and a pattern whose only group is the version; it occurs once.
+#: Files, each with a pattern that matches the file once. The only group of the pattern is the version.
 _PLACES = (
     ("pyproject.toml", r'^version = "(.+)"$'),
     ("docs/openapi.yaml", r"^  version: (\S+)$"),

@@ -2,5 +2,6 @@
 
 __all__ = ["__version__"]
 
-# The gateway's version that this replaces. miles wants a version above 0.2.1; slime's image wants "slime" in it.
+# The version of the gateway that this package replaces. miles wants a version above 0.2.1, and slime's image wants
+# "slime" in the version.
 __version__ = "0.3.2+slime.router"

@@ -7,7 +7,7 @@ from typing import Any, Self, get_args
 __all__ = ["RouterArgs"]
 
 
-#: Options of argparse for flags with several values. A flag that is repeated has a group of values each time.
+#: Options of argparse for flags with several values. With ``append``, each use of a flag adds one group of values.
 _ANY = {"nargs": "*"}
 _SOME = {"nargs": "+"}
 _GROUPS = {"nargs": "+", "action": "append"}
@@ -18,8 +18,8 @@ _ONES = {"nargs": 1, "action": "append"}
 class RouterArgs:
     """Arguments of sglang-router 0.3.2, a field for each flag. Values are Python objects or words of a command line.
 
-    Defaults are the gateway's. A default is None (not given) where slime-router has another one, and where the flag has
-    no effect here. Trainers log these objects, so their ``repr`` shows no key.
+    A default is the gateway's, or None (not given). A field that has its default is left out of the command line, so
+    slime-router's own default applies. Trainers log these objects, so their ``repr`` shows no key.
     """
 
     worker_urls: list[str] = field(default_factory=list, metadata=_ANY)
@@ -57,7 +57,7 @@ class RouterArgs:
     service_discovery_namespace: str | None = None
     prefill_selector: Any = field(default_factory=list, metadata=_SOME)
     decode_selector: Any = field(default_factory=list, metadata=_SOME)
-    bootstrap_port_annotation: str = "sglang.ai/bootstrap-port"  # there is no flag for it, there or here
+    bootstrap_port_annotation: str = "sglang.ai/bootstrap-port"  # the gateway has no flag for this
     # metrics
     prometheus_port: int | None = None
     prometheus_host: str | None = None
@@ -159,7 +159,7 @@ class RouterArgs:
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace, use_router_prefix: bool = False) -> Self:
-        """Make arguments from ``args``, the result of a parser with these flags. Its other options are ignored."""
+        """Make arguments from ``args``, the result of a parser with these flags. Other options are ignored."""
         given = vars(args)
         found = {}
         for each in fields(cls):
@@ -177,7 +177,7 @@ class RouterArgs:
         plain = RouterArgs()
         words = [f"--host={(self.host or '0.0.0.0').strip('[]')}", f"--port={self.port}"]
         if self.policy is not None:
-            # Also the gateway's default: trainers set its thresholds, which slime-router's own default does not have.
+            # Also the gateway's default: trainers set thresholds for cache_aware, and slime-router's default is auto.
             words.append(f"--policy={self.policy}")
         for each in fields(self):
             value = getattr(self, each.name)
@@ -198,7 +198,7 @@ _OTHERWISE_SPELT = {
 
 
 def _prefix(name: str, wanted: bool) -> str:
-    """Return ``router-`` if ``wanted``. Three flags have no prefix in the gateway either."""
+    """Return ``router-`` if ``wanted``, except for the three flags that have no prefix in the gateway either."""
     return "router-" if wanted and name not in ("host", "port", "worker_urls") else ""
 
 
