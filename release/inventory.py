@@ -124,7 +124,7 @@ def _without_files(component: dict[str, Any]) -> dict[str, Any]:
 
 
 def sbom_faults(document: dict[str, Any], wanted: Sequence[tuple[str, str]]) -> list[str]:
-    """Return what is wrong with an SBOM: by the schema of CycloneDX, and components (name, version) that it lacks."""
+    """Return what is wrong with an SBOM: faults by CycloneDX's schema, missing ``wanted`` components, and file URLs."""
     # Imported here: only the environment of a release has cyclonedx.
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator

@@ -43,7 +43,7 @@ def make_app(router: Router, middleware: Iterable[Callable[..., Any]] = ()) -> A
     """Make the application of ``router``, wrapped in ``middleware``: the first item becomes the outermost layer.
 
     Each item is called with ``(app, router=router)``. Then the plugins' hook ``asgi_middleware`` wraps the result.
-    Raises PluginError when a route is claimed twice.
+    Raises PluginError for a route that is claimed twice, or that is neither a Route nor a Mount.
     """
     inner = _App(router)
     app: ASGIApp = inner

@@ -142,7 +142,7 @@ class _Watched:
         return self
 
     def end(self) -> None:
-        """Stop watching. Call this before the last piece is sent: then ``receive`` reports a disconnect in any case."""
+        """Stop watching. Call this before the last piece is sent: after the last piece, ``receive`` ends by itself."""
         self._over = True
 
     def begin(self) -> None:

@@ -1,7 +1,7 @@
 """Hook implementations in the order in which they are called.
 
 pluggy is synchronous: with ``firstresult=True`` it would return the first coroutine, even if its result is None.
-pluggy calls plugins in the reverse order of their registration; this module sorts them into that order once.
+pluggy calls plugins in the reverse order of their registration; this module restores the order of registration.
 """
 
 from __future__ import annotations

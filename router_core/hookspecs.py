@@ -41,7 +41,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the plugin's own flags.
 
-    When: before the command line is parsed. Also called for plugins that are not loaded: errors name a flag's plugin.
+    When: before the command line is parsed; for plugins that are not loaded, too, so that errors can name their flags.
     The hook is a function of the module that holds the factory, since the factory needs the parsed options.
     A flag that another plugin has added already is an error at start.
     """

@@ -120,7 +120,7 @@ class Loaded:
         return {source.name for source in self.sources}
 
     def make(self, options: argparse.Namespace) -> pluggy.PluginManager:
-        """Make the plugins, registered in order. Raises StartupError."""
+        """Make and register the plugins, each after the plugins that it requires. Raises StartupError."""
         manager = new_plugin_manager()
         needs = [source.needs(options) for source in self.sources]
         if (lack := missing(needs)) is not None:

@@ -139,7 +139,7 @@ class WorkerPool:
             self._on_change(worker, "readmitted")
 
     def set_version(self, worker: Worker, version: str | None) -> None:
-        """Set the weight version that the router assumes for ``worker``; None: unknown. All changes go through here."""
+        """Set the weight version that the router assumes for ``worker``; None: unknown. Nothing else changes it."""
         worker.weight_version = version
 
     def split(self, worker: Worker, size: int) -> None:
@@ -163,7 +163,7 @@ class WorkerPool:
         return sum(worker.is_healthy for worker in self._workers.values())
 
     def routable(self) -> tuple[Worker, ...]:
-        """Return the workers and ranks that a request may go to now. Raises NoWorker when a type has no worker."""
+        """Return the workers and ranks that a request may go to now. Raises NoWorker if a needed type has none."""
         if not self._routable:
             missing = next(kind for kind in self.kinds if not self._usable.get(kind))
             kind = "" if missing == "regular" else f"{missing} "
@@ -171,7 +171,7 @@ class WorkerPool:
         return self._routable
 
     def usable(self, kind: WorkerType) -> tuple[Worker, ...]:
-        """Return the workers of :meth:`routable` of type ``kind``. Raises NoWorker when any type has no worker."""
+        """Return the workers of :meth:`routable` of type ``kind``. Raises NoWorker as :meth:`routable` does."""
         self.routable()
         return self._usable[kind]
 

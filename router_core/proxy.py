@@ -180,7 +180,7 @@ def relay(reply: Reply, method: str, send: Send, before_last: Callable[[], None]
 
     async def stream() -> None:
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        # A server sends the head only with the first event of the body.
+        # A server sends the head only with the first message of the body: send an empty message at once.
         await send({"type": "http.response.body", "body": b"", "more_body": True})
         send_now = send_now_of(send)
         last = False

@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two checks of a draining worker.
 _DRAINED_S = 0.05
-#: Seconds to wait for a worker's answer when it registers.
+#: Deadline in seconds for a worker's answer about itself.
 FIRST_LOOK_S = 2.0
 _MAX_INFO_BYTES = 1 << 20
-#: Most requests at once: a whole fleet may register together, and each request that waits in httpx slows the others.
+#: Largest number of requests at once: a whole fleet may register together, and requests that wait slow httpx down.
 _ASKED_AT_ONCE = 64
 
 
@@ -184,7 +184,7 @@ class Registration:
 
 
 async def get(http: httpx.AsyncClient, worker: Worker, path: str) -> tuple[int, bytes]:
-    """Return status and body; a body above 1 MiB is cut."""
+    """Send ``GET path`` to ``worker``, and return status and body; a body above 1 MiB is cut."""
     body = bytearray()
     headers = auth_headers(worker)
     async with http.stream("GET", worker.url + path, headers=headers, timeout=FIRST_LOOK_S) as answer:

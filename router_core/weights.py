@@ -9,7 +9,7 @@ from router_core.errors import BadRequest
 
 __all__ = ["MAX_VERSION", "WeightUpdate", "WeightVersions", "version_named"]
 
-#: Most characters in the name of a version.
+#: Largest number of characters in the name of a version.
 MAX_VERSION = 256
 
 

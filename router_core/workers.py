@@ -37,7 +37,7 @@ WorkerChange = Literal["added", "removed", "quarantined", "stale", "readmitted",
 #: The owners of the core's holds.
 JOINING, DRAINING = "joining", "draining"
 _STATES: tuple[WorkerState, ...] = get_args(WorkerState)
-#: A name of RFC 1123, underscores allowed as Docker and Kubernetes use them; or an IPv4 address.
+#: A name of RFC 1123, or an IPv4 address. Underscores are allowed, since names of Docker Compose have them.
 _HOST = re.compile(r"[a-z0-9_]([a-z0-9._-]{0,251}[a-z0-9])?")
 
 

@@ -139,7 +139,7 @@ class Fleet:
 
         If all workers failed, they are still consistent, and nothing is noted. The exception is a call about weights
         that went to only some of the fleet's workers. An update then counts as missed unless the worker surely kept its
-        weights; ``/pull_weights`` always does. For pieces of an update see also :meth:`Pieces.answered`.
+        weights; ``/pull_weights`` always does. A failed piece of an update is noted before, by :meth:`Pieces.answered`.
         """
         caught_up: list[Worker] = []
         is_update = call.is_update

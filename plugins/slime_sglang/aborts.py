@@ -1,4 +1,4 @@
-"""Checks of ``rid``, the name of a generation, in generations and in ``/abort_request``."""
+"""Checks of ``rid``, the name of a generation, in the bodies of generations and of ``/abort_request``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_NAMES = 1 << 16
 
 
 def check_rid(rid: object) -> None:
-    """Check the ``rid`` of a body before any name is kept: it is a name, or a list with a name for each prompt.
+    """Check the size of ``rid``, which is a name, or a list with a name for each prompt, before the router stores it.
 
     A long name would take much memory, since engines and plugins repeat a single name for each prompt of a batch.
     Raises BadRequest for a name that is too long, and for too many names.

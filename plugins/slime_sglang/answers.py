@@ -98,9 +98,9 @@ def with_missing(before: dict[str, Any], event: dict[str, Any], *, grown: bool) 
 
 
 def without_queued(before: str, text: str) -> str:
-    """Return the whole text of an aborted sequence. ``before``: its text so far.
+    """Return the whole text of an aborted sequence. ``before``: the text of the events before the abort.
 
-    ``text``: the whole text, or the new text followed by the whole text.
+    ``text``: the text of the abort, either the whole text, or the new text followed by the whole text.
     """
     queued = text[: (len(text) - len(before)) // 2] if len(text) >= len(before) else ""
     whole = before + queued

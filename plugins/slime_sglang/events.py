@@ -75,7 +75,7 @@ class EventSplitter:
         return None
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Return the data of the events that ``piece`` completes, as :func:`events_in`. O(bytes)."""
+        """Return the data of the events that ``piece`` completes, as :func:`events_in` does. O(bytes)."""
         data = self.only_event(piece)
         if data is not None:
             return [data]  # nearly always

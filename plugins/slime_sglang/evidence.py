@@ -90,7 +90,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _agrees(told: Any, known: int | None) -> bool:
-    """Return True when ``told`` is missing, or is a count that equals ``known``; if ``known`` is None, any count."""
+    """Return True when ``told`` is missing, or is a count that equals ``known``. Any count agrees with None."""
     return told is None or (_is_count(told) and known in (None, told))
 
 

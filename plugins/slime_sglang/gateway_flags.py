@@ -86,7 +86,7 @@ FLAGS = tuple(
 
 
 def add_gateway_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the rest of the gateway's flags to ``parser``, which has the flags of the core and of all plugins."""
+    """Add the rest of the gateway's flags to ``parser``, which has the flags of the core and of the loaded plugins."""
     for flag in FLAGS:
         if flag.name not in parser._option_string_actions:
             flag.add_to(parser)

@@ -38,7 +38,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="number of data-parallel ranks of each worker; above 1, workers are not asked (default: %(default)s)",
+        help="number of data-parallel ranks of each worker; above 1, workers are not asked for this number"
+        " (default: %(default)s)",
     )
     add_gateway_flags(parser)
 

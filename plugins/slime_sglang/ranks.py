@@ -1,4 +1,4 @@
-"""Writes the chosen data-parallel rank into each request.
+"""Writes the chosen data-parallel rank into requests.
 
 A server with ``dp_size`` above 1 has a scheduler and a prefix cache for each rank. The server uses its ranks in turn,
 unless a request names a rank. SGLang reads the rank in the body of a generation, vLLM in a header.

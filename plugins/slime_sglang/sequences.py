@@ -206,7 +206,7 @@ class AnswerSoFar:
                     self.rewritten = True
 
     def _see_mode(self, ids: list[int], news: News, aborted: bool) -> None:
-        """Note if the event repeats earlier events or only adds tokens. Ignore an abort that fits both kinds."""
+        """Note if the event repeats earlier events or only adds tokens. An abort that fits both shows nothing."""
         if news.has_all:
             self.cumulative |= not aborted or (news.ids is ids and len(ids) > 1)
         else:

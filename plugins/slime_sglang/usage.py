@@ -14,7 +14,7 @@ _NAMES = {
     b"prompt": "prompt_tokens", b"input": "prompt_tokens", b"completion": "completion_tokens",
     b"output": "completion_tokens", b"cached": "cached_tokens",
 }  # fmt: skip
-#: Bytes of the last piece that are searched again. A field is shorter.
+#: Number of bytes of the last piece that are searched again. A field is shorter, so none is missed.
 _OVERLAP = 64
 #: SGLang numbers the sequences of a stream only if there are several.
 _LATER = re.compile(rb'"index"\s*:\s*[1-9]')
@@ -23,8 +23,8 @@ _LATER = re.compile(rb'"index"\s*:\s*[1-9]')
 class UsageTap:
     """A tap that finds the numbers of tokens in an answer, such as ``prompt_tokens``, and gives them to ``note``.
 
-    The last numbers of a stream count. The numbers of a list of answers are added up. ``numbered``: events may belong
-    to several sequences. If they do, ``note`` is not called.
+    In a stream, later numbers replace earlier numbers. The numbers of a list of answers are added up. ``numbered``:
+    events may belong to several sequences. If they do, ``note`` is not called.
     """
 
     def __init__(self, note: Callable[[Mapping[str, int]], object], *, numbered: bool) -> None:

@@ -74,10 +74,10 @@ class _Workers:
     async def _added(self, url: str, content: dict[str, Any]) -> tuple[Worker, str | None]:
         """Register the worker at ``url``. Return the worker, and why it is not ready yet, or None if it is ready.
 
-        Raises BadRequest and WorkerRefused.
+        Raises BadRequest, MixedWorkers and WorkerRefused.
         """
         about = _checked(content)
-        if about["worker_type"] is not None:  # a known worker with another type loses its old port
+        if about["worker_type"] is not None:  # a registration with a type replaces the bootstrap port, too
             about["facts"] = {BOOTSTRAP_PORT: None} | about["facts"]
         await self._router.addresses.admit(url)
         worker, trouble = await self._router.add_worker(url, **about)

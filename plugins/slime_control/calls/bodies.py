@@ -61,7 +61,7 @@ def named_version(request: Request) -> str | None:
 
 
 def names_read(request: Request) -> tuple[bytes, ...]:
-    """Return names of members: only a body that contains one of them is parsed. No names: any body is parsed."""
+    """Return the names for :meth:`Router.read_ahead`: it parses a body above 1 MiB only if the body has one of them."""
     return (b"workers", b"rank_offset") if len(request.body) > _PARSED_BYTES else ()
 
 

@@ -18,7 +18,7 @@ from slime_control.calls.endpoints import Call
 
 __all__ = ["CONNECTIONS", "Answer", "FanOut", "json_in", "passed_on"]
 
-#: Bytes read of a worker's answer, and characters shown of an answer that is not JSON.
+#: Largest number of bytes read of a worker's answer, and of characters shown of an answer that is not JSON.
 _MAX_ANSWER_BYTES = 1 << 20
 _SHOWN_CHARACTERS = 500
 #: A large body is sent in pieces of this size, so that a connection needs memory for one piece, not for a whole body.

@@ -29,10 +29,10 @@ QUESTIONS = frozenset(
 #: States of the workers that are asked. The other workers are listed without an answer.
 _ASKED = ("ready", "stale", "draining")
 _AT_ONCE = 32
-#: SGLang's own health check generates for up to 20 s.
+#: Seconds to wait for an engine's health check. SGLang generates for up to 20 s in its health check.
 _HEALTH_S = 25.0
 _HEALTH_AT_ONCE = 8
-#: Shorter than the usual timeout of a scraper.
+#: Seconds to wait for an engine's metrics: less than the usual timeout of a scraper.
 _METRICS_S = 4.0
 _METRICS_BYTES = 4 << 20
 _METRICS_TOTAL_BYTES = 64 << 20

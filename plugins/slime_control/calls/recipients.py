@@ -49,7 +49,7 @@ class Recipients:
         return dict.fromkeys(workers, request.body)  # all share one buffer
 
     async def _sizes(self, workers: list[Worker]) -> list[tuple[Worker, int]]:
-        """Return the number of ranks of each of ``workers``. Raises WorkerBroke, before any call is made."""
+        """Return the number of tensor-parallel ranks of each of ``workers``. Raises WorkerBroke before any call."""
         sizes: dict[Worker, object] = {}
 
         async def ask(worker: Worker) -> None:

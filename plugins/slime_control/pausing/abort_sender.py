@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 _DEADLINE_S = 10.0
 _SETTLED_S = 2.0
-#: Most aborts in flight at a worker: a worker that does not answer must not take all connections.
+#: Largest number of aborts in flight at a worker: a worker that does not answer must not take all connections.
 _AT_ONCE = 64
 _MAX_ANSWER_BYTES = 1 << 16
 
@@ -34,7 +34,7 @@ class _Abort:
 
 
 class AbortSender:
-    """Sender of aborts, over the proxy's pooled connections: a thousand clients may disconnect at once.
+    """Sends aborts over the proxy's pooled connections, since a thousand clients may disconnect at once.
 
     :meth:`end` only queues an abort, since a callback of a connection cannot start a task. :meth:`run` sends it.
     """

@@ -32,7 +32,7 @@ class Pieces:
         self.updates = Updates(missed.weights_of, unannounced.may_be_restarted)
 
     def next(self, call: Call, *, changes_gate: bool, to_all: bool) -> int:
-        """Number ``call``, which is about to be made. Close the current update if ``call`` or a silence ends it."""
+        """Return a number for ``call``, which is about to be made. Close an update that ``call`` or a silence ends."""
         is_whole = call.path == "/update_weights_from_disk" and to_all
         if changes_gate or call.misses == "memory" or is_whole or self._is_silent(self.updates.current):
             self._carry_out(self.updates.close())

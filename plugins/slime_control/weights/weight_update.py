@@ -142,7 +142,7 @@ class Updates:
         self._joined: dict[Worker, int] = {}  # by worker: the number of the last call before it registered
 
     def count(self) -> int:
-        """Number a call."""
+        """Return the number of a new call."""
         self._calls += 1
         return self._calls
 
