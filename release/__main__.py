@@ -1,4 +1,4 @@
-"""Builds and checks a release: ``tox -e release`` runs this, and leaves the files to upload in ``dist``."""
+"""Builds and checks a release: ``tox -e release`` runs this module. The files to upload are then in ``dist``."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 ::
 
     RouterError
-    ├── StartupError            the command line cannot work: one line on stderr, exit code 2
+    ├── StartupError            the router cannot start: one line on stderr, exit code 2
     │   ├── SettingsError
     │   ├── PluginError
     │   └── MissingComponent

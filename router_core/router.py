@@ -230,7 +230,7 @@ class Router:
         await self.long_work.run(exchange.request.writing(), exchange.client)
 
     async def ask_again(self, exchange: Exchange, request: Request) -> Reply:
-        """Send ``request`` through the chain of senders to a newly chosen worker, and move the exchange's lease to it.
+        """Choose a worker again, move the lease to it, and send ``request`` to it through the chain of senders.
 
         For plugins that repair a reply, in ``post_response`` or while its body is read. ``pre_request`` and
         ``post_response`` are not called; ``select_worker`` and ``attempt_failed`` are. The caller closes the reply, and
@@ -288,7 +288,7 @@ class Router:
     # Weights.
 
     async def announce_weights(self, version: str, source: str) -> WeightUpdate | None:
-        """Set ``version`` for the workers in use and for the fleet, and call the plugins. None: the fleet had it."""
+        """Set ``version`` for workers in use and for the fleet, and call the plugins. Returns None if it is not new."""
         for worker in self.pool:  # before the wait for the lock: later the workers may have a newer version
             if worker.in_use:  # the versions of other workers are unknown
                 self.pool.set_version(worker, version)

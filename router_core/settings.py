@@ -23,7 +23,7 @@ _VISIBLE = re.compile(r"[!-~]+")
 
 
 class Secret(str):
-    """A key of visible ASCII characters. ``repr`` hides it, and so does the ArgumentTypeError for another text."""
+    """A key of visible ASCII characters, else ArgumentTypeError. Neither the error nor ``repr`` shows the key."""
 
     __slots__ = ()
 

@@ -176,7 +176,7 @@ class Overview:
     async def _first_healthy(self, workers: Sequence[Worker]) -> str:
         """Return the URL of the first worker that answers. Raises NoHealthyEngine.
 
-        Few workers are asked at once, since each generates a token.
+        At most eight workers are asked at once, since each of them generates a token.
         """
         troubles: dict[Worker, str] = {}
         healthy: list[str] = []

@@ -229,7 +229,10 @@ class Updates:
     def learnt(
         self, piece: Piece, version: str, by: list[Worker], fleet: str | None, now: float, *, is_told: bool
     ) -> list[Effect]:
-        """Note that ``by`` report ``version``. ``is_told``: surely since ``piece``; else perhaps since their start."""
+        """Note that the workers ``by`` report ``version``.
+
+        ``is_told``: they surely report it since ``piece``; otherwise they may have reported it since their start.
+        """
         update = piece.update
         if update.version is None or update.is_guessed:
             update.version, update.is_guessed = version, not is_told
@@ -276,5 +279,5 @@ class Updates:
         if missed is None:
             return True
         if missed.version is not None and (update.is_rest or update.version in (None, missed.version)):
-            return False  # it may be the update that was missed
+            return False  # this update may be the one that the worker missed
         return missed.number < update.began and not update.is_delta
