@@ -10,16 +10,16 @@ from router_core.workers import Worker
 
 __all__ = ["fleet"]
 
-#: Workers that are shown; of a larger fleet those that get no requests come first.
+#: Most workers that are shown. Workers that get no requests come first.
 _MAX_WORKERS = 200
 #: Values of the metric ``smg_worker_cb_state``.
 _BREAKERS = {0: "closed", 1: "open", 2: "half-open"}
 
 
 def fleet(router: Router, breakers: Mapping[str, float] | None) -> dict[str, Any]:
-    """Return the workers, ready for JSON: at most 200 of them, and the number of all.
+    """Return a JSON object: the counts of all workers, and at most 200 workers with their state.
 
-    ``breakers``: states of the circuit breakers by worker; None: they are not known.
+    ``breakers``: states of the circuit breakers by URL of the worker; None: the states are not known.
     """
     workers = sorted(router.pool, key=lambda worker: worker.is_healthy)
     return {

@@ -12,7 +12,7 @@ __all__ = ["History", "Sample", "quantile"]
 
 
 class Sample(NamedTuple):
-    """Numbers of one interval, which ends at ``time`` (Unix time in seconds). None: there is no such number.
+    """Numbers of one interval, which ends at ``time`` (Unix time in seconds). None: nothing measured the number.
 
     Rates are per second; ``first_*`` and ``whole_*`` are quantiles of durations in seconds.
     """
@@ -49,7 +49,7 @@ class History:
         self._last = read()
 
     def sample(self, in_flight: int, waiting: float) -> None:
-        """Add a sample of the time since the last one."""
+        """Add a sample of the time since the last sample."""
         now, totals = self._clock(), self._read()
         before, elapsed_s = self._last, now - self._last_at
         if elapsed_s <= 0:
@@ -76,15 +76,16 @@ class History:
         )
 
     def since(self, time: float) -> dict[str, list[float | None]]:
-        """Return the samples after ``time``, by the names of their fields."""
+        """Return the samples after ``time`` as columns, by the names of the fields."""
         found = [sample for sample in self._samples if sample.time > time]
         return {name: [sample[place] for sample in found] for place, name in enumerate(Sample._fields)}
 
 
 def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
-    """Return the duration that ``share`` of ``counts`` do not exceed, interpolated as Prometheus does; None: no counts.
+    """Return the quantile ``share`` (0 to 1) of durations, interpolated as Prometheus does; None without a duration.
 
-    The last of ``counts`` is for durations above all ``bounds``; these count as the last bound.
+    ``counts``: durations by bucket. ``bounds``: the buckets' upper bounds. The last count is for durations above all
+    bounds, which are taken as equal to the last bound.
     """
     total = sum(counts)
     if not total:
@@ -115,5 +116,5 @@ def _share(
 
 
 def _short(number: float) -> float:
-    """Round to four digits: the page shows no more."""
+    """Round to four significant digits: the page shows no more digits."""
     return float(f"{number:.4g}")

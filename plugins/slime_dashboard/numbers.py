@@ -16,7 +16,7 @@ __all__ = ["Cumulative", "Numbers"]
 
 @dataclass(frozen=True, slots=True)
 class Cumulative:
-    """Totals since the start. ``failed``: 5xx, and answers that broke off; ``refused``: 4xx.
+    """Totals since the router started. ``failed``: 5xx, and answers that broke off; ``refused``: 4xx.
 
     Token and prompt counts are None without the plugin that counts them. For ``bounds``, ``whole`` and ``first_byte``
     see ``slime_metrics.contracts.Totals``.
@@ -35,19 +35,19 @@ class Cumulative:
 
 
 class Numbers:
-    """Reads numbers by the names of metrics. Without the plugin ``metrics`` there are none."""
+    """Reads values of metrics by name. Without the plugin ``metrics`` there are no values."""
 
     def __init__(self, router: Router) -> None:
         self._metrics: Metrics | None = router.components.find("metrics")
         self._traffic: Traffic | None = router.components.find("traffic")
 
     def one(self, name: str) -> float | None:
-        """Return the metric ``name``, which has no labels; None: there is no number."""
+        """Return the value of the metric ``name``, which has no labels; None: there is no value."""
         found = self._metrics.numbers(name) if self._metrics is not None else None
         return None if isinstance(found, Mapping) else found
 
     def by_label(self, name: str) -> dict[str, float] | None:
-        """Return the metric ``name``, which has one label, by its value; None: there is no such metric."""
+        """Return the values of the metric ``name`` by the value of its one label; None: there is no such metric."""
         found = self._metrics.numbers(name) if self._metrics is not None else None
         if not isinstance(found, Mapping):
             return None
@@ -59,7 +59,7 @@ class Numbers:
         return self._traffic is not None
 
     def cumulative(self) -> Cumulative:
-        """Return the totals of now. Only with :attr:`has_traffic`."""
+        """Return the present totals. Call it only if :attr:`has_traffic` is true."""
         assert self._traffic is not None  # narrowing: the caller has checked has_traffic
         totals = self._traffic.totals()
         tokens = self.by_label("smg_router_tokens_total") or {}

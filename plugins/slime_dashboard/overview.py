@@ -28,18 +28,18 @@ __all__ = ["Overview"]
 logger = logging.getLogger(__name__)
 
 _INTERVAL_S = 5.0
-#: One hour.
+#: Samples of one hour.
 _SAMPLES = 720
 _MAX_UPDATES = 100
 _SESSIONS = 20
-#: Characters of a search: no name of a session is longer.
+#: Most characters of a search: no name of a session is longer.
 _MAX_SEARCH = 1024
 _MAX_OFFSET = 1_000_000
 _FRESH = {"cache-control": "no-store"}
 
 
 class Overview:
-    """Answers data requests of the page. :meth:`watch` has to run to keep the history."""
+    """Answers data requests of the page. :meth:`watch` must run, since it adds the samples of the history."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -61,11 +61,11 @@ class Overview:
         ]
 
     def updated(self, update: WeightUpdate) -> None:
-        """Note new weights of the fleet."""
+        """Note that the fleet has new weights."""
         self._updates.append((round(time.time(), 1), update.version))
 
     def begin(self) -> None:
-        """Begin the history, if there are metrics. Call it after all plugins have offered theirs."""
+        """Begin the history, if there are metrics. Call this after all plugins have registered their metrics."""
         if self._numbers.has_traffic:
             self._history = History(_SAMPLES, self._numbers.cumulative, time.monotonic, time.time)
 
@@ -75,7 +75,7 @@ class Overview:
             await anyio.sleep(_INTERVAL_S)
             try:
                 self.sample()
-            except Exception:  # it would end the router
+            except Exception:  # an error in this task would end the router
                 logger.exception("the dashboard has no sample of the last %g s", _INTERVAL_S)
 
     def sample(self) -> None:

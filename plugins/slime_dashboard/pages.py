@@ -4,7 +4,7 @@ A second page is added in four steps:
 
 1. ``static/NAME.html`` has the contents of ``<main>``. ``static/page.html``, which all pages share, has the rest.
 2. ``static/NAME.js`` is a module. It imports ``./shell.js``: ``getData`` asks for data with the key of the user,
-   ``poll`` repeats that while the page is visible, ``element`` makes elements and escapes their text.
+   ``poll`` repeats a task while the page is visible, ``element`` makes elements and escapes their text.
    ``static/NAME.css`` is optional; ``static/style.css`` has the colours, as custom properties for both themes.
 3. ``PAGES`` gets a :class:`Page`. Its address is ``/ui/NAME``.
 4. Data come from a ``ControlRoute`` at ``/ui/data/...``, which ``Dashboard.routes`` returns. It needs the key that
@@ -132,7 +132,7 @@ class Pages:
 
 
 class _File:
-    """A file that browsers keep, and ask for again by its ``ETag``."""
+    """A file that browsers cache, and revalidate by its ``ETag``."""
 
     def __init__(self, body: bytes, media_type: str) -> None:
         tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
@@ -145,7 +145,7 @@ class _File:
         return cls(body, f"{_MEDIA_TYPES[name.rpartition('.')[2]]}; charset=utf-8")
 
     def response(self, request: Request) -> Response:
-        """Return the file, or a 304 when the browser has it."""
+        """Return the file, or a 304 when the browser's copy is up to date."""
         if self._headers["etag"] in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=self._headers)
         return Response(self._body, headers=self._headers)

@@ -10,7 +10,7 @@ from router_core import SettingsError
 
 __all__ = ["Settings", "add_dashboard_options"]
 
-#: One or more segments of letters, digits, ``-``, ``_`` and ``.``.
+#: One or more segments of letters, digits, ``-``, ``_`` and ``.``; no segment begins with ``.``.
 _PATH = re.compile(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+")
 
 

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = ["TrajectoryData"]
 
-#: Tokens of one page.
+#: Most tokens that one request returns.
 _PAGE_TOKENS = 4096
-#: Newest turns that the tree has.
+#: Most turns in the tree: the newest of the session.
 _MOST_TURNS = 500
 #: Longest branch whose text is tokenised again: about half a second of work.
 _MOST_COMPARED = 1 << 18
-#: Places that are listed, and tokens of each.
+#: Most places with different tokens that are listed, and most tokens listed for each place.
 _MOST_PLACES = 2000
 _MOST_LISTED = 256
 
@@ -46,7 +46,7 @@ class TrajectoryData:
         self._pieces: Pieces | None = None
 
     def routes(self, path: str) -> list[ControlRoute]:
-        """Return the routes. The routes for the data of all pages are below ``path``."""
+        """Return the routes, all at or below ``path``/trajectory."""
         path = f"{path}/trajectory"
         return [
             ControlRoute(path, self._session, methods=["GET"]),
@@ -133,7 +133,7 @@ class TrajectoryData:
         return _answer_of(await self._router.threads.run(read, _address(request)))
 
     def _read_pieces(self, source: SessionTurns) -> Pieces | None:
-        """Return the pieces of the tokenizer's tokens; None without one. The first call reads the tokenizer."""
+        """Return the pieces of the tokenizer's tokens; None without a tokenizer. The first call makes them."""
         if self._pieces is None:
             tokenizer = self._router.components.find("tokenizer")
             if tokenizer is not None:
@@ -141,7 +141,7 @@ class TrajectoryData:
         return self._pieces
 
     async def _find(self, request: Request) -> tuple[str, SessionTurns, Sequence[Turn]]:
-        """Return the session's name, the recorded sessions, and its turns. Raises HTTPError."""
+        """Return the session's name, the source of recorded sessions, and the session's turns. Raises HTTPError."""
         session = request.query_params.get("session")
         if not session:
             raise BadRequest("name a session: ?session=NAME")
@@ -161,7 +161,7 @@ def _turn(request: Request, turns: Sequence[Turn]) -> Turn:
 
 
 def _spelt(ids: Sequence[int], pieces: Pieces) -> list[dict[str, Any]]:
-    """Return the first ``ids`` with their texts, or with the bytes of a token that is no UTF-8."""
+    """Return the first of ``ids``, at most 256, each with its text, or with its bytes if they are not UTF-8."""
     shown = [(one, pieces.of(one)) for one in ids[:_MOST_LISTED]]
     return [
         {

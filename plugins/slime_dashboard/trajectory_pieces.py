@@ -12,7 +12,7 @@ __all__ = ["Piece", "Pieces"]
 
 #: A decoder writes this for bytes that are no (whole) character.
 _BROKEN = "\ufffd"
-#: Tokens whose text is cached: the vocabulary of most models.
+#: Most tokens whose text is cached: enough for the vocabulary of most models.
 _TOKENS = 1 << 18
 #: A text that is decoded before each token, since SentencePiece leaves out the space of a first token.
 _BEFORE = "One"
@@ -21,7 +21,7 @@ _ONE_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Piece(NamedTuple):
-    """The part of a text that one token adds. ``text``: None if its ``raw`` bytes are no UTF-8, or not known.
+    """The part of a text that one token adds. ``text``: None if the ``raw`` bytes are not UTF-8, or not known.
 
     ``raw`` is None if the bytes are not known. A token without text has an empty ``text``.
     """
@@ -33,8 +33,8 @@ class Piece(NamedTuple):
 class Pieces:
     """The pieces of a tokenizer's tokens. Thread-safe.
 
-    ``decode``: returns the text of ids, special tokens spelt out. ``tokenizer``: bytes of tokens that are no UTF-8 are
-    read from the vocabulary in its ``backend_tokenizer``, if that is a Rust tokenizer.
+    ``decode``: returns the text of ids, with special tokens spelt out. If a token's bytes are not UTF-8, they are read
+    from the vocabulary of ``tokenizer.backend_tokenizer``, which must be a Rust tokenizer for this.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], tokenizer: Any) -> None:

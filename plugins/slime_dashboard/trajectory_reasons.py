@@ -31,7 +31,7 @@ _EXPERTS = {
 
 
 def reason_words(reason: str) -> str:
-    """Return a clause for the ``inexact_reason`` of tokens; the reason itself if it is a new one."""
+    """Return a clause for the ``inexact_reason`` of tokens; the reason itself if this module does not know it."""
     if reason.startswith(_UNKNOWN_FIELD):
         name = reason.removeprefix(_UNKNOWN_FIELD)
         return f"a request had the field {name!r}, which is not known to be harmless"

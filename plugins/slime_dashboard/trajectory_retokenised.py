@@ -55,7 +55,8 @@ def compared(
     while i < len(left.tokens) and j < len(right.tokens):
         mine, its = left.before[i], right.before[j]
         end, last = left.tokens[i], right.tokens[j]
-        # Broken bytes are no characters: new tokens of such bytes after the last recorded token belong to its place.
+        # Broken bytes count as no characters. If the new tokens go on with broken bytes after the last recorded token,
+        # these tokens belong to the last place.
         if mine == its and (end < len(recorded) or last == len(again)):
             places += _differing(recorded, again, (start, end), (first, last))
             start, first = end, last
@@ -70,9 +71,10 @@ def compared(
 def _differing(
     recorded: Sequence[int], again: Sequence[int], mine: tuple[int, int], its: tuple[int, int]
 ) -> list[Place]:
-    """Return the place of two ranges of tokens, without equal tokens at its ends; none if all are equal.
+    """Return a list with the place that two ranges make, without equal tokens at its ends; empty for equal ranges.
 
-    Where tokens are only added, the place keeps one recorded token beside them, so that the page can frame it.
+    If the tokenizer only adds tokens, the place keeps the recorded token before them, if the range has one, so that the
+    page can frame this token.
     """
     (start, end), (first, last) = mine, its
     if [*recorded[start:end]] == [*again[first:last]]:
@@ -87,12 +89,12 @@ def _differing(
 
 
 class _Boundaries(NamedTuple):
-    """``tokens`` and ``before``: for each token that ends a character, the tokens and the characters up to its end.
+    """For each token at whose end a character ends: numbers of ``tokens``, and of characters (``before``), up to there.
 
     ``characters``: the number of all characters.
     """
 
-    # arrays: the garbage collector would stop the process to look through a list of tuples
+    # arrays: the garbage collector would traverse a list of tuples, and stop the process meanwhile
     tokens: array[int]
     before: array[int]
     characters: int
@@ -103,8 +105,8 @@ def _boundaries(
 ) -> Generator[None, None, _Boundaries | None]:
     """Return the boundaries of tokens between characters; None if the bytes of a token are not known.
 
-    Characters are counted decomposed, since a tokenizer may compose them. Replacement characters are not counted: some
-    tokenizers write one for each broken byte, others one for several.
+    Characters are counted in decomposed form (NFD), since a tokenizer may compose them. Replacement characters are not
+    counted: some tokenizers write one for each broken byte, others one for several.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     tokens, before = array("q"), array("q")

@@ -18,7 +18,7 @@ __all__ = ["Span", "branch_of", "page_of", "spans_of", "tree_of"]
 #: The weight version of tokens that no engine sampled for this session.
 _PROMPT = -1
 _EXPERTS = "routed_experts"
-#: Without a logprob a token's experts are still known.
+#: A reason that leaves routed experts exact: a token without a logprob still has its experts.
 _HARMLESS = "no_logprobs"
 #: Tokens at the beginning of an answer that a turn shows in the tree.
 _PREVIEW = 24
@@ -43,7 +43,7 @@ class Span:
 
 
 def tree_of(source: SessionTurns, turns: Sequence[Turn], newest: int) -> dict[str, Any]:
-    """Return the ``newest`` turns, each with the number of the turn before it. O(tokens of their leaves)."""
+    """Return the ``newest`` turns, each with the number of the turn that it continues. O(tokens of their leaves)."""
     continued = {turn.before for turn in turns}
     prompts: dict[Hashable, int] = {}
     leaves = [turn for turn in turns if turn.number not in continued]
@@ -118,7 +118,7 @@ def branch_of(source: SessionTurns, turn: Turn, context: TurnContext) -> dict[st
 
 
 def _experts(source: SessionTurns, turn: Turn, context: TurnContext, length: int) -> dict[str, Any] | None:
-    """Return whether the routed experts are exact; None if nothing records them."""
+    """Return whether the routed experts are exact, and why not; None if no plugin records routed experts."""
     found = source.rows(_EXPERTS, turn, length)
     if found is None:
         return None

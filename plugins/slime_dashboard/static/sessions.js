@@ -1,4 +1,4 @@
-// The list of recorded sessions, newest first. Names come from clients: they are only ever text.
+// The list of recorded sessions, newest first. Names come from clients: they are inserted as text, never as HTML.
 
 import { count, counted } from "./format.js";
 import { element, getData, pageAddress } from "./shell.js";
@@ -35,7 +35,7 @@ export class SessionTable {
     this.isDue = false;
     const page = await getData("sessions", { offset: this.offset, search: this.search });
     const seen = JSON.stringify([page, this.offset, this.search]);
-    if (seen === this.shown) return; // so a focused link keeps the focus
+    if (seen === this.shown) return; // a focused link keeps the focus
     this.shown = seen;
     this.size = page.size;
     const focused = byId("sessions").contains(document.activeElement) ? document.activeElement.dataset.name : undefined;

@@ -35,8 +35,9 @@ export async function getData(name, parameters = {}) {
 }
 
 /**
- * Call `task`, an async function, now, and again `interval` ms after it has ended, only while the page is visible.
- * Shows the state at the top, and asks for a key when one is needed. Returns a function that calls `task` at once.
+ * Call `task`, an async function, now, and again `interval` ms after each end, while the page is visible. If `interval`
+ * is 0, call it again only when the page becomes visible, or a key is entered. Show the state at the top, and ask for a
+ * key when one is needed. Return a function that calls `task` at once.
  */
 export function poll(task, interval) {
   let timer = 0;
@@ -124,7 +125,7 @@ function keepKey(key) {
     if (key) sessionStorage.setItem(KEY, key);
     else sessionStorage.removeItem(KEY);
   } catch {
-    // It lasts as long as the page.
+    // Without storage, the key lasts as long as the page.
   }
 }
 

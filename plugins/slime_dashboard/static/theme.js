@@ -8,7 +8,7 @@
   try {
     theme = THEMES.find((name) => name === localStorage.getItem(KEY)) ?? "system";
   } catch {
-    // A browser that keeps nothing follows the system.
+    // Without storage, the theme follows the system.
   }
   const apply = () => {
     const prefersDark = matchMedia("(prefers-color-scheme: dark)").matches;
@@ -26,7 +26,7 @@
       try {
         localStorage.setItem(KEY, theme);
       } catch {
-        // It lasts as long as the page.
+        // Without storage, the choice lasts as long as the page.
       }
       apply();
     });

@@ -4,7 +4,7 @@ import { element } from "./shell.js";
 import { nameOf, writeToken } from "./trajectory-text.js";
 
 const BOUNDS = [0.9, 0.5, 0.2, 0.05, 0.01]; // probabilities between two colours
-const MOST_BELOW = 24; // tokens of a place that is drawn with both sequences, one below the other
+const MOST_BELOW = 24; // a place with more tokens is not drawn with both sequences, one below the other
 
 /** Return the number of the colour of a probability, 0 for the most likely. */
 export function binOf(logprob) {

@@ -91,7 +91,7 @@ export class Tokens {
   async #shown(index) {
     if (index < 0 || index >= this.branch.tokens) return null;
     const chunk = this.chunks.find((one) => index < one.end);
-    if (!chunk.isDrawn && !(await this.#drawn(chunk))) return null; // no await if it is drawn: a held key repeats fast
+    if (!chunk.isDrawn && !(await this.#drawn(chunk))) return null; // a drawn chunk needs no await: a held key repeats fast
     this.#setCurrent(index);
     return this.#token(index);
   }
@@ -187,7 +187,7 @@ export class Tokens {
     if (had) this.#token(this.current)?.focus({ preventScroll: true });
   }
 
-  /** Return the nodes of a token. A line end in it comes behind it, so that its frame stays on one line. */
+  /** Return the nodes of a token. A line end at its end becomes a node of its own: so the token's frame stays on one line. */
   #made(index) {
     const token = tokenElement(this.about(index), this.colours);
     const last = token.lastChild;
