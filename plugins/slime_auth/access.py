@@ -29,7 +29,8 @@ _READING = ("GET", "HEAD")
 #: No authentication scheme puts more words than this into one header.
 _MAX_WORDS = 64
 _SEPARATORS = re.compile(rb"[,;]")
-#: A key may begin and end where one of these begins and ends: runs of other characters, and single separators.
+#: Pieces of a header's value: runs without separators, and single separators. A key in the value must begin where a
+#: piece begins, and end where a piece ends.
 _PIECES = re.compile(rb"[^\s,;:=\"'`|@()<>{}\[\]\\]+|\S")
 _MAX_PIECES = 512
 _BASIC = re.compile(rb"basic\s+([^\s,;]+)", re.IGNORECASE)
@@ -45,7 +46,7 @@ _DATA_PLANE = GENERATION_PATHS | frozenset(
         b"/tokenize", b"/detokenize", b"/encode", b"/classify", b"/rerank", b"/score", b"/model_info",
         b"/get_model_info", b"/health_generate", b"/parse_function_call", b"/separate_reasoning", b"/ping",
         b"/api/tags", b"/api/show", b"/api/version",
-        b"/retrieve_from_text", b"/retrieve_from_messages_template",  # without radix_cache, the error names it
+        b"/retrieve_from_text", b"/retrieve_from_messages_template",  # without radix_cache: an error that names it
     )
 )  # fmt: skip
 #: Paths of OpenAI's and Anthropic's APIs. Not all of /v1: vLLM loads adapters at /v1/load_lora_adapter.
@@ -127,8 +128,8 @@ class Keys:
     def authenticate(self, headers: Headers) -> tuple[Caller, Headers]:
         """Return the caller that ``headers`` authenticate, and the headers without the router's keys.
 
-        All of the router's keys are compared in constant time. A key authenticates only as ``Bearer``. It is removed
-        under any scheme, among other words, and from the headers in ``_OTHER_PLACES``.
+        All of the router's keys are compared in constant time. A key authenticates only as ``Bearer``. Any
+        ``Authorization`` header that holds a key is removed, and so is any such header of ``_OTHER_PLACES``.
         """
         caller = self._anybody
         rest = headers
@@ -139,7 +140,7 @@ class Keys:
             token = words[-1] if words else b""
             found = [known for key, known in self._known if hmac.compare_digest(token, key)]
             if found and len(words) == 2 and words[0].lower() == b"bearer":
-                caller = max(*found, caller, key=_level)  # the first of equals, which has a name
+                caller = max(*found, caller, key=_level)  # of equal levels, the first: it has a name
             if found or self._among(pair[1]):
                 rest = [other for other in rest if other is not pair]
         return caller, [pair for pair in rest if pair[0] not in _OTHER_PLACES or not self._among(pair[1])]

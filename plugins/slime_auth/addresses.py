@@ -161,7 +161,10 @@ class _Pattern:
         return True
 
     def explicitly_allows(self, target: _Target, address: Address | None) -> bool:
-        """Return True when the pattern allows ``target`` at a reserved ``address``: by exact name or network."""
+        """Return True when the pattern allows ``target`` at a reserved ``address``.
+
+        It does so by an exact name, or by a network that lies within a reserved network.
+        """
         if not self._fits(target):
             return False
         if self.exact is not None:
@@ -208,7 +211,10 @@ class WorkerAddresses:
             raise BadRequest(f"worker {url} is this router itself")
 
     async def admit(self, url: str) -> None:
-        """Check ``url``, and the addresses to which its name resolves, if any yet. Raises BadRequest."""
+        """Check ``url``, and the addresses to which its name resolves. A name that does not resolve yet is admitted.
+
+        Raises BadRequest.
+        """
         self.check(url)
         target = _Target.of(url)
         if target.address is not None:

@@ -30,7 +30,10 @@ _NAME_CLAIMS = ("sub", "email", "preferred_username")
 
 
 class Tokens:
-    """Checks tokens of ``provider`` for ``audience``. ``roles``: level of each role; empty: ``admin`` and ``user``."""
+    """Checks tokens of ``provider`` for ``audience``.
+
+    ``roles``: the level of each of the provider's roles; empty: the provider's roles are ``admin`` and ``user``.
+    """
 
     def __init__(
         self,
@@ -40,7 +43,7 @@ class Tokens:
         keys: SigningKeys | None = None,
     ) -> None:
         try:
-            import cryptography  # noqa: F401  # an extra; without it PyJWT supports no such keys
+            import cryptography  # noqa: F401  # an extra; without it PyJWT supports no asymmetric keys
             import jwt  # heavy, and an extra
         except ImportError:
             raise SettingsError("--jwt-issuer needs PyJWT: pip install 'slime-router[jwt]'") from None

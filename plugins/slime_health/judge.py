@@ -18,12 +18,13 @@ __all__ = ["AS_STARTED", "Fit", "Judge", "Severity", "Unwell", "fit", "severity"
 #: answered other traffic meanwhile. ``none``: not the worker's fault.
 Severity = Literal["firm", "soft", "silent", "none"]
 
-#: ``ahead``: an update is under way, and has come to this worker before it was announced.
+#: ``same``: the fleet's version. ``ahead``: a newer version, from an update that is not announced yet. ``other``: any
+#: other version.
 Fit = Literal["same", "ahead", "other"]
 
 #: SGLang's version of weights that were never updated: it is ahead of no other version.
 AS_STARTED = "default"
-#: Errors of a router without a free socket or port: they say nothing about the worker.
+#: Errors of a router that lacks sockets, ports or memory: they say nothing about the worker.
 _OUR_LACK = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
 
 

@@ -1,4 +1,4 @@
-"""One loop per worker: look at it, judge, wait. Failed requests are judged as they come."""
+"""One loop per worker: probe it (a look), judge it by the result, wait. Failed requests are judged as they come."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def make_plugin(options: argparse.Namespace) -> Health:
 class Health:
     """Quarantines workers that fail, and brings them back when they are well and have the fleet's weights.
 
-    At most one look at a worker is under way, on a connection of its own. A worker that hangs delays no other look.
-    States change only by functions without ``await`` in between.
+    At most one look at a worker is under way, on its own connection. A worker that hangs delays no look at another.
+    Only functions without ``await`` change state.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -105,7 +105,7 @@ class Health:
 
     @hookimpl
     async def on_weight_update(self, update: WeightUpdate) -> None:
-        """Look at all workers soon: some may come back. A restart can be seen only if the version before is known."""
+        """Look at all workers soon: some may come back. A restart is seen only if the version before it is known."""
         if self._router is not None:
             self._versions.moved(self._router, update)
         for watch in self._watches.values():
@@ -168,7 +168,7 @@ class Health:
         await self._versions.heard(watch, said, is_probed=True)
 
     def _excused(self, error: HTTPError, began: float) -> bool:
-        """Return True when a pause or a control call may have made a probe fail that began at ``began``."""
+        """Return True when a pause or a control call may be the cause of ``error`` in a probe begun at ``began``."""
         return isinstance(error, WorkerTimeout | Unwell) and self._versions.in_quiet_period(began)
 
     # Verdicts.

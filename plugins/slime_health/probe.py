@@ -48,7 +48,7 @@ class Probe:
     async def weight_version(self) -> str | None:
         """Return the version of the worker's weights; None when it names no version. Raises HTTPError.
 
-        A worker that has named a version before cannot take it back by an answer that is not JSON: that answer broke.
+        If the worker has named a version before, an answer that is not JSON counts as broken.
         """
         if self._worker.passthrough:
             return None

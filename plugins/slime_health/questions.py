@@ -76,7 +76,7 @@ class Questions:
             watch.is_asked = False
 
     async def _asked(self, router: Router, watch: Watch, source: str) -> bool:
-        """Ask the worker. Returns True for news, or when it must be asked again."""
+        """Ask the worker. Returns True for news, or when the worker must be asked again."""
         worker, judge = watch.worker, watch.judge
         before = standing(router, worker)
         try:

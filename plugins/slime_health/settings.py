@@ -19,8 +19,10 @@ Readmit = Literal["matching", "any"]
 class Settings:
     """Times in seconds. A flag's second name is slime's.
 
-    ``lag_s``: the time that a worker may keep old weights while other workers get newer weights.
-    The timeout is long because SGLang's ``/health`` generates a token: at least a second, and up to twenty under load.
+    ``lag_s``: during an update, workers with old weights are set aside when no worker has changed its weights for this
+    long.
+    The timeout is long because SGLang's ``/health`` generates a token. This takes one second at least, and up to twenty
+    under load.
     """
 
     interval_s: float = flag(

@@ -33,7 +33,7 @@ _STILL_S = 0.1
 class Versions:
     """Follows the versions that workers name, in probes and in answers, as docs/operations.md says.
 
-    States change only by functions without ``await`` in between.
+    Only functions without ``await`` change state.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Versions:
         self._decide(router, watch, is_news=is_news, is_probed=is_probed)
         was_unchecked = UNCHECKED in worker.holds
         router.pool.release(worker, UNCHECKED)
-        # While this worker was held, no other worker could be set aside for it.
+        # While this worker was held, it could replace no other worker, so none was set aside.
         if (is_news or was_unchecked) and worker.said_version is not None:
             self._ask_others(worker, source)
         if self._is_under_way:
@@ -176,7 +176,7 @@ class Versions:
         """Return True when workers moved back to ``version``; False when workers with the fleet's version only left.
 
         They moved if a worker changed to ``version`` after the last worker with the fleet's version left, or if workers
-        named the fleet's version and no worker does now. A version that no worker ever named was only announced.
+        named the fleet's version and no worker does now. If none ever named it, it was only announced.
         """
         watches = self._watches.values()
         changed_at = max(
@@ -191,7 +191,7 @@ class Versions:
         )
 
     def moved(self, router: Router, update: WeightUpdate) -> None:
-        """Note a move of the fleet. Unless it was only announced, it vouches for the weights of ready workers."""
+        """Note a move of the fleet. A move vouches for the weights of ready workers, unless it was only announced."""
         self.moves += 1
         self._is_under_way = False
         self._is_named = self._is_named_now()
@@ -218,7 +218,7 @@ class Versions:
     def hold_unchecked(self, router: Router, worker: Worker) -> None:
         """Hold ``worker``, which has failed, until it names its version: it may be another process, with old weights.
 
-        It is asked at once. The last worker that serves is not held, and no worker while any weights will do.
+        It is asked at once. The last worker that serves is never held. No worker is held if any weights will do.
         """
         if self._fit(router, AS_STARTED) != "same" and others_serve(router.pool, worker):
             router.pool.hold(worker, UNCHECKED, "it failed, and has not named its weights since")
