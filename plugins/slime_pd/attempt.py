@@ -69,7 +69,7 @@ class Attempt:
         self._asks_rows = False
 
     async def settled(self, pending_aborts: PendingAborts, *, may_rename: bool) -> None:
-        """Return when the last attempt has ended at these workers, or this attempt has a new rid.
+        """Return when earlier attempts have ended at these workers, or this attempt has a new rid.
 
         An engine may know the rid of an aborted request for some seconds, and refuses another request with this rid.
         Once there is a reply, the client may know the rid, so the rid stays. Raises Aborted.

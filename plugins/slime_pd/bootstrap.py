@@ -28,7 +28,10 @@ def may_be_many(body: bytes) -> bool:
 
 
 def bootstrap_fields(count: int | None, prefill: Worker) -> bytes:
-    """Return the bootstrap fields in JSON: lists for a batch of ``count``, single values if it is None or too large."""
+    """Return the bootstrap fields in JSON: lists for a batch of ``count`` sequences.
+
+    If ``count`` is None or above ``_MANY``, the fields have single values.
+    """
     host = urlsplit(prefill.url).hostname or ""
     host = f"[{host}]" if ":" in host else host
     port = bootstrap_port(prefill)

@@ -34,7 +34,7 @@ _PURE = GENERATION_PATHS | frozenset(
     )
 )  # fmt: skip
 
-#: The note of an exchange that has exhausted its attempts.
+#: Key of the note of an exchange that has exhausted its attempts.
 _NOTE = "retries"
 
 #: Make one attempt. The collections: workers to avoid, and workers that have failed the request.

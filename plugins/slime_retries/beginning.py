@@ -1,7 +1,7 @@
 """The beginning of an answer. Until a part of the answer is passed on, the request can be retried.
 
-An engine sends the head of a stream while the request may still be queued, so a stream begins with its first piece. An
-answer with a length is read to its end, unless it is large.
+An engine sends the head of a stream while the request may still be queued. So a stream has begun only when its first
+piece is there. An answer with a length is read to its end, unless it is large.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _AWAITED_BYTES = 1 << 20
 
 
 class _Begun:
-    """A body whose first piece is there."""
+    """A body whose first piece can be awaited."""
 
     def __init__(self, source: BodySource) -> None:
         self._source = source

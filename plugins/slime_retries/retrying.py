@@ -26,7 +26,7 @@ __all__ = ["Retrying"]
 class Retrying:
     """A Sender that repeats a request until the answer is good, as long as the settings allow it.
 
-    It adds next to nothing to a request that succeeds at once: while no breaker tracks a failure, none counts it.
+    It adds next to nothing to a request that succeeds at once: breakers count it only if one of them tracks a failure.
     """
 
     def __init__(

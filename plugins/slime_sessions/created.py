@@ -12,7 +12,7 @@ _MAX_NAMES = 262_144
 
 
 class CreatedSessions:
-    """Bounded memory of names, which ends with the process."""
+    """Names of open and of deleted sessions. Their number is bounded, and they are lost when the process ends."""
 
     def __init__(self, limit: int = _MAX_NAMES) -> None:
         self._limit = limit

@@ -43,7 +43,7 @@ _MANY_TURNS = 8
 
 @dataclass(frozen=True, slots=True)
 class SamplesRequest:
-    """A request for samples. ``max_seq_len``: most tokens of a sample. ``retries``: also samples of retried leaves."""
+    """A request for samples. ``max_seq_len``: most tokens of a sample. ``retries``: see ``leaves`` in ``tree.py``."""
 
     max_seq_len: int | None = None
     metadata: dict[str, Any] | None = None
@@ -171,7 +171,10 @@ class SessionRoutes:
         return Response(status_code=204)
 
     async def _find(self, request: Request) -> tuple[str, SessionTurns, Sequence[Turn]]:
-        """Return the session's name, the component, and its turns. Raises SessionNotFound, PluginNotLoaded."""
+        """Return the session's name, the component that has its turns, and the turns.
+
+        Raises SessionNotFound, PluginNotLoaded.
+        """
         session: str = request.path_params["session"]
         source: SessionTurns | None = self._router.components.find(_COMPONENT)
         if source is None:

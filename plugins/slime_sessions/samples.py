@@ -92,8 +92,8 @@ def samples_of(
 def _kept(context: TurnContext, turns: Mapping[int, Turn], max_seq_len: int | None) -> tuple[int, str]:
     """Return the number of tokens of ``context`` in the sample, and the sample's status.
 
-    A turn that was not completed is the last turn, unless the client itself kept only a part of it. A turn that exceeds
-    ``max_seq_len`` is cut at that length, and later turns are left out.
+    The sample ends with the first turn that was not completed. A turn of which the client kept only a part counts as
+    completed. If a turn exceeds ``max_seq_len``, the sample is cut at that length.
     """
     end, status = 0, COMPLETED
     for number, start, stop, is_whole in context.spans:

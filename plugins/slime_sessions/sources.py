@@ -65,7 +65,7 @@ def _field(request: Request, name: str) -> Any:
     try:
         document = request.json()
     except BadRequest:
-        return None  # the worker's own error is the answer
+        return None  # not JSON: the worker answers with an error
     return document.get(name) if isinstance(document, dict) else None
 
 
