@@ -27,7 +27,7 @@ _LIST_S = 30.0
 _SILENCE_S = 90.0
 #: A watch's lifetime is drawn from this range, so that the cluster's watches do not all end at once.
 _WATCH_S = (240, 480)
-#: Pods are kilobytes each, and nothing else runs while a page is parsed.
+#: Pods in one page of a list. A pod has some kilobytes, and the event loop stands still while a page is parsed.
 _PAGE = 100
 _MAX_PAGE_BYTES = 1 << 26
 #: More pages than any cluster fills.

@@ -38,7 +38,7 @@ class PodReceiver(Protocol):
 
 
 class Reflector:
-    """Follows the pods of ``api``, and reports changes to ``receiver``; none while the API is unreachable."""
+    """Follows the pods of ``api``, and reports changes to ``receiver``; no changes while the API is unreachable."""
 
     def __init__(self, api: Api, receiver: PodReceiver, what: str) -> None:
         self._api = api

@@ -9,7 +9,7 @@ from slime_start.release import release
 
 __all__ = ["banner"]
 
-#: Workers that are named.
+#: Most workers that are named.
 _SHOWN = 8
 
 
@@ -22,8 +22,8 @@ def banner(
 ) -> list[str]:
     """Return the lines for a router that listens on ``url``.
 
-    ``plugins`` has what each does; ``policies`` are asked for a worker one after the other. ``pages``: the paths of
-    pages for browsers, by their names.
+    ``plugins``: by name, what each plugin does. ``policies`` are asked for a worker one after the other. ``pages``: the
+    paths of pages for browsers, by their names.
     """
     more = f" and {len(workers) - _SHOWN} more" if len(workers) > _SHOWN else ""
     add = f"none yet; add one: curl -X POST '{url}/add_worker?url=http://HOST:PORT'"

@@ -24,7 +24,10 @@ def cause(error: OSError) -> str:
 
 
 def worker_context(cas: Iterable[str], certificate: str | None, key: str | None) -> ssl.SSLContext:
-    """Return the TLS context that trusts the files ``cas`` too and shows ``certificate``. Raises OSError."""
+    """Return a TLS context that also trusts the CAs in the files ``cas``, and shows ``certificate``.
+
+    Raises OSError.
+    """
     context = ssl.create_default_context()
     for path in cas:
         context.load_verify_locations(path)

@@ -41,7 +41,7 @@ def is_middleware(target: Any) -> bool:
 
 
 def takes_router(middleware: type[Any]) -> bool:
-    """Return True when the constructor of ``middleware`` takes ``router``, as slime's do."""
+    """Return True when the constructor of ``middleware`` takes ``router``, as slime's middleware does."""
     parameters = inspect.signature(middleware).parameters
     kinds = {parameter.kind for parameter in parameters.values()}
     return "router" in parameters or inspect.Parameter.VAR_KEYWORD in kinds

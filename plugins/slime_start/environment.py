@@ -15,7 +15,7 @@ _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
 def unknown_variables(environment: Mapping[str, str], prefix: str, known: Container[str]) -> list[str]:
     """Return the variables that begin with ``prefix`` and are not ``known``, except those that Kubernetes sets.
 
-    A known variable in lower case is another one, and is returned, too.
+    A ``known`` variable spelt in lower case is a different variable, so it is returned, too.
     """
     return [
         name

@@ -34,7 +34,7 @@ def about_point(point: EntryPoint) -> str:
 def grouped(parser: argparse.ArgumentParser, title: str, description: str = "") -> Iterator[None]:
     """Put all flags that are added within the block into one group of the help page.
 
-    The message of an error that comes from a flag of an earlier group gets the name of that group.
+    If an earlier group has one of these flags already, the message of the error gets the name of that group.
     """
     loose, groups = parser._optionals._group_actions, parser._action_groups
     flags, before = len(loose), len(groups)

@@ -26,7 +26,7 @@ _COUNT = re.compile(r"argument (\S+): expected (one|at least one|\d+) arguments?
 _SWITCH = re.compile(r"argument (\S+): ignored explicit argument")
 _NO_FILE = re.compile(r"Unable to open config file: (.*)\. Error: \[Errno \d+\] ([^:]*)", re.DOTALL)
 _WANTED = {"int": "a whole number", "float": "a number"}
-#: Kubernetes sets such a variable for a service.
+#: The value of a variable that Kubernetes sets for a service, as a message quotes it.
 _SERVICE = re.compile(r"'(tcp|udp|sctp)://")
 
 
@@ -77,7 +77,7 @@ class Parser(configargparse.ArgumentParser):  # type: ignore[misc]  # the librar
         raise self._failure(self.with_source(plainly(message, self._option_string_actions)))
 
     def with_source(self, message: str) -> str:
-        """Append to ``message``, which begins with a flag, the variable or the file that has set the flag, if any."""
+        """Append to ``message`` the variable or file, if any, that has set the flag with which ``message`` begins."""
         flag = _FLAG.match(message)
         for source, settings in self._sources().items():
             for key, (action, _) in settings.items():
@@ -177,7 +177,7 @@ class LeftOut(argparse.Action):
 
 
 class _LeftOutSwitch(LeftOut, argparse._StoreTrueAction):
-    """The same for a flag without a value."""
+    """A :class:`LeftOut` for a flag without a value."""
 
     def __init__(self, option_strings: Sequence[str], *, const: str, **rest: Any) -> None:
         super().__init__(option_strings, **rest)

@@ -34,9 +34,10 @@ def unknown_name(
     elsewhere: Mapping[str, str],
     spelled: Callable[[str], str] = str,
 ) -> str | None:
-    """Return a message about ``flag``, which is not known, with a cure; None when nothing is like it.
+    """Return a message about ``flag``, which is not known, with a cure; None when no other flag is like it.
 
-    ``elsewhere`` has the plugins of the flags that are not loaded; ``spelled`` writes a flag as its source does.
+    ``elsewhere``: the flags of plugins that are not loaded, each with its plugin. ``spelled`` writes a flag as its
+    source does.
     """
     if flag in elsewhere:
         return belongs(spelled(flag), elsewhere[flag])

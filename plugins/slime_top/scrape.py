@@ -122,7 +122,7 @@ class RouterClient:
             return Samples()
         try:
             return Samples(answer.text) if answer.is_success else Samples()
-        except ValueError:  # without the plugin metrics, a worker answers
+        except ValueError:  # without the plugin metrics, the router sends the request to a worker
             return Samples()
 
 
