@@ -35,9 +35,9 @@ class TooManyValues(ValueError):
 class Cut:
     """The end of a piece, at a comma or at the end of the document.
 
-    ``kept``: the number of containers that were open throughout the piece. ``opened``: places in the piece of the
-    other brackets that are open at its end. ``values``: strings, lists and objects in the piece. ``strings``: ranges
-    of the document inside long strings; placeholders replace them in the piece.
+    ``kept``: the number of containers that were open throughout the piece. ``opened``: the place in the piece of each
+    other bracket that is open at the end. ``values``, ``commas``: numbers of strings, lists and objects together, and
+    of commas. ``strings``: ranges of the document inside long strings; placeholders replace them in the piece.
     """
 
     end: int
@@ -138,7 +138,10 @@ def _long_string(body: bytes, begin: int, end: int) -> list[tuple[int, int]]:
 
 
 def safe_cut(body: bytes | memoryview, place: int, end: int) -> int | None:
-    """Return the first place in a string, from ``place`` on, at which no escape or character is cut; None if far."""
+    """Return the first place in a string, from ``place`` on, at which no escape or character is cut.
+
+    None: no such place is near.
+    """
     near = bytes(body[place - _ESCAPE : min(place + _SEARCHED, end)])
     for at in range(_ESCAPE, len(near)):
         if near[at] & 0xC0 != 0x80 and near.find(b"\\", at - _ESCAPE, at) < 0:

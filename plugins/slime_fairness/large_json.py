@@ -172,9 +172,10 @@ class _Document:
             raise InvalidJson(str(error)) from None
 
     def _merge(self, first: int, made: Any) -> None:
-        """Put ``made`` into the open containers from ``first`` on. Each part begins with the part of the next one.
+        """Put ``made``, a part of the open container number ``first``, into it and into the containers inside it.
 
-        The innermost container comes first: its key may be repeated later in the piece, with another value.
+        The part of a container begins with the part of the next container inside it. The innermost container comes
+        first: its key may be repeated later in the piece, with another value.
         """
         each = [made]
         for _ in self._open[first + 1 :]:

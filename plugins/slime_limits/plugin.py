@@ -121,7 +121,7 @@ class Limits:
         if path not in GENERATION_PATHS:
             return
         if exchange.request.is_long_work:
-            # An abort looks for the rid. A queue that is not in order of arrival needs more fields.
+            # An abort looks for the rid. A queue in another order than that of arrival needs more fields.
             await self._router.read_ahead(exchange, *(() if self._is_ranked else (b"rid",)))
         try:
             place = (
@@ -172,7 +172,7 @@ class Limits:
             logger.warning("%s", line)
 
     def _refill_in_time(self, slots: RefilledSlots) -> None:
-        """Refill ``slots``, and do so again for each next slot while a request waits."""
+        """Refill ``slots``. While a request waits, do so again each time when the next token is due."""
         slots.refill()
         self._refill = None
         if slots.waiting:

@@ -32,8 +32,8 @@ class Rank(NamedTuple):
 def rank_of(document: dict[str, Any]) -> Rank:
     """Return the rank of a request by its body. A request without ``priority`` comes after all that have one.
 
-    ``length``: ``max_new_tokens``, ``max_completion_tokens`` or ``max_tokens``, else 128. A batch counts by its longest
-    answer.
+    ``length``: the largest of ``max_new_tokens``, ``max_completion_tokens`` and ``max_tokens``; 128 if there is none. A
+    batch counts by its longest answer.
     """
     priority = document.get("priority")
     sampling = document.get("sampling_params")
@@ -96,8 +96,8 @@ class FirstCome(Generic[Item]):
 class LongestFirst(FirstCome[Item]):
     """Highest priority first, then the longest answer, then the first to come, as in SGLang's ``lof``.
 
-    Of four requests that leave, one is the request that waits longest, so each leaves in the end: behind ``n`` others,
-    it is among the next ``4 * (n + 1)``. ``add`` and ``pop`` take O(log requests).
+    Every fourth request that leaves is the one that has waited longest. So every request leaves in the end: if ``n``
+    others have waited longer, it is among the next ``4 * (n + 1)``. ``add`` and ``pop`` take O(log requests).
     """
 
     def __init__(self) -> None:
