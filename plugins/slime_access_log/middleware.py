@@ -122,7 +122,7 @@ class _Client:
 
 
 class NotingSender:
-    """A Sender that notes each attempt and its worker, and why none of ``workers`` is chosen. ``inner`` chooses."""
+    """A Sender that notes each attempt and its worker, or why ``inner`` can choose none of ``workers``."""
 
     def __init__(self, inner: Sender, current: Current, workers: Iterable[Worker]) -> None:
         self._inner = inner

@@ -18,9 +18,9 @@ from slime_logging.waits import Wait
 __all__ = ["Record"]
 
 _MAX_CHARS = 1024
-#: Failed attempts that are listed, and holds.
+#: Most failed attempts that are listed, and most holds.
 _MAX_LISTED = 10
-#: Seconds that a client may take for its answer without being called slow.
+#: Least ``client_s`` that a line shows: the seconds for which the client held up the answer.
 _CLIENT_S = 0.01
 _TRACE_PARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-")
 _CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -60,7 +60,7 @@ class Record:
         self.attempts += 1
         self.sent_at = self.sent_at or perf_counter()
         self.workers.pop(worker.name, None)
-        self.workers[worker.name] = None  # the last one
+        self.workers[worker.name] = None  # in last place
 
     def attempt_failed(self, worker: Worker, code: str) -> None:
         """Note that ``worker`` failed an attempt."""

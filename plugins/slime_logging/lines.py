@@ -9,7 +9,7 @@ from threading import Event, Lock, Thread
 
 __all__ = ["Lines"]
 
-#: Seconds that a line may wait, and the number of lines.
+#: Most seconds that a line waits, and most lines that wait.
 _WAIT_S = 0.1
 _MAX_WAITING = 10_000
 

@@ -28,7 +28,7 @@ class Metrics(Protocol):
         ...
 
     def numbers(self, name: str) -> float | Mapping[str, float] | Mapping[tuple[str, str], float] | None:
-        """Return the numbers of now of a metric that :meth:`gauge` or :meth:`counter` added; None: there are none.
+        """Return the present numbers of a metric that :meth:`gauge` or :meth:`counter` added; None: there are none.
 
         Call this on the event loop.
         """
@@ -54,5 +54,5 @@ class Traffic(Protocol):
     """The traffic of the router; the component ``"traffic"``."""
 
     def totals(self) -> Totals:
-        """Return the totals of now. O(combinations of labels). Call this on the event loop."""
+        """Return the present totals. O(combinations of labels). Call this on the event loop."""
         ...

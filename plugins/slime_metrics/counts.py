@@ -50,8 +50,8 @@ class Series:
     ``whole``: durations from the head of the request to the end of the answer.
     ``to_first_byte``: to the first byte of a stream. ``incomplete``: answers that broke off.
 
-    ``to_worker``: the time until the worker that answered got the request; 0 if no worker answered. ``at_worker``: the
-    time from then to the end.
+    ``to_worker``: from the head of the request until the worker that answered got it; 0 if no worker answered.
+    ``at_worker``: from then to the end of the answer.
     """
 
     __slots__ = ("at_worker", "incomplete", "to_first_byte", "to_worker", "whole")
@@ -179,7 +179,7 @@ class Counts:
         return worker if not worker or worker in self._workers or worker in self._removed else REMOVED
 
     def worker_added(self, worker: str) -> None:
-        """Count for ``worker`` from now on."""
+        """Use the URL ``worker`` as a label from now on."""
         self.settle()  # while the worker is not known
         self._removed.pop(worker, None)
         self._workers.add(worker)

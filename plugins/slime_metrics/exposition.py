@@ -34,7 +34,7 @@ class Exposition:
 
     async def _answer(self, request: Request) -> Response:
         families = self._metrics.collect()
-        # Of a large fleet the text takes long, and a thread lets requests pass.
+        # Writing the text of a large fleet takes long. In a thread it does not hold up requests.
         text, media_type = await anyio.to_thread.run_sync(
             self._metrics.written, families, request.headers.get("accept", "")
         )

@@ -96,7 +96,7 @@ def _merged(
     for kind, series in counts.series.items():
         histogram = which(series)
         key = labels(kind)
-        if not (key[0] and histogram.count):  # no worker was asked
+        if not (key[0] and histogram.count):  # no worker was asked, or there are no durations
             continue
         if key not in found:
             found[key] = Histogram(histogram.bounds)

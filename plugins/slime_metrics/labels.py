@@ -44,7 +44,10 @@ _GROUP = re.compile(r"\(\?P<(\w+)>[^)]*\)")
 
 
 class Labels:
-    """The closed sets of a router, whose own routes have the patterns ``own_paths``. The label of a label is itself."""
+    """The closed sets of a router. A value that is a label already stays as it is.
+
+    ``own_paths``: the patterns of the router's own routes.
+    """
 
     def __init__(self, own_paths: Iterable[re.Pattern[str]]) -> None:
         written = [(pattern, _written(pattern)) for pattern in own_paths]
@@ -60,7 +63,7 @@ class Labels:
 
     @staticmethod
     def method(method: str) -> str:
-        """Return ``method`` if it is one of HTTP's usual ones."""
+        """Return ``method`` if it is one of HTTP's usual ones, else ``OTHER``."""
         return method if method in _METHODS else "OTHER"
 
     @staticmethod
@@ -82,4 +85,4 @@ def error_codes() -> frozenset[str]:
     kinds: list[type[HTTPError]] = [HTTPError]
     for kind in kinds:
         kinds += kind.__subclasses__()
-    return frozenset((*(kind.code for kind in kinds), "HTTP_404", "HTTP_405"))  # Starlette's own among them
+    return frozenset((*(kind.code for kind in kinds), "HTTP_404", "HTTP_405"))  # two of Starlette's

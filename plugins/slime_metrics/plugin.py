@@ -75,7 +75,7 @@ class MetricsPlugin:
     def routes(self) -> Sequence[BaseRoute]:
         return [self._exposition.route()]
 
-    @hookimpl(tryfirst=True)  # outermost: refused requests count, too, and the server calls the inner layer
+    @hookimpl(tryfirst=True)  # outermost: refused requests count, too, and our server can skip this layer
     def asgi_middleware(self, app: ASGIApp, router: Router) -> ASGIApp:
         self._counts.know(Labels(pattern for pattern, _ in router.own_paths))
         self._measured = Measured(app, self._counts)

@@ -54,10 +54,10 @@ def request_attributes(request: Request) -> Attributes:
         "gen_ai.provider.name": "sglang",
     }
     try:
-        # A large body is parsed later, if at all.
+        # Parsing a large body here would hold up the event loop: its attributes are left out.
         document = None if request.is_long_work else request.json()
     except BadRequest:
-        return found  # the worker's own error is the answer
+        return found  # not JSON: the worker answers with an error
     if isinstance(document, dict):
         model, sampling = document.get("model"), document.get("sampling_params")
         if isinstance(model, str):
@@ -71,12 +71,12 @@ def request_attributes(request: Request) -> Attributes:
 
 
 def span_name(attributes: Attributes, otherwise: str) -> str:
-    """Return ``chat MODEL`` or the like for a generation."""
+    """Return ``chat MODEL`` or the like for the ``attributes`` of a generation, else ``otherwise``."""
     if _OPERATION not in attributes:
         return otherwise
     return f"{attributes[_OPERATION]} {attributes.get(_MODEL, '')}".rstrip()
 
 
 def usage_attributes(tokens: Mapping[str, Any]) -> Attributes:
-    """Return the attributes for numbers of ``tokens``."""
+    """Return the attributes for ``tokens``, numbers of tokens by name; None: the number is unknown."""
     return {_USAGE[name]: number for name, number in tokens.items() if name in _USAGE and number is not None}

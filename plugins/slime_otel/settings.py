@@ -41,7 +41,11 @@ class Settings:
 
     @property
     def url(self) -> str:
-        """The URL for traces. ``HOST:PORT`` and a URL without a path get the usual path. Raises SettingsError."""
+        """The URL for traces. Raises SettingsError.
+
+        ``HOST:PORT`` and a URL without a path get the usual path. With ``http``, they also get port 4318 in place of
+        4317, or of no port.
+        """
         given = self.endpoint
         try:
             parts = urlsplit(given if "://" in given else f"http://{given}")

@@ -25,7 +25,7 @@ from slime_sglang.generation import GENERATION_PATHS
 
 __all__ = ["NOTE", "Attempt", "Current", "TracedRequest", "TracingMiddleware", "TracingSender"]
 
-#: The note of an exchange: the attempt that is under way.
+#: Key of the note of an exchange that has the attempt under way.
 NOTE = "otel"
 _PROPAGATOR = TraceContextTextMapPropagator()
 _CONTEXT_HEADERS = (b"traceparent", b"tracestate")
@@ -118,7 +118,7 @@ class _Answer:
 
 
 class TracingSender:
-    """A Sender that makes a span for each attempt, and sends the span's context to the worker. ``inner`` chooses."""
+    """A Sender that makes a span for each attempt, and sends its context to the worker, which ``inner`` chooses."""
 
     def __init__(
         self, inner: Sender, tracer: Tracer, current: Current, end: Callable[[Exchange], object]
