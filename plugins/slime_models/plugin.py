@@ -59,8 +59,8 @@ class Models:
     def setup(self, router: Router) -> None:
         """Make the introduction ask for models.
 
-        Raises SettingsError if a plugin records trajectories: it knows one model. Raises MissingComponent without a
-        plugin that asks workers.
+        Raises SettingsError if a plugin records trajectories, since such a plugin knows only one model. Raises
+        MissingComponent without a plugin that asks workers.
         """
         introduction: Introduction = router.components.get("introduction", "add --plugin sglang")
         if "trajectories" in router.components:
