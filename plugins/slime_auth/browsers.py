@@ -35,12 +35,13 @@ class UnsupportedMediaType(HTTPError):
 
 
 class Pages:
-    """Refuses control calls of other sites' web pages, and on loopback any request with a foreign ``Host``.
+    """Protects a router without keys: refuses control calls of other sites' web pages.
 
-    For a router without keys.
+    On loopback, also refuses any request with a foreign ``Host``, and control calls with a ``Content-Type`` that any
+    page can send.
 
     ``needed`` returns the level that a request needs. ``host``: the address that the router listens on. ``origins``:
-    the sites that ``--cors-allowed-origins`` names; ``*``: all.
+    the sites that ``--cors-allowed-origins`` names; with ``*``, nothing is refused.
     """
 
     def __init__(self, needed: Callable[[Scope], Level], host: str, origins: Iterable[str]) -> None:

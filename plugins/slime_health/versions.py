@@ -209,7 +209,7 @@ class Versions:
             self._is_named = True
         for other in router.pool:
             if UNCHECKED in other.holds and not others_serve(router.pool, other):
-                router.pool.release(other, UNCHECKED)  # it is the last one now
+                router.pool.release(other, UNCHECKED)  # it is the last one that serves
         if self._moved_to(router) is not None:
             router.tasks.start_soon(self.settle)
 

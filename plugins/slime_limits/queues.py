@@ -18,7 +18,7 @@ _DEFAULT_LENGTH = 128
 _LENGTHS = ("max_new_tokens", "max_completion_tokens", "max_tokens")
 #: Of this many requests that leave the queue, one is the request that waits longest.
 _OLDEST_EVERY = 4
-#: Entries of requests that have left may be as many as those of waiting requests, plus this number.
+#: The heap may have this many more entries of requests that have left than of requests that wait.
 _SPARE = 64
 
 

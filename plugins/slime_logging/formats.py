@@ -40,7 +40,7 @@ class TextLines(logging.Formatter):
         if record.exc_info or record.exc_text or record.stack_info:
             return super().format(record)
         record.message, record.asctime = record.getMessage(), self.formatTime(record)
-        return self.formatMessage(record)  # what logging does, without its search for what the line needs
+        return self.formatMessage(record)  # as logging does, without its checks of the format
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # logging's name
         second = int(record.created)

@@ -102,7 +102,7 @@ class Pairs:
 def _left(workers: Sequence[Worker], avoided: Sequence[Worker]) -> Sequence[Worker]:
     """Return the ``workers`` that are not ``avoided``.
 
-    If none is left, return all but the one that was avoided last; if that leaves none either, all.
+    If none is left, return all but the server that was avoided last, or all ``workers`` if they are all on that server.
     """
     servers = {worker.server for worker in workers}
     if last := [server for server in avoided if server in servers][-1:]:
@@ -112,6 +112,6 @@ def _left(workers: Sequence[Worker], avoided: Sequence[Worker]) -> Sequence[Work
 
 
 def _alike(decodes: Sequence[Worker], prefill: Worker) -> Sequence[Worker]:
-    """Return the ``decodes`` with the weight version of ``prefill``, which may be unknown. Without one, return all."""
+    """Return the ``decodes`` with the same weight version as ``prefill``, known or not; if there are none, all."""
     version = prefill.server.weight_version
     return [worker for worker in decodes if worker.server.weight_version == version] or decodes

@@ -43,7 +43,7 @@ Ask = Callable[[Exchange, Request, Collection[Worker], Collection[Worker]], Awai
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of all requests. ``exhausted``: requests that failed in their last attempt."""
+    """Counts over all requests. ``retries``: further attempts. ``exhausted``: requests whose last attempt failed."""
 
     retries: int = 0
     exhausted: int = 0

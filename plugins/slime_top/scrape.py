@@ -14,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 __all__ = ["RefusedKey", "RouterClient", "Samples", "Scrape", "Unreachable"]
 
 _TIMEOUT_S = 5.0
-#: The router waits for slow engines. The whole page waits for this answer, so its timeout is shorter.
+#: The router asks all engines for this answer, and waits for slow ones. The whole frame waits for the answer, so its
+#: timeout is shorter.
 _ENGINES_TIMEOUT_S = 1.5
 _ENGINES_AGAIN_S = 60.0
 

@@ -8,7 +8,7 @@ import { element, getData, poll, setStatus } from "./shell.js";
 const INTERVAL = 5000;
 /** Samples that are kept: one hour. */
 const KEPT = 720;
-/** Polls between two requests for the sessions. */
+/** One poll of this many also asks for the sessions. */
 const SESSIONS_EVERY = 3;
 
 const byId = (id) => document.getElementById(id);
