@@ -22,7 +22,7 @@ _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _CONTROL = {code: repr(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)}
 #: A value that needs no quotes in text.
 _BARE = re.compile(r"[!#-<>-\[\]-~]+")
-#: Characters of pairs without quotes.
+#: Characters that pairs without quotes may have.
 _IN_PAIRS = bytes({*range(0x20, 0x7F)} - {*b'"\\'})
 #: Types of values that are written as they are; only strings may need quotes.
 _PLAIN = frozenset((str, int, float))

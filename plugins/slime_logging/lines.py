@@ -19,7 +19,7 @@ class Lines(logging.Handler):
 
     The line of a record with ``may_wait`` (in ``extra``) is written by a thread, with others of the last 0.1 s. Any
     other line is written at once, after those that wait. So the lines keep their order, and a process that is killed
-    loses the waiting ones only. ``flush`` and ``close`` write them; logging does both at the end of the process.
+    loses only lines that wait. ``flush`` and ``close`` write these lines; logging calls both at the end of the process.
     """
 
     def __init__(self, form: logging.Formatter, targets: Sequence[logging.Handler]) -> None:

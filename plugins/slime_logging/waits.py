@@ -21,7 +21,7 @@ class _Counting(Protocol):
 class Waits:
     """Tells the request log and the metrics how long the request of the current task waits.
 
-    ``find`` returns the component of a name, or None. Make this in ``setup``, when both components are there.
+    ``find`` returns the component of a name, or None. Make this in ``setup`` or later, when both components are there.
     """
 
     def __init__(self, find: Callable[[str], _Counting | None] = lambda name: None) -> None:
