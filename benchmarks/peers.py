@@ -134,10 +134,10 @@ async def started(
     request: bytes,
     is_right: Callable[[httpx.Response], bool],
 ) -> list[Running]:
-    """Start ``peers`` on the proxy's core until ``stack`` closes. Each has answered ``request`` correctly.
+    """Start ``peers`` on the CPU core ``PROXY_CORE``. They run until ``stack`` closes.
 
-    A peer that has not done so within half a minute is left out, and the end of its output is printed. Raises
-    RuntimeError if this peer is the project's router.
+    Each has answered ``request`` correctly. A peer that has not done so within half a minute is left out, and the end
+    of its output is printed. Raises RuntimeError if this peer is the project's router.
     """
     proxies = []
     for peer in peers:
@@ -157,7 +157,7 @@ async def started(
 async def _first_answer(
     proxy: Child, url: str, request: bytes, is_right: Callable[[httpx.Response], bool]
 ) -> str | None:
-    """Send the request until the answer is right, and return None; else return the fault of the last answer."""
+    """Send the request until the answer is right, and return None; else return the fault of the last attempt."""
     fault = "it did not listen"
     deadline = time.monotonic() + _START_DEADLINE_S
     async with httpx.AsyncClient(base_url=url, headers=_JSON, trust_env=False, timeout=30.0) as client:

@@ -1,6 +1,7 @@
 """KV events: the changes of an engine's KV cache, and the settings of the publisher that sends them.
 
-Names, fields and defaults are those of SGLang 0.5.23 (``srt/disaggregation/kv_events.py``).
+Names and defaults are those of SGLang 0.5.23 (``srt/disaggregation/kv_events.py``), which has further fields: ``bind``
+and ``format`` of the settings, and optional fields of ``BlockStored``.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Scan:
         self._strings: list[tuple[int, int]] = []
 
     def next_cut(self, start: int) -> Generator[None, None, Cut]:
-        """Return the first cut of the piece that begins at ``start``. Raises InvalidJson."""
+        """Return the cut that ends the piece beginning at ``start``. Raises InvalidJson."""
         self._kept, self._values, self._commas = len(self._open), 0, 0
         self._strings = []
         position = start

@@ -212,7 +212,7 @@ class ServerRequest:
     def send_now(
         self, piece: bytes | Callable[[], bytes], before: Iterable[Callable[[bytes], object]]
     ) -> bool:
-        """Call the functions ``before`` with a further piece of a stream, and send the piece.
+        """Pass a further piece of a stream to each function in ``before``, then send the piece.
 
         Returns False, and does nothing, when only :meth:`send` can take the piece. ``piece`` may be a function that
         makes the piece; if it makes an empty piece, nothing is sent.

@@ -68,7 +68,10 @@ class Labels:
 
     @staticmethod
     def status(status: int) -> int:
-        """Return ``status`` if HTTP knows it, else the first of its class; 499 for 0: there was no answer."""
+        """Return ``status`` if HTTP knows it, else the first status of its class.
+
+        499 stays, and 0, which means that there was no answer, becomes 499. Other numbers become 500.
+        """
         if status in _STATUSES or status == _CLIENT_GONE:
             return status
         return status // 100 * 100 if 100 <= status < 600 else _CLIENT_GONE if status == 0 else 500

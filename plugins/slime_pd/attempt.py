@@ -147,7 +147,7 @@ class Attempt:
             elif _streams(reply):
                 reply.pass_through(self._first_piece)
                 if self._stream is not None:
-                    await self._stream.begin()  # a break before the first piece ends the prefill too
+                    await self._stream.begin()  # if it fails, the request at the prefill worker is cancelled
                 await self._expect_prefill()
             else:
                 await reply.read()

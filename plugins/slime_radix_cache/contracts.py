@@ -64,7 +64,8 @@ class TokenCounts(NamedTuple):
 class RecordedTokens(Protocol):
     """The tokens of ``/generate`` requests, and verdicts on them; the component ``"verdicts"``.
 
-    Call the methods after the reply has been read: before ``exchange`` is closed, or in its ``on_close``.
+    Call the methods once the reply has been read, and before ``exchange`` has closed; a callback of ``on_close`` is
+    early enough.
     """
 
     def counts(self, exchange: Exchange) -> TokenCounts | None:
@@ -72,7 +73,10 @@ class RecordedTokens(Protocol):
         ...
 
     def of(self, exchange: Exchange) -> Sequence[str | None]:
-        """Return one value for each sequence: the reason why its tokens are not exact, or None if they are exact."""
+        """Return for each sequence the reason why its tokens are not exact, or None if they are exact.
+
+        Empty if the request was passed on untouched.
+        """
         ...
 
 

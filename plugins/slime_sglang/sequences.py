@@ -3,11 +3,11 @@
 SGLang streams cumulative events (each has all text and ids so far) or, with ``--incremental-streaming-output``, deltas
 beside cumulative counters. Aborts have shapes of their own (SGLang's ``TokenizerManager._handle_abort_req``):
 
-- Abort in the waiting queue: no ``prompt_tokens``, all text, all logprobs, ``completion_tokens`` of all tokens. In a
-  stream, cumulative or incremental, ``output_ids`` is only the *last* id.
-- Such an abort joined to unread deltas, in one event (``_coalesce_streaming_chunks``): each field has first its deltas,
-  then its value in the abort. ``output_ids`` ends with the last id again. The text ends with all text, and each list
-  of logprobs ends with all logprobs.
+- Abort in the waiting queue, of a request that may have sampled before: the event lacks ``prompt_tokens``. Its text,
+  logprobs and ``completion_tokens`` cover all tokens so far. In an incremental stream, and in older versions in any
+  stream, ``output_ids`` is only the *last* id.
+- If deltas were still unread when such an abort came, SGLang joins both in one event (``_coalesce_streaming_chunks``).
+  Text, ``output_ids`` and lists of logprobs are the deltas followed by the abort's value. Other fields are the abort's.
 - Any abort in older versions: only ``id`` and ``finish_reason``.
 """
 

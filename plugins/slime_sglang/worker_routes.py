@@ -189,12 +189,12 @@ def _checked(content: dict[str, Any]) -> dict[str, Any]:
         number = content.get(name)
         if number is None:
             continue
-        kinds = int if name == "priority" else (int, float)
+        kinds, wanted = (int, "an integer") if name == "priority" else ((int, float), "a number")
         if isinstance(number, bool) or not isinstance(number, kinds) or not 0 <= number < 1 << 32:
-            raise BadRequest(f"{name}: wanted a number from 0 on, got {shown(number)}")
+            raise BadRequest(f"{name}: wanted {wanted} from 0 to below {1 << 32}, got {shown(number)}")
         labels = {**labels, name: str(number)}
     key = content.get("api_key")
-    # httpx refuses a key with a space at an end, and its error shows the key.
+    # httpx refuses a header that ends with a space, and its error shows the key.
     if key is not None and not (isinstance(key, str) and _KEY.fullmatch(key)):
         raise BadRequest("api_key: wanted a string of printable ASCII, without a space at its ends")
     return {

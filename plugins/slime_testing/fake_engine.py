@@ -39,8 +39,9 @@ class FakeEngine:
 
     For sampled ids, ``meta`` overrides keys of ``meta_info``; None removes a key, except ``finish_reason``.
     ``edit(output, is_last)`` may change each output before ``incremental`` makes it a delta. A stream is sent in pieces
-    of ``pieces`` bytes. Streams wait for ``hold`` after ``hold_after`` events, and end ``events_sent`` events later.
-    Answers wait for ``delay``, which ``/abort_request`` sets.
+    of ``pieces`` bytes. With an event ``hold``, a stream pauses after ``hold_after`` events until ``hold`` is set, then
+    sends at most ``events_sent`` further events, and ends. With an event ``delay``, answers wait until it is set; a
+    request to ``/abort_request`` sets it.
     """
 
     def __init__(self, tokenizer: Tokenizer | None = None, *, eos: int | None = None) -> None:

@@ -1,8 +1,9 @@
 """Names of the objects of a log of notes.
 
-Notes are in objects ``notes/RUN.FIRST-LAST``. RUN is the name, in hex, of the run of a router that wrote them. FIRST
-and LAST number the notes of a run from 1; small notes are joined into one object later. So a note may be in several
-objects. A reader needs any objects that together have all numbers. An object ``notes/RUN.whole`` says that only the
+Notes are in objects ``notes/RUN.FIRST-LAST``. RUN is the name, in hex, of the run of a router that wrote them. Each run
+numbers its notes from 1; FIRST and LAST are the numbers of the first and the last note in the object. Small notes are
+joined into one object later, so a note may be in several objects. It does not matter which of the objects a reader
+reads, if together they have all numbers. An object ``notes/RUN.whole`` says that only the
 notes of this run and of later runs are needed. An object ``notes/RUN.copied`` says that the store has copies of all
 records of another log, whose latest run is RUN.
 """

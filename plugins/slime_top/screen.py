@@ -22,12 +22,15 @@ _STATES = {
 _HEADERS = ("worker", "state", "in flight", "tokens/s", "weights", "breaker", "why")
 #: Longer URLs, versions and the like are cut off.
 _WIDEST = 40
-#: Lines of a frame around the rows of workers.
+#: Lines of a frame that are kept for other things than the rows of workers.
 _OTHER_LINES = 12
 
 
 def frame(figures: Figures | None, url: str, height: int | None = None, trouble: str = "") -> RenderableType:
-    """Return the frame, of at most ``height`` lines. ``trouble``: the reason why the figures are old, or ``""``."""
+    """Return the frame, of at most ``height`` lines (or 12, if ``height`` is less).
+
+    ``trouble``: the reason why the figures are old, or ``""``.
+    """
     title = Text.assemble(
         ("slime-router ", "bold"), ((figures and figures.version) or "", "bold"), f"  {url}"
     )

@@ -28,9 +28,9 @@ __all__ = [
 
 #: The reason to pass on a malformed request untouched: the engine will refuse it.
 MALFORMED = "malformed"
-#: Maximum number of characters of an unknown field's name in a doubt.
+#: A ``doubt`` (see GenerationRequest) shows at most this many characters of an unknown field's name.
 _SHOWN = 64
-#: Types of a list of ids. A tuple, since ``isinstance`` takes twice as long with a union.
+#: Types of a list of ids.
 _LISTS = (list, array)
 #: Fields that put more than the prompt into an engine's context. A request with one of them is passed on untouched.
 _MORE_THAN_PROMPT = ("input_embeds", "image_data", "video_data", "audio_data", "session_params")
@@ -56,10 +56,10 @@ _PER_PROMPT = (
 
 
 class GenerationRequest(NamedTuple):
-    """Prompts to continue, ``copies`` times each: texts, or packed token ids, which are sent unchanged.
+    """Prompts to continue, ``copies`` times each: texts, or packed token ids.
 
-    ``batch``: the body has a list of prompts. ``adapters``: the LoRA adapter for each prompt. ``doubt``: why no
-    answer can be exact (an unknown field); None if answers can be exact.
+    Ids that the client sent go to the engine unchanged. ``batch``: the body has a list of prompts. ``adapters``: the
+    LoRA adapter for each prompt. ``doubt``: why no answer can be exact (an unknown field); None if they can.
     """
 
     prompts: tuple[str, ...] | tuple[bytes, ...]

@@ -29,7 +29,7 @@ class Sessions:
     """Responses and running requests of each session, oldest first. An addition takes O(1)."""
 
     def __init__(self) -> None:
-        #: A single response is kept without a list, which would take 90 bytes.
+        #: The first response of a session is kept without a list, which would take 80 bytes.
         self._responses: dict[str, Response | list[Response]] = {}
         self._running: dict[str, dict[Running, None]] = {}
         self.unanswered = Unanswered()
@@ -42,7 +42,7 @@ class Sessions:
         return session in self._responses
 
     def newest(self) -> Iterator[str]:
-        """Yield the names of the sessions, in the reverse order of their first kept responses."""
+        """Yield the names of the sessions that have responses; the session that was added last comes first."""
         return reversed(self._responses)
 
     def of(self, session: str) -> list[Response]:
@@ -51,7 +51,7 @@ class Sessions:
         return list(known) if isinstance(known, list) else [known] if known is not None else []
 
     def name(self, session: str) -> str:
-        """Return the copy of the name that the kept responses of ``session`` share; ``session`` if it has none."""
+        """Return the string object that the responses of ``session`` share as its name; ``session`` if none is kept."""
         known = self._responses.get(session)
         first = known[0] if isinstance(known, list) else known
         return first.session or session if first is not None else session

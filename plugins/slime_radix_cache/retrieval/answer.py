@@ -183,7 +183,7 @@ def reason_of_record(context: Context, *, has_logprobs: bool) -> str | None:
     """Return the reason why the record of ``context`` is not exact; None if it is.
 
     - ``engine_contradicts_itself``, ``unknown_field:NAME``: the doubt of the earliest segment that has one.
-    - ``no_logprobs``: a sampled token has no logprob.
+    - ``no_logprobs``: a token with mask 1 has no logprob.
     """
     return doubt_of(context) or (None if has_logprobs else "no_logprobs")
 
@@ -194,8 +194,9 @@ def inexact_reason(match: Match, text: bytes, record: Record, losses: Callable[[
     ``losses`` is called only if needed, since it hashes the whole text.
 
     - ``cut_inside_token``: the text ends within a sampled token, so its end was tokenised again.
-    - ``evicted``: no session has all of the text, and the text is lost. Or only other sessions have all of the text,
-      and this session lost a response; in this case, the text is also lost, or the other sessions sampled none of it.
+    - ``evicted``: no session has all of the text, and a context with this text was lost. Or all of these hold: only
+      other sessions have all of the text; this session lost a response; and a context with this text was lost, or the
+      other sessions have the text only as a prompt.
     - ``uncovered_text``: no engine has consumed the end of the text in this context, or the text is empty.
     - ``other_session``: only other sessions have all of the text. They sampled part of it, or this session has only
       its beginning.
@@ -217,7 +218,7 @@ def inexact_reason(match: Match, text: bytes, record: Record, losses: Callable[[
 
 
 class Lost(NamedTuple):
-    """Losses for one question. ``session``: its session lost a response; ``text``: its text is lost."""
+    """Losses for one question. ``session``: its session lost a response; ``text``: a context with its text was lost."""
 
     session: bool
     text: bool

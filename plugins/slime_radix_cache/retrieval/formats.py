@@ -155,7 +155,7 @@ def _msgpack_many(about: Mapping[str, Any], answers: Sequence[Answer]) -> Iterat
 
 
 def _map_begun(fields: Mapping[str, Any], more: int) -> bytes:
-    """Return the beginning of a msgpack map: its head and ``fields``. The ``more`` last fields must follow."""
+    """Return the beginning of a msgpack map: its head and ``fields``; ``more`` further fields must follow."""
     head: bytes = msgpack.Packer().pack_map_header(len(fields) + more)
     return b"".join((head, *map(_packed, chain.from_iterable(fields.items()))))
 

@@ -28,7 +28,7 @@ _MAX_BYTES = 64 << 20
 
 #: Default limit for one prompt: few models have a longer context.
 MAX_TOKENS = 1 << 20
-#: A text with more characters per allowed token is refused: tokens as long as this are rare.
+#: A text with more characters than this times the limit is not tokenised, but refused: such long tokens are rare.
 _MOST_CHARACTERS = 16
 #: In characters. A part longer than _LONG_PART is cut at a place where that is safe. Without such a place, it may have
 #: up to _LONGEST_PART characters.
@@ -40,7 +40,7 @@ _AT_ONCE = 1 << 15
 _KEPT = 1 << 20
 #: Characters that are encoded in UTF-8 in one call: about 0.5 ms of work.
 _LONG_UTF8 = 1 << 20
-#: Bytes of packed ids from which on decoding runs in a thread: about 2 ms of work.
+#: Packed ids of at least so many bytes are decoded in a thread: about 2 ms of work.
 _MANY_IDS = 1 << 15
 
 
