@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from slime_http.observed import ObservedRequest
 from slime_http.write_flow import WriteFlow
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["ClientConnection", "Observer"]
 
 #: Called with a request when the application has returned. It must not raise.
-Observer: TypeAlias = "Callable[[ServerRequest], object]"
+Observer: TypeAlias = Callable[[ObservedRequest], object]
 
 
 class ClientConnection(ABC):
@@ -37,7 +38,7 @@ class ClientConnection(ABC):
 
     @abstractmethod
     def answered(self, request: ServerRequest) -> None:
-        """Go on to the next request, or close: the answer to ``request`` is written."""
+        """Note the time, and go on to the next request, or close: the answer to ``request`` is written."""
 
     @abstractmethod
     def ended(self, request: ServerRequest) -> None:

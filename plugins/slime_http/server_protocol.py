@@ -83,7 +83,7 @@ class Protocol(ClientConnection):
         self._scope = connection_scope(transport)
         self._context = copy_context()
         self.flow = WriteFlow(transport, self._loop, self._client_timeout_s, self._scope["client"])
-        self._expect(self._keep_alive_s, rest=False)
+        self._expect(self.time() + self._keep_alive_s, rest=False)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
@@ -113,8 +113,8 @@ class Protocol(ClientConnection):
             self._refuse(431, f"the request's headers are larger than {_MAX_HEAD_BYTES} bytes")
             return
         has_begun = self._in_message or (self._overhead and self._is_idle)  # perhaps by empty lines
-        if has_begun and not (self._is_rest_due and self._in_head):
-            self._expect(self._client_timeout_s, rest=True)  # the time for a head is not extended
+        if has_begun and not (self._is_rest_due and self._in_head):  # the time for a head is not extended
+            self._expect(self.time() + self._client_timeout_s, rest=True)
 
     def eof_received(self) -> None:
         self._close()  # the event loop would also close, but only once the client has taken the last bytes
@@ -194,7 +194,7 @@ class Protocol(ClientConnection):
         request = self._newest
         assert request is not None  # narrowing: it has a head
         if request.complete:
-            self._expect(self._keep_alive_s, rest=False)
+            self._expect(self.time() + self._keep_alive_s, rest=False)
         else:
             request.feed_end()
 
@@ -209,19 +209,20 @@ class Protocol(ClientConnection):
 
     def continued(self) -> None:
         """See ClientConnection."""
-        self._expect(self._client_timeout_s, rest=True)
+        self._expect(self.time() + self._client_timeout_s, rest=True)
 
     def answered(self, request: ServerRequest) -> None:
         """See ClientConnection."""
+        request.ended = now = self.time()
         if not request.keep_alive:
             self._close()
             return
         if self._waiting:
             self._context.copy().run(self._serve, self._waiting.popleft())
         if self._is_rest_due:
-            self._expect(self._client_timeout_s, rest=True)  # for a request that began meanwhile
+            self._expect(now + self._client_timeout_s, rest=True)  # for a request that began meanwhile
         elif request is self._newest:
-            self._expect(self._keep_alive_s, rest=False)
+            self._expect(now + self._keep_alive_s, rest=False)
         self.read_on()
 
     def ended(self, request: ServerRequest) -> None:
@@ -247,13 +248,12 @@ class Protocol(ClientConnection):
 
     # Timeouts of clients.
 
-    def _expect(self, seconds: float, *, rest: bool) -> None:
-        """Set the deadline ``seconds`` from now, for the ``rest`` of a request or for the next request.
+    def _expect(self, due: float, *, rest: bool) -> None:
+        """Set the deadline ``due``, an event loop time, for the ``rest`` of a request or for the next request.
 
         A timer that is set for an earlier time stays; when it fires, it is set for the deadline.
         """
-        self._is_rest_due = rest
-        self._due = due = self._loop.time() + seconds
+        self._due, self._is_rest_due = due, rest
         if self._timer is None or self._timer.when() > due:
             if self._timer is not None:
                 self._timer.cancel()
@@ -271,7 +271,7 @@ class Protocol(ClientConnection):
         if served is not None and not served.complete:
             waits_itself |= self._in_head or served is not self._newest or served.expects_continue
         if waits_itself:
-            self._expect(self._client_timeout_s, rest=self._is_rest_due)
+            self._expect(self.time() + self._client_timeout_s, rest=self._is_rest_due)
         elif self._in_message:
             self._refuse(408, f"the request did not go on for {self._client_timeout_s:g} s")
         else:

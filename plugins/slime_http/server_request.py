@@ -13,6 +13,7 @@ from typing import Any
 from slime_http.asgi import ASGIApp, Message, Scope
 from slime_http.client_connection import ClientConnection
 from slime_http.error_codes import MAX_ERROR_BYTES
+from slime_http.observed import ObservedRequest
 from slime_http.response_head import error_answer, response_lines
 
 __all__ = ["ServerRequest"]
@@ -28,22 +29,19 @@ _SHUTTING_DOWN = "the server is shutting down"
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
-class ServerRequest:
+class ServerRequest(ObservedRequest):
     """A request and the answer to it.
 
     ``keep_alive``: the connection stays open after the answer. ``begun``: the application was called. ``started``: the
-    application has given the head. ``written``: a part of the answer was written. ``complete``: all of the answer was
-    written. ``disconnected``: the client has gone. ``expects_continue``: the client may wait for "100 Continue" before
-    it sends the body. ``status``: the answer's status, or 0. ``error``: the beginning of an error's body.
-
-    Event loop times in seconds, or 0.0: ``streamed_at`` (the first chunk was written), ``began`` (the application was
-    called) and ``ended`` (it returned). ``began`` and ``ended`` are set only if there are observers.
+    application has given the head. ``written``: a part of the answer was written. ``disconnected``: the client has
+    gone. ``expects_continue``: the client may wait for "100 Continue" before it sends the body. ``began`` is set only
+    if there are observers.
     """
 
     __slots__ = (
         "_app", "_body", "_connection", "_event", "_has_news", "_head", "_is_chunked", "_is_head", "_left",
-        "_more_body", "_size", "began", "begun", "complete", "disconnected", "ended", "error",
-        "expects_continue", "keep_alive", "scope", "started", "status", "streamed_at", "task", "transport", "written",
+        "_more_body", "_size", "begun", "disconnected", "expects_continue", "keep_alive", "started", "task",
+        "transport", "written",
     )  # fmt: skip
 
     def __init__(
@@ -140,7 +138,8 @@ class ServerRequest:
             self._give_up(500, "internal error; the log has the traceback")
         finally:
             if self.begun and (observers := self._connection.observers):
-                self.ended = self._connection.time()
+                if not self.complete:
+                    self.ended = self._connection.time()
                 for observe in observers:
                     observe(self)
             self._connection.ended(self)

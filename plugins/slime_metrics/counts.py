@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from router_core.proxy import PATH, SENT_AT, WORKER
-from router_core.types import Scope
 from slime_http.error_codes import code_in
+from slime_http.observed import ObservedRequest
 from slime_metrics.histogram import Histogram
 from slime_metrics.labels import OTHER, Labels, error_codes
 
-__all__ = ["REMOVED", "Counts", "Ended", "Kind", "Series"]
+__all__ = ["REMOVED", "Counts", "Kind", "Series"]
 
 #: Value of the label ``worker`` for workers that were removed more than ``_REMOVED_S`` ago.
 REMOVED = "removed"
@@ -30,18 +30,6 @@ class Kind(NamedTuple):
     path: str
     status: int
     worker: str
-
-
-class Ended(Protocol):
-    """A request that has ended; a ServerRequest has these attributes. Times are in seconds."""
-
-    scope: Scope
-    began: float
-    ended: float
-    streamed_at: float
-    status: int
-    complete: bool
-    error: bytes
 
 
 class Series:
@@ -118,7 +106,7 @@ class Counts:
         self.settle()
         return self._series
 
-    def add(self, request: Ended) -> None:
+    def add(self, request: ObservedRequest) -> None:
         """Count ``request``, its durations perhaps at the next :meth:`settle`."""
         scope, status, began = request.scope, request.status, request.began
         state = scope["state"]

@@ -11,13 +11,16 @@ from time import monotonic
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
 from slime_http.error_codes import MAX_ERROR_BYTES
 from slime_http.lifespan import APP, OBSERVERS
+from slime_http.observed import ObservedRequest
 from slime_metrics.counts import Counts
 
 __all__ = ["Answer", "Measured"]
 
 
-class Answer:
-    """Wraps ``send`` of another server than our own, and has the attributes of a ServerRequest."""
+class Answer(ObservedRequest):
+    """Wraps ``send`` of another server than our own."""
+
+    __slots__ = ("_inner", "_streams", "_time")
 
     def __init__(self, inner: Send, scope: Scope, time: Callable[[], float]) -> None:
         self._inner = inner

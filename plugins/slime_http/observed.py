@@ -1,0 +1,28 @@
+"""The attributes of a request and its answer that the server's observers read."""
+
+from __future__ import annotations
+
+from slime_http.asgi import Scope
+
+__all__ = ["ObservedRequest"]
+
+
+class ObservedRequest:
+    """A request and the answer to it, when both have ended.
+
+    ``scope``: the ASGI scope. ``status``: the answer's status, or 0. ``complete``: all of the answer was written.
+    ``error``: the beginning of an error's body.
+
+    Event loop times in seconds: ``began`` (the application was called), ``streamed_at`` (the first chunk was written;
+    0.0 without a stream) and ``ended`` (the answer was complete, or the application returned before).
+    """
+
+    __slots__ = ("began", "complete", "ended", "error", "scope", "status", "streamed_at")
+
+    scope: Scope
+    began: float
+    ended: float
+    streamed_at: float
+    status: int
+    complete: bool
+    error: bytes
