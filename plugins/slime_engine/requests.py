@@ -115,6 +115,8 @@ def _in_rooms(requests: list[GenerateRequest], body: JSONObject, is_list: bool) 
         raise BadRequest(
             "bootstrap_room must be a number, or for a batch a list of numbers, one for each sequence."
         )
+    if len({*rooms}) < count:
+        raise BadRequest("The rooms in bootstrap_room must differ.")
     if not is_list and isinstance(body["bootstrap_room"], list):
         raise BadRequest("bootstrap_room must be a number, since the request is not a batch.")
     hosts, ports = (_each(body, f"bootstrap_{name}", count) for name in ("host", "port"))

@@ -81,17 +81,16 @@ class Scheduler:
         bound: Bound | None = None,
         script: list[int] | None = None,
     ) -> None:
-        """Queue a request. No unfinished sequence may have its rid."""
+        """Queue a request. No unfinished sequence may have its rid, nor on a prefill engine its room."""
         rank = self._ranks.rank_of(request)
         entry = self._journal.open(request.rid, input_ids, request.params.temperature, rank)
-        first_token_at = self._clock() + self._latency_s
         self.waiting[request.rid] = sequence = Sequence(
             request,
             input_ids,
             max_new_tokens=max_new_tokens,
             seed=seed,
             entry=entry,
-            due_at=first_token_at,
+            due_at=self._clock() + self._latency_s,
             bound=bound,
             script=script,
         )
@@ -106,8 +105,7 @@ class Scheduler:
             sequence.given = True
             sequence.taken_for = self.version
             sequence.cached_before = handover.cached_tokens
-            told = (handover.token_id, handover.logprob, handover.top, handover.version)
-            self._steps.give(sequence, *told)
+            self._steps.give(sequence, handover.token_id, handover.logprob, handover.top, handover.version)
             self._begin(sequence)  # it has a token, which an abort must report
             self._changed.notify()
 
@@ -125,20 +123,22 @@ class Scheduler:
         self.fail([sequence], {"type": "length", "length": 1})
         return handover
 
+    def unfinished(self) -> list[Sequence]:
+        """Return the sequences that run, wait, or wait to be handed over."""
+        return [*self.running.values(), *self.waiting.values(), *self.handing.values()]
+
     def abort(self, rid: str) -> None:
         """End one sequence; its tokens so far are its result. An unknown rid is ignored."""
         sequence = self.running.pop(rid, None) or self.waiting.pop(rid, None)
-        for room, handed in [*self.handing.items()]:
-            if handed.rid == rid:
-                sequence = self.handing.pop(room)
+        for room in [room for room, handed in self.handing.items() if handed.rid == rid]:
+            sequence = self.handing.pop(room)
         if sequence is not None:
             message = "Aborted" if sequence.started else "Abort in waiting queue"
             self.fail([sequence], {"type": "abort", "message": message})
 
     def abort_prefix(self, prefix: str) -> None:
         """End every sequence whose rid begins with ``prefix``; an empty prefix means all."""
-        handing = [sequence.rid for sequence in self.handing.values()]
-        for rid in [rid for rid in (*self.running, *self.waiting, *handing) if rid.startswith(prefix)]:
+        for rid in [each.rid for each in self.unfinished() if each.rid.startswith(prefix)]:
             self.abort(rid)
 
     def pause(self, mode: PauseMode) -> None:
@@ -199,8 +199,8 @@ class Scheduler:
         self._changed.notify()
 
     def fail_all(self, reason: FinishReason) -> None:
-        """Finish all sequences that run, wait, or wait to be handed over."""
-        unfinished = [*self.running.values(), *self.waiting.values(), *self.handing.values()]
+        """Finish all sequences with ``reason``."""
+        unfinished = self.unfinished()
         self.running, self.waiting, self.handing = {}, {}, {}
         self.fail(unfinished, reason)
 

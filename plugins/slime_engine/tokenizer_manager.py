@@ -90,6 +90,7 @@ class TokenizerManager:
             for request, (ids, max_new_tokens), bound, script in zip(
                 body.requests, prompts, bounds, scripts, strict=True
             ):
+                self._check_room(request)
                 seed = self._seed(request)
                 self._scheduler.submit(
                     request, ids, max_new_tokens=max_new_tokens, seed=seed, bound=bound, script=script
@@ -177,6 +178,18 @@ class TokenizerManager:
             raise BadRequest("A decode engine needs bootstrap_room.")
         if request.dp_rank is not None and request.dp_rank >= settings.dp_size:
             raise BadRequest(f"routed_dp_rank {request.dp_rank} is out of range [0, {settings.dp_size}).")
+
+    def _check_room(self, request: GenerateRequest) -> None:
+        """Check on a prefill engine that no unfinished sequence has the request's room. Raises BadRequest.
+
+        A decode engine names only the room, so it might get the token of the other sequence.
+        """
+        if self._settings.disaggregation_mode != "prefill" or request.room is None:
+            return
+        number = request.room.number
+        rooms = (one.request.room for one in self._scheduler.unfinished())
+        if any(room is not None and room.number == number for room in rooms):
+            raise BadRequest(f"bootstrap_room {number} is the room of another unfinished request.")
 
     async def _prompt(self, request: GenerateRequest) -> tuple[list[int], int]:
         """Return the prompt's ids, and the largest number of tokens to sample."""

@@ -98,6 +98,28 @@ async def test_a_room_that_fits_nothing_is_refused(serve: Serve, room: Any) -> N
         await decode.generate(400, **meeting(decode, room))
 
 
+async def test_batch_with_one_room_for_two_sequences_is_refused(serve: Serve) -> None:
+    async with serve(disaggregation_mode="decode") as decode:
+        answer = await decode.generate(400, **meeting(decode, [5, 5], text=[CHAT, CHAT]))
+    assert answer == {"error": {"message": "The rooms in bootstrap_room must differ."}}
+
+
+async def test_room_has_one_unfinished_sequence(serve: Serve) -> None:
+    async with (
+        serve(disaggregation_mode="prefill") as prefill,
+        serve(disaggregation_mode="decode") as decode,
+        prefill.asking(**meeting(prefill, rid="first")) as first,
+    ):
+        await prefill.until(lambda scheduler: len(scheduler.handing) == 1)
+        refused = await prefill.generate(400, **meeting(prefill, [8, 7], text=["Why?", "Who?"]))
+        assert refused["error"]["message"] == "bootstrap_room 7 is the room of another unfinished request."
+        await prefill.until(lambda scheduler: [one.rid for one in scheduler.unfinished()] == ["first"])
+        await decode.generate(**meeting(prefill))
+        await decode.until(lambda scheduler: bool(first))
+        read, _ = await both(prefill, decode, meeting(prefill))  # the room is free again
+        assert read["output_ids"] == first[0]["output_ids"]
+
+
 async def test_a_second_half_wants_a_room_and_an_address(serve: Serve) -> None:
     async with serve(disaggregation_mode="decode") as decode:
         answer = await decode.generate(400, text=CHAT)
