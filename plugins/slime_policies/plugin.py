@@ -59,8 +59,6 @@ POLICIES: dict[str, Callable[[Settings], Policy]] = {
     "consistent_hash": lambda settings: ConsistentHashing(),  # as vLLM's router spells it
     "prefix_hash": PrefixHash,
 }
-#: The policies that ``auto`` stands for in pairs: only prefill workers gain from cached prefixes.
-_OF_PAIRS = {"prefill": {"auto": "cache_aware"}, "decode": {"auto": "least_inflight"}}
 #: Policies for prefill workers only.
 _FOR_PREFILL: dict[str, Callable[[Settings], Policy]] = {"bucket": Bucket}
 
@@ -77,13 +75,8 @@ def make_plugin(options: argparse.Namespace) -> Policies | PairPolicies:
     policy = known[settings.policy](settings)
     if not settings.pairs:
         return CorrectedPolicies(policy) if isinstance(policy, Corrected) else Policies(policy)
-    prefill, decode = (
-        (known | _FOR_PREFILL)[_OF_PAIRS[kind].get(name, name)](settings)
-        for kind, name in (
-            ("prefill", settings.prefill_policy or settings.policy),
-            ("decode", settings.decode_policy or settings.policy),
-        )
-    )
+    prefill = (known | _FOR_PREFILL)[settings.policy_in_pairs("prefill")](settings)
+    decode = known[settings.policy_in_pairs("decode")](settings)
     return PairPolicies({"regular": policy, "prefill": prefill, "decode": decode})
 
 

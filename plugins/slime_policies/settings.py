@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Literal
 
 from router_core import SettingsError
 from router_core.flags import add_flags, flag, read_flags
@@ -18,6 +19,8 @@ logger = logging.getLogger(__name__)
 ASSIGNMENT_MODES = ("random", "min_load", "min_group")
 AFFINITIES = ("soft", "strict")
 LOADS = ("requests", "tokens", "engine")
+#: The policies that ``auto`` stands for in pairs: only prefill workers gain from cached prefixes.
+_AUTO_IN_PAIRS = {"prefill": "cache_aware", "decode": "least_inflight"}
 _POLICY_FLAGS = ("--policy", "--prefill-policy", "--decode-policy")
 
 #: Defaults of the SGLang gateway for the two thresholds of unbalanced loads: requests, and a factor.
@@ -121,6 +124,11 @@ class Settings:
         """True when one of the thresholds of unbalanced loads is given."""
         return self.balance_abs_threshold is not None or self.balance_rel_threshold is not None
 
+    def policy_in_pairs(self, kind: Literal["prefill", "decode"]) -> str:
+        """Return the name of the policy for the workers of type ``kind`` in pairs."""
+        name = (self.prefill_policy if kind == "prefill" else self.decode_policy) or self.policy
+        return _AUTO_IN_PAIRS[kind] if name == "auto" else name
+
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Settings:
         """Check the parsed command line. Raises SettingsError; logs a warning for a flag without effect."""
@@ -136,11 +144,16 @@ class Settings:
         settings = read_flags(
             cls, options, policy=policy, prefill_policy=prefill, decode_policy=decode, pairs=pairs
         )
+        used = {settings.policy}
+        if pairs:
+            used = {settings.policy_in_pairs("prefill"), settings.policy_in_pairs("decode")}
         for name, policies in _FOR.items():
             is_given = getattr(settings, name) != getattr(default, name)
-            if is_given and not {*policies} & {*(names if pairs else names[:1])}:
-                unused = f"--{name.replace('_', '-')}"
-                logger.warning("%s has no effect: it is for policy %s", unused, " or ".join(policies))
+            if is_given and used.isdisjoint(policies):
+                why = f"it is for policy {' or '.join(policies)}"
+                if pairs and policies == ("auto",):
+                    why = f"with --pd-disaggregation, auto stands for {' and '.join(_AUTO_IN_PAIRS.values())}"
+                logger.warning("--%s has no effect: %s", name.replace("_", "-"), why)
         if settings.kv_events and find_spec("zmq") is None:
             raise SettingsError("--kv-events needs pyzmq: pip install 'slime-router[kv-events]'")
         if not settings.kv_events and settings.kv_events_max_blocks != default.kv_events_max_blocks:

@@ -468,6 +468,10 @@ def test_a_line_that_cannot_work_is_told_so(line: str, wrong: str) -> None:
 
 
 IDLE = {
+    "--pd-disaggregation --session-affinity strict": "--session-affinity has no effect: with"
+    " --pd-disaggregation, auto stands for cache_aware and least_inflight",
+    "--pd-disaggregation --prefill-policy random --kv-events": "--kv-events has no effect: it is for policy"
+    " auto or cache_aware",
     "--prefill http://a:1": "--prefill has no effect: it is for --pd-disaggregation",
     "--decode http://a:1": "--decode has no effect: it is for --pd-disaggregation",
     "--prefill-policy bucket": "--prefill-policy has no effect: it is for --pd-disaggregation",
@@ -498,6 +502,15 @@ def test_the_flags_of_a_policy_count_for_either_half(caplog: pytest.LogCaptureFi
     policies = [plugin for _, plugin in router_plugins(router) if isinstance(plugin, PairPolicies)]
     kinds = {kind: type(policy).__name__ for kind, policy in policies[0].policies.items()}
     assert kinds == {"regular": "Auto", "prefill": "CacheAware", "decode": "Manual"}
+
+
+@pytest.mark.parametrize("flag", ["--load tokens", "--cache-threshold 0.5"])
+def test_flags_of_what_auto_stands_for_in_pairs_have_an_effect(
+    flag: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        build(["--pd-disaggregation", *flag.split()])
+    assert caplog.messages == []
 
 
 def test_mini_lb_overrides_all_policies_and_warns(caplog: pytest.LogCaptureFixture) -> None:
