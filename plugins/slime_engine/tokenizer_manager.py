@@ -97,7 +97,7 @@ class TokenizerManager:
                 )
                 if self._settings.disaggregation_mode == "decode":
                     self._receiving[request.rid] = CancelScope()
-                    self._start_soon(partial(self._receive, request, self._receiving[request.rid]))
+                    self._start_soon(partial(self._receive, request, ids, self._receiving[request.rid]))
             pending = dict(enumerate(zip(body.requests, states, strict=True)))
             while pending:
                 await event.wait()
@@ -137,12 +137,14 @@ class TokenizerManager:
             del output["index"]
         return outputs
 
-    async def _receive(self, request: GenerateRequest, scope: CancelScope) -> None:
+    async def _receive(self, request: GenerateRequest, input_ids: list[int], scope: CancelScope) -> None:
         """Fetch the first token of ``request`` from the prefill engine, and give it to the scheduler."""
         assert request.room is not None  # narrowing: a request without a room was refused
         with scope:
             try:
                 handover = await fetch(request.room)
+                if handover.input_ids != input_ids:
+                    raise TransferFailed("The prefill engine handed over the token of another prompt.")
             except TransferFailed as error:
                 state = self.rid_to_state.get(request.rid)
                 if state is not None and state.request is request:

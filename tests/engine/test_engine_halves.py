@@ -134,6 +134,17 @@ async def test_a_first_half_that_is_not_there_fails_the_second(serve: Serve) -> 
         assert answer == {"error": {"message": "The prefill engine did not hand over: ConnectError"}}
 
 
+async def test_decode_half_refuses_the_token_of_another_prompt(serve: Serve) -> None:
+    async with (
+        serve(disaggregation_mode="prefill") as prefill,
+        serve(disaggregation_mode="decode") as decode,
+        prefill.asking(**meeting(prefill)),
+    ):
+        answer = await decode.generate(500, **meeting(prefill, text="Why?"))
+        assert answer["error"]["message"] == "The prefill engine handed over the token of another prompt."
+        assert not decode.host.engine.scheduler.unfinished()
+
+
 async def test_a_first_half_that_nobody_takes_waits_until_it_is_aborted(serve: Serve) -> None:
     async with serve(disaggregation_mode="prefill") as prefill, anyio.create_task_group() as tasks:
         answers: list[Any] = []
