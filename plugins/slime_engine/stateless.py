@@ -79,20 +79,23 @@ class StatelessBackend:
         return [self._rows(query, version) for query in queries]
 
     def _compute(self, query: Query) -> int:
-        """Note that the tokens of ``query`` are computed. Return how many of them the cache lacked.
+        """Note that the tokens of ``query`` are computed. Return how many uncached prompt tokens they are.
 
-        After the first query of a sequence, return 0.
+        A prompt that is scored takes several queries. The cache is searched before the first one, and gets the prompt
+        after the last one.
         """
         run = query.run
         assert isinstance(run, _Run)  # narrowing: begin has made it
-        is_new, run.context, run.end = not run.end, query.context, query.end
-        if not is_new:
+        if self.caches and not run.end:
+            run.cached_tokens = self.caches[run.rank].match(query.context, query.end - query.count)
+        had_prompt, known = run.has_prompt, run.end or run.cached_tokens
+        run.context, run.end = query.context, query.end
+        if had_prompt:
             return 0
-        if self.caches:
-            cache = self.caches[run.rank]
-            run.cached_tokens = cache.match(query.context, query.end - query.count)
-            cache.store(query.context, query.end)
-        return query.end - run.cached_tokens
+        run.has_prompt = query.end == len(query.context)
+        if self.caches and run.has_prompt:
+            self.caches[run.rank].store(query.context, query.end)
+        return query.end - known
 
     def _rows(self, query: Query, version: str) -> FloatArray:
         if query.end == len(query.context):
@@ -121,7 +124,8 @@ class StatelessBackend:
 
 
 class _Run(Run):
-    """A sequence. Its tokens ``context[:end]`` have been computed."""
+    """A sequence. Its tokens ``context[:end]`` have been computed. ``has_prompt``: they include the whole prompt."""
 
     context: Sequence[int] = ()
     end = 0
+    has_prompt = False

@@ -50,6 +50,30 @@ async def test_missing_tokens_take_their_time_and_cached_ones_none(model: NgramM
     assert times[1] < 0.1  # 8
 
 
+@pytest.mark.anyio
+async def test_each_token_of_a_scored_prompt_takes_its_time(model: NgramModel) -> None:
+    settings = Settings(kv_cache_tokens=4096, page_size=16, prefill_tokens_per_second=2000)
+    prompt = list(range(5, 205))  # computed in four queries
+    async with served(lambda: model, settings) as engine:
+
+        async def ask(**more: int) -> tuple[float, int]:
+            begun = anyio.current_time()
+            sampling = {"max_new_tokens": 1}
+            answer = await engine.generate(
+                input_ids=prompt, return_logprob=True, sampling_params=sampling, **more
+            )
+            return anyio.current_time() - begun, answer["meta_info"]["cached_tokens"]
+
+        scored_s, cached = await ask(logprob_start_len=0)
+        assert scored_s >= 0.1  # 200 tokens
+        assert cached == 0
+        again_s, cached = await ask(logprob_start_len=100)
+        assert again_s >= 0.052  # 104 tokens: scored tokens are computed again
+        assert cached == 96
+        _, cached = await ask()
+        assert cached == 192
+
+
 @pytest.mark.parametrize("name", ["kv_cache_tokens", "prefill_tokens_per_second"])
 def test_a_real_model_has_no_simulated_cache(name: str) -> None:
     with pytest.raises(ValueError, match=name):
