@@ -10,6 +10,7 @@ from router_core.errors import SettingsError, StartupError
 from slime_engine.app import make_backend_app
 from slime_engine.backends import check_backend, load_backend
 from slime_engine.options import add_engine_options, as_flag, settings_from
+from slime_engine.settings import Settings
 from slime_http.serving import bind, run, url_of
 from slime_start.commands import CommandParser
 from slime_start.values import host
@@ -50,8 +51,7 @@ def _serve(arguments: list[str]) -> None:
     except ValueError as error:
         raise SettingsError(as_flag(error)) from None
     if options.save_tokenizer is not None:
-        load_backend(settings).tokenizer.save(options.save_tokenizer)
-        return
+        return _save_tokenizer(settings, options.save_tokenizer)
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         sock = bind(options.host, options.port)
@@ -66,6 +66,16 @@ def _serve(arguments: list[str]) -> None:
 
     app = make_backend_app(settings, lambda: load_backend(settings), announce)
     run(app, sock, grace_s=_GRACE_S)
+    return None
+
+
+def _save_tokenizer(settings: Settings, directory: Path) -> None:
+    """Write the tokenizer of the model to ``directory``. Raises StartupError."""
+    try:
+        load_backend(settings).tokenizer.save(directory)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())  # errors of transformers have several lines
+        raise StartupError(f"cannot save the tokenizer in {directory}: {reason}") from None
 
 
 def main(argv: list[str]) -> int:

@@ -132,7 +132,7 @@ class EngineTokenizer:
         )
 
     def save(self, directory: Path) -> None:
-        """Write the files that ``transformers.AutoTokenizer.from_pretrained(directory)`` reads."""
+        """Write the files that ``transformers.AutoTokenizer.from_pretrained(directory)`` reads. Raises OSError."""
         directory.mkdir(parents=True, exist_ok=True)
         names = {
             "eos_token": END_OF_TURN,
@@ -146,7 +146,8 @@ class EngineTokenizer:
             "chat_template": self.chat_template,
             **names,
         }
-        self._bpe.save(str(directory / "tokenizer.json"))
+        # Its own ``save`` raises a bare Exception when it cannot write.
+        (directory / "tokenizer.json").write_text(self._bpe.to_str(pretty=True), encoding="utf-8")
         for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", names)):
             (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 

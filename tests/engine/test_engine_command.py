@@ -72,6 +72,21 @@ def test_the_tokenizer_can_be_saved(tmp_path: Path) -> None:
     assert (tmp_path / "new" / "tok" / "tokenizer_config.json").exists()
 
 
+@pytest.mark.parametrize("blocked", ["", "tokenizer.json", "tokenizer_config.json"])
+def test_tokenizer_that_cannot_be_saved_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], blocked: str
+) -> None:
+    directory = tmp_path / "tok"
+    if blocked:
+        (directory / blocked).mkdir(parents=True)
+    else:
+        directory.write_text("a file")
+    assert main(["--save-tokenizer", str(directory)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"slime-router engine: cannot save the tokenizer in {directory}: ")
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
