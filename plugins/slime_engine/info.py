@@ -105,7 +105,7 @@ def info_routes(host: EngineHost) -> list[Route]:
         texts: list[Any] = prompt if isinstance(prompt, list) else [prompt]
         if not all(isinstance(text, str) for text in texts):
             raise BadRequest("prompt must be a string or a list of strings.")
-        tokens = [host.engine.backend.tokenizer.encode(text) for text in texts]
+        tokens = await host.engine.manager.encode(texts)
         counts = [len(ids) for ids in tokens]
         single = not isinstance(prompt, list)
         return JSONBytes(

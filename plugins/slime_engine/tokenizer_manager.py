@@ -26,7 +26,7 @@ from slime_engine.transfer import TransferFailed, fetch
 
 __all__ = ["ReqState", "TokenizerManager"]
 
-#: A text of this many characters is tokenised in a thread.
+#: Texts of this many characters in all are tokenised in a thread.
 _LONG_TEXT = 10_000
 
 
@@ -84,7 +84,7 @@ class TokenizerManager:
         try:
             for request in body.requests:
                 self._check_place(request)
-            prompts = [await self._prompt(request) for request in body.requests]
+            prompts = await self._prompts(body.requests)
             bounds = [await self._bound(request) for request in body.requests]
             scripts = [self._script(*each) for each in zip(prompts, bounds, strict=True)]
             for request, (ids, max_new_tokens), bound, script in zip(
@@ -193,14 +193,16 @@ class TokenizerManager:
         if any(room is not None and room.number == number for room in rooms):
             raise BadRequest(f"bootstrap_room {number} is the room of another unfinished request.")
 
-    async def _prompt(self, request: GenerateRequest) -> tuple[list[int], int]:
-        """Return the prompt's ids, and the largest number of tokens to sample."""
-        ids = request.input_ids
-        if ids is None:
-            ids = await self._encode(request.text or "")
-        most = self._max_new_tokens(request, len(ids))
+    async def _prompts(self, requests: list[GenerateRequest]) -> list[tuple[list[int], int]]:
+        """Return the ids of each prompt, and the largest number of tokens to sample. Raises BadRequest."""
+        encoded = iter(await self.encode([one.text or "" for one in requests if one.input_ids is None]))
+        prompts = [next(encoded) if one.input_ids is None else one.input_ids for one in requests]
+        return [(ids, self._most_tokens(one, len(ids))) for one, ids in zip(requests, prompts, strict=True)]
+
+    def _most_tokens(self, request: GenerateRequest, prompt_tokens: int) -> int:
+        most = self._max_new_tokens(request, prompt_tokens)
         hands_over = self._settings.disaggregation_mode == "prefill" and request.room is not None
-        return ids, 1 if hands_over else most  # a prefill engine hands over one token
+        return 1 if hands_over else most  # a prefill engine hands over one token
 
     async def _bound(self, request: GenerateRequest) -> Bound | None:
         """Return the grammar state of the answer, if it has a grammar. Raises BadRequest."""
@@ -216,10 +218,13 @@ class TokenizerManager:
         seed = request.params.sampling_seed
         return self._seeds.getrandbits(63) if seed is None else seed
 
-    async def _encode(self, text: str) -> list[int]:
-        if len(text) < _LONG_TEXT:
-            return self._tokenizer.encode(text)
-        return await to_thread.run_sync(self._tokenizer.encode, text)
+    async def encode(self, texts: list[str]) -> list[list[int]]:
+        """Return the token ids of each text. Meanwhile other requests go on, also if the texts are long."""
+
+        def encoded() -> list[list[int]]:
+            return [self._tokenizer.encode(text) for text in texts]
+
+        return encoded() if sum(map(len, texts)) < _LONG_TEXT else await to_thread.run_sync(encoded)
 
     def _max_new_tokens(self, request: GenerateRequest, prompt_tokens: int) -> int:
         """Return the number of tokens that may be generated. Raises BadRequest when the context cannot hold them."""

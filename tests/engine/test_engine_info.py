@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import anyio
 import pytest
 
@@ -115,6 +117,26 @@ async def test_tokenize_and_detokenize_are_each_others_inverse(engine: Served, m
 async def test_a_wrong_method_and_an_unknown_path_are_told_apart(engine: Served) -> None:
     assert (await engine.client.get("/generate")).status_code == 405
     assert (await engine.client.get("/nothing")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [("/tokenize", "prompt"), ("/generate", "text"), ("/v1/completions", "prompt")]
+)
+async def test_long_texts_are_tokenised_beside_the_event_loop(
+    engine: Served, monkeypatch: pytest.MonkeyPatch, path: str, name: str
+) -> None:
+    tokenizer, threads = engine.host.engine.backend.tokenizer, set[threading.Thread]()
+    encode = tokenizer.encode
+
+    def recorded(text: str) -> list[int]:
+        threads.add(threading.current_thread())
+        return encode(text)
+
+    monkeypatch.setattr(tokenizer, "encode", recorded)
+    for texts in (["Once upon a time " * 1000], ["Once " * 100] * 30):
+        await engine.post(path, **{name: texts}, sampling_params={"max_new_tokens": 1}, max_tokens=1)
+    assert threads
+    assert threading.current_thread() not in threads
 
 
 @pytest.mark.parametrize(
