@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import finalize
 
 from router_core import Exchange, Worker
 
@@ -19,8 +20,7 @@ class RoundRobin:
     def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
         self._turn += 1
         chosen = min(workers, key=lambda worker: self._last.get(worker.id, 0))
-        if chosen.id not in self._last:  # a worker has come: forget workers that have left
-            present = {worker.id for worker in workers}
-            self._last = {name: turn for name, turn in self._last.items() if name in present}
+        if chosen.id not in self._last:  # forgotten with the worker: one that is not offered may return
+            finalize(chosen, self._last.pop, chosen.id)
         self._last[chosen.id] = self._turn
         return chosen

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Sequence
 
@@ -60,6 +61,17 @@ def test_round_robin_gives_each_its_turn_though_one_leaves_and_one_joins() -> No
     assert [policy(asking(), [one, two]) for _ in range(3)] == [one, two, one]
     assert [policy(asking(), [two, three]) for _ in range(4)] == [three, two, three, two]
     assert policy(asking(), [one, two, three]) is one
+
+
+def test_round_robin_remembers_workers_that_are_not_offered() -> None:
+    one, two, three = ready(0, 0, 0)
+    policy = RoundRobin()
+    assert [policy(asking(), [one, two]) for _ in range(2)] == [one, two]
+    assert policy(asking(), [one, three]) is three
+    assert [policy(asking(), [one, two, three]) for _ in range(3)] == [one, two, three]
+    del two, three
+    gc.collect()
+    assert policy._last.keys() == {one.id}
 
 
 @pytest.mark.anyio
