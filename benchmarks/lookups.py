@@ -6,7 +6,6 @@ may be anywhere in memory. The time is processor time, so other processes on the
 
 from __future__ import annotations
 
-import gc
 import random
 import time
 from array import array
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from benchmarks.first_generation import Trie
 from benchmarks.histories import Histories, Shape, Turn, record, record_first_generation, text_of
+from slime_http.memory import tune_gc
 from slime_radix_cache.index.segments import context_ids, links
 from slime_radix_cache.index.text_node import Node
 from slime_radix_cache.index.trajectories import Limits, Trajectories
@@ -143,9 +143,7 @@ def measure_toy(rounds: int, seconds: float) -> list[dict[str, float]]:
 def _measured(
     lookups: Mapping[str, _Lookup], batch: Callable[[], list[tuple[int, str]]], rounds: int, seconds: float
 ) -> list[dict[str, float]]:
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)  # collections are rare, as in a router
+    tune_gc()  # as the router does
     names = list(lookups)
     samples = []
     for round_ in range(rounds + 1):
