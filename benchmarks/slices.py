@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from typing import cast
 from urllib.parse import urlsplit
@@ -12,6 +13,7 @@ __all__ = ["Load", "interval"]
 #: Least coverage of the interval that :func:`interval` returns.
 _COVERAGE = 0.95
 _DEADLINE_S = 60.0
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 
 
 class Load:
@@ -36,7 +38,7 @@ class Load:
     async def run(self, requests: int) -> None:
         """Send ``requests``, and return when all are answered.
 
-        Raises RuntimeError when an answer is too long or has another status, and TimeoutError after a minute.
+        Raises RuntimeError when an answer has another status or length, and TimeoutError after a minute.
         """
         loop = asyncio.get_running_loop()
         while len(self._open) < self._connections:
@@ -87,21 +89,24 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         got = self._got = self._got + data if self._got else data
-        wanted = self._load.answer_bytes or self._length()
-        if not wanted or len(got) < wanted:
+        size = self._size()
+        if not size or len(got) < size:
             return
         self._got = b""
-        if len(got) > wanted or not got.startswith(b"HTTP/1.1 200 "):
+        wanted = self._load.answer_bytes or size
+        if not (len(got) == size == wanted and got.startswith(b"HTTP/1.1 200 ")):
             self._load.failed(f"it answered {got[:200]!r}")
         else:
-            self._load.answer_bytes = wanted
+            self._load.answer_bytes = size
             self._load.answered(self)
 
-    def _length(self) -> int:
-        """Return the length of the first answer, 0 while its head is incomplete."""
-        head, end, _ = self._got.partition(b"\r\n\r\n")
-        lines = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:]) if end else {}
-        return len(head) + len(end) + int(lines.get(b"content-length", 0)) if end else 0
+    def _size(self) -> int:
+        """Return the size of the answer with its head, in bytes; 0 while its head is incomplete."""
+        end = self._got.find(b"\r\n\r\n")
+        if end < 0:
+            return 0
+        length = _LENGTH.search(self._got, 0, end + 2)
+        return end + 4 + (int(length[1]) if length else 0)
 
     def connection_lost(self, _: Exception | None) -> None:
         self._load.failed("it closed a connection")
