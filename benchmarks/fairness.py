@@ -211,12 +211,11 @@ async def _measure(target: Running, body: Body | None, options: Options) -> dict
             await anyio.sleep(seconds)
         else:
             await anyio.to_thread.run_sync(hostile.ask, target.url, *body, seconds)
-        elapsed_s = asyncio.get_running_loop().time() - began
         await anyio.sleep(settling_s)  # time for answers to requests that still wait
         with anyio.move_on_after(_START_DEADLINE_S):
             while not waits.waits_ns:  # noqa: ASYNC110  # no event tells of it
                 await anyio.sleep(settling_s)
-    own = (target.cpu_s() - cpu_s) / elapsed_s
+    own = (target.cpu_s() - cpu_s) / (asyncio.get_running_loop().time() - began)
     figures = {
         "p50_ms": quantile_us(waits.waits_ns, 0.5) / 1e3,
         "p99_ms": quantile_us(waits.waits_ns, 0.99) / 1e3,
