@@ -54,7 +54,9 @@ class _Sink(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._filled += nbytes
         if self._size < 0:
-            head, _, body = bytes(self._buffer[: self._filled]).partition(b"\r\n\r\n")
+            head, end, body = bytes(self._buffer[: self._filled]).partition(b"\r\n\r\n")
+            if not end and self._filled < _BUFFER_BYTES:
+                return None  # the head is incomplete
             match = _LENGTH.search(head + b"\r\n")
             if match is None or b" 200 " not in head[:16]:
                 return self._fail(f"not an answer of known length: {head[:200]!r}")
@@ -78,7 +80,8 @@ class _Sink(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         missing = self._size - self._compared - self._filled
-        self._fail(f"the answer broke off, {missing} bytes before its end")
+        place = "in its head" if self._size < 0 else f"{missing} bytes before its end"
+        self._fail(f"the answer broke off, {place}")
 
     def _fail(self, message: str) -> None:
         if not self.done.done():
