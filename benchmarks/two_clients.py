@@ -50,6 +50,7 @@ class _Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
         self._timer: asyncio.TimerHandle | None = None
+        self._sent_ns = 0  # 0: no request waits for its answer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports do not subclass it
@@ -58,6 +59,23 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._count_wait()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._transport.is_closing()
+
+    def end(self) -> None:
+        """Close the connection. If its request is late, count the wait so far."""
+        if monotonic_ns() - self._sent_ns > _TICK_NS:
+            self._count_wait()
+        self._sent_ns = 0
+        self._transport.abort()
+
+    def _count_wait(self) -> None:
+        if self._sent_ns:
+            self._waits.answered(self._sent_ns, monotonic_ns())
+            self._sent_ns = 0
 
     def _ask(self) -> None:
         self._sent_ns = monotonic_ns()
@@ -67,10 +85,9 @@ class _Connection(asyncio.Protocol):
         self._parser.feed_data(data)
 
     def on_message_complete(self) -> None:
-        now_ns = monotonic_ns()
-        self._waits.answered(self._sent_ns, now_ns)
+        rest_ns = _TICK_NS - (monotonic_ns() - self._sent_ns) % _TICK_NS
+        self._count_wait()
         self._waits.faults += self._parser.get_status_code() != 200
-        rest_ns = _TICK_NS - (now_ns - self._sent_ns) % _TICK_NS
         self._timer = self._loop.call_later(rest_ns / 1e9, self._ask)
 
 
@@ -84,19 +101,19 @@ async def patient(url: str, body: bytes) -> AsyncIterator[Waits]:
         b"content-length: %d\r\n\r\n%b" % (address.netloc.encode(), len(body), body)
     )
     loop = asyncio.get_running_loop()
-    transports = []
+    connections: list[_Connection] = []
     try:
         for _ in range(_CONNECTIONS):
-            transport, _connection = await loop.create_connection(
+            _, connection = await loop.create_connection(
                 lambda: _Connection(request, waits), address.hostname or "", address.port or 80
             )
-            transports.append(transport)
+            connections.append(connection)
             await anyio.sleep(_TICK_NS / _CONNECTIONS / 1e9)
         yield waits
-        waits.faults += sum(transport.is_closing() for transport in transports)
+        waits.faults += sum(connection.is_closed for connection in connections)
     finally:
-        for transport in transports:
-            transport.abort()
+        for connection in connections:
+            connection.end()
 
 
 @dataclass(slots=True)
