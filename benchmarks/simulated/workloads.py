@@ -44,13 +44,13 @@ class Workload:
     joined_s: float = 0.0
 
 
-def length(rng: random.Random, mean: int, spread: float = 0.6) -> int:
-    """Return a number of tokens from a log-normal distribution, whose median is ``mean``."""
-    return max(4, min(16 * mean, round(rng.lognormvariate(0, spread) * mean)))
+def length(rng: random.Random, median: int, spread: float = 0.6) -> int:
+    """Return a number of tokens, log-normally distributed. With the default ``spread``, the mean is 1.2 medians."""
+    return max(4, min(16 * median, round(rng.lognormvariate(0, spread) * median)))
 
 
 def conversation(rng: random.Random, prompt: Text, answer: int, added: int) -> Conversation:
-    """Return four to eight turns. An answer has about ``answer`` tokens, and a later turn adds about ``added``."""
+    """Return four to eight turns. The medians are ``answer`` tokens, and ``added`` tokens of a later turn."""
     later = [
         Turn(None, length(rng, added), length(rng, answer), rng.expovariate(2))
         for _ in range(rng.randint(3, 7))
