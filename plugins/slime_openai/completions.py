@@ -117,7 +117,7 @@ class _Choice:
         self._judged = judged
         self._stops = StopStrings(() if request.sampling.get("no_stop_trim") else request.stop)
         self._begun = False
-        self._length = 0
+        self._offset = 0
         self._ids_given = self._logprobs_given = 0
 
     def end(self) -> None:
@@ -164,7 +164,7 @@ class _Choice:
         return [chunk | ids | {"finish_reason": None}]
 
     def _chunk(self, text: str) -> dict[str, Any]:
-        return {"index": self._index, "text": text, "logprobs": self._new_logprobs(text)}
+        return {"index": self._index, "text": text, "logprobs": self._new_logprobs()}
 
     def _ids(self) -> dict[str, Any]:
         """Return the ids that the client wants: new sampled ids, and in the first call the prompt's ids."""
@@ -178,18 +178,21 @@ class _Choice:
                 found["token_ids"] = self.output.ids[start:]
         return found
 
-    def _new_logprobs(self, text: str) -> dict[str, Any] | None:
+    def _new_logprobs(self) -> dict[str, Any] | None:
+        """Return the logprobs of the tokens that are new. A stream may send them before the text of these tokens."""
         output, count = self.output, self._request.logprobs
-        wanted = count is not None or self._request.return_token_ids
-        start, offset = self._logprobs_given, self._length
-        self._length += len(text)
-        if not wanted:
+        if count is None and not self._request.return_token_ids:
             return None
-        self._logprobs_given = len(output.logprobs)
+        start, self._logprobs_given = self._logprobs_given, len(output.logprobs)
         chosen, top = output.logprobs[start:], output.top_logprobs[start:]
-        if self._request.echo and not start:
-            chosen = [*(output.meta.get("input_token_logprobs") or ()), *chosen]
+        if self._request.echo and not self._begun:
+            of_prompt = output.meta.get("input_token_logprobs") or []
+            if not of_prompt:
+                self._offset = len(self._prompt)
+            chosen = [*of_prompt, *chosen]
             top = [*(output.meta.get("input_top_logprobs") or [None] * (len(chosen) - len(top))), *top]
+        offset = self._offset
+        self._offset += sum(map(self._logprobs.length, chosen))
         as_ids = self._request.tokens_as_ids
         return self._logprobs.legacy(chosen, top, count or 0, offset, as_ids=as_ids)
 

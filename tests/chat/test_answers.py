@@ -338,6 +338,31 @@ class TestCompletions:
         assert told["token_logprobs"][0] is None
         assert told["text_offset"][:2] == [0, len(told["tokens"][0])]
 
+    async def test_a_stream_places_tokens_as_a_whole_answer_does(self, start: Start) -> None:
+        asked: dict[str, Any] = {
+            "prompt": ["Zürich", "b"], "n": 2, "temperature": 0, "max_tokens": 20, "stop": [" cdX", "😀!"],
+        }  # fmt: skip
+        forms: list[dict[str, Any]] = [
+            {"logprobs": 1},
+            {"logprobs": 1, "echo": True},
+            {"return_token_ids": True, "echo": True},
+        ]
+        async with chatting(start, "ab cd ef 😀 gh") as chat:
+            for form in forms:
+                whole = (await chat.post("/v1/completions", **asked, **form))["choices"]
+                told = [each["logprobs"] for each in whole]
+                streamed: list[dict[str, Any]] = [
+                    {"tokens": [], "token_logprobs": [], "text_offset": []} for _ in told
+                ]
+                for chunk in await chat.streamed("/v1/completions", **asked, **form):
+                    (choice,) = chunk["choices"]
+                    for name, entries in streamed[choice["index"]].items():
+                        entries += choice["logprobs"][name]
+                for own, other in zip(told, streamed, strict=True):
+                    assert other == {name: own[name] for name in other}
+        prompts = [len("Zürich")] * 2 + [len("b")] * 2
+        assert [each["text_offset"][0] for each in told] == prompts  # the prompts' tokens are not told
+
 
 class TestGrammars:
     async def test_a_model_that_thinks_may_do_so_before_its_answer_is_bound(self, start: Start) -> None:

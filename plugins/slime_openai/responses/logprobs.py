@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from router_core.types import Tokenizer
@@ -52,10 +53,7 @@ class Logprobs:
     ) -> dict[str, Any]:
         """Return logprobs in the form of ``/v1/completions``; ``offset``: characters of text before the first token."""
         entries = self.entries(chosen, top, count, as_ids=as_ids)
-        offsets = []
-        for triple in chosen:
-            offsets.append(offset)
-            offset += len(self._token(triple[1])["token"])
+        *offsets, _ = accumulate((self.length(triple) for triple in chosen), initial=offset)
         return {
             "tokens": [entry["token"] for entry in entries],
             "token_logprobs": [entry["logprob"] for entry in entries],
@@ -66,6 +64,10 @@ class Logprobs:
             else None,
             "text_offset": offsets,
         }
+
+    def length(self, triple: Triple) -> int:
+        """Return the number of characters of the token's text."""
+        return len(self._token(triple[1])["token"])
 
     def _entry(self, triple: Triple) -> dict[str, Any]:
         return {**self._token(triple[1]), "logprob": triple[0]}
