@@ -164,4 +164,4 @@ class Chat:
             reasoning_tokens(self._tokenizer, choice.output, choice.message(), skip_special=skip)
             for choice in choices
         )
-        return usage(prompt_tokens, [choice.output for choice in choices], thoughts)
+        return usage(prompt_tokens, [choice.output for choice in choices], request.n, thoughts)

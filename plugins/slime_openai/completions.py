@@ -237,4 +237,4 @@ def _usage(request: CompletionRequest, choices: list[_Choice]) -> dict[str, Any]
         len(choice.sent) if choice.sent is not None else choice.output.meta.get("prompt_tokens", 0)
         for choice in first
     )
-    return usage(prompt, [choice.output for choice in choices], 0)
+    return usage(prompt, [choice.output for choice in choices], request.n, 0)

@@ -325,6 +325,22 @@ class TestCompletions:
                     assert "".join(choice["text"] for choice in own) == "Ok."
                     assert own[-1]["finish_reason"] == "stop"
 
+    async def test_cached_tokens_are_those_of_each_prompts_first_sample(self, start: Start) -> None:
+        engine = FakeEngine()
+        meta: dict[str, Any] = {"finish_reason": {"type": "length", "length": 1}, "completion_tokens": 1}
+        engine.rest = lambda _: [
+            [{"text": "a", "output_ids": [1], "meta_info": meta | {"cached_tokens": cached}}]
+            for cached in (3, 4, 2, 1)
+        ]
+        asked: dict[str, Any] = {"prompt": [[5] * 4, [6] * 4], "n": 2, "max_tokens": 1}
+        async with chatting(start, "Hello.") as chat, serving(engine.app) as url:
+            await chat.replace_engine(url)
+            whole = await chat.post("/v1/completions", **asked)
+            *_, last = await chat.streamed("/v1/completions", **asked, stream_options={"include_usage": True})
+        assert whole["usage"] == last["usage"]
+        told = whole["usage"]
+        assert (told["prompt_tokens"], told["prompt_tokens_details"]) == (8, {"cached_tokens": 5})
+
     async def test_echo_and_logprobs(self, start: Start) -> None:
         async with chatting(start, " tail.") as chat:
             (choice,) = (

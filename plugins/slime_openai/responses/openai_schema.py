@@ -98,10 +98,15 @@ def reason_of(output: Output, options: Options) -> dict[str, Any]:
     return {"finish_reason": known, "engine_finish_reason": reason}
 
 
-def usage(prompt_tokens: int, outputs: Sequence[Output], reasoning_tokens: int) -> dict[str, Any]:
-    """Return OpenAI's ``usage``. ``prompt_tokens``: tokens of all prompts, each counted once."""
+def usage(
+    prompt_tokens: int, outputs: Sequence[Output], samples: int, reasoning_tokens: int
+) -> dict[str, Any]:
+    """Return OpenAI's ``usage``. ``prompt_tokens``: tokens of all prompts, each counted once.
+
+    ``outputs``: ``samples`` outputs of each prompt. As in SGLang, cached tokens are of each prompt's first output.
+    """
     completion = sum(output.meta.get("completion_tokens", len(output.ids)) for output in outputs)
-    cached = max((output.meta.get("cached_tokens") or 0 for output in outputs), default=0)
+    cached = sum(output.meta.get("cached_tokens") or 0 for output in outputs[::samples])
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion,
