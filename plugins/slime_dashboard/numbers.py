@@ -16,7 +16,7 @@ __all__ = ["Cumulative", "Numbers"]
 
 @dataclass(frozen=True, slots=True)
 class Cumulative:
-    """Totals since the router started. ``failed``: 5xx, and answers that broke off; ``refused``: 4xx.
+    """Totals since the router started. ``failed``: 5xx, and 2xx answers that broke off; ``refused``: 4xx.
 
     Token and prompt counts are None without the plugin that counts them. For ``bounds``, ``whole`` and ``first_byte``
     see ``slime_metrics.contracts.Totals``.
@@ -64,11 +64,11 @@ class Numbers:
         totals = self._traffic.totals()
         tokens = self.by_label("smg_router_tokens_total") or {}
         prompts = self.by_label("slime_cache_prompts_total")
-        failed = totals.by_class.get(5, 0) + totals.incomplete
+        broken_off = totals.incomplete.get(2, 0)
         return Cumulative(
-            max(0, totals.by_class.get(2, 0) - totals.incomplete),
+            totals.by_class.get(2, 0) - broken_off,
             totals.by_class.get(4, 0),
-            failed,
+            totals.by_class.get(5, 0) + broken_off,
             tuple(totals.bounds),
             tuple(totals.whole),
             tuple(totals.first_byte),

@@ -38,13 +38,13 @@ class Metrics(Protocol):
 class Totals(NamedTuple):
     """Generations that have ended since the start, of all paths and workers.
 
-    ``by_class``: their number by the first digit of the status. ``incomplete``: the number of answers that broke off.
+    ``by_class``: their number by the first digit of the status. ``incomplete``: those of them whose answer broke off.
     ``bounds``: upper bounds of durations in seconds. ``whole``: the number of durations to the end of the answer, by
     bound, with one more number for longer durations. ``first_byte``: the same for the first byte of streams.
     """
 
     by_class: Mapping[int, int]
-    incomplete: int
+    incomplete: Mapping[int, int]
     bounds: Sequence[float]
     whole: Sequence[int]
     first_byte: Sequence[int]

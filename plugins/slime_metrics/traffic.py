@@ -21,12 +21,12 @@ class GenerationTraffic:
     def totals(self) -> Totals:
         """Return the totals of now."""
         by_class: Counter[int] = Counter()
-        incomplete = 0
+        incomplete: Counter[int] = Counter()
         whole, first_byte = Histogram(self.counts.bounds), Histogram(self.counts.bounds)
         for kind, series in self.counts.series.items():
             if kind.path in ENDPOINTS:
                 by_class[kind.status // 100] += series.whole.count
-                incomplete += series.incomplete
+                incomplete[kind.status // 100] += series.incomplete
                 whole.add(series.whole)
                 first_byte.add(series.to_first_byte)
         return Totals(by_class, incomplete, whole.bounds, whole.counts, first_byte.counts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import anyio
@@ -10,7 +11,8 @@ import pytest
 from deadlines import HANG_S, until
 from router_core import Worker
 from routers import BARE, Start, answering
-from slime_testing import Running, serving
+from slime_dashboard.numbers import Numbers
+from slime_testing import FakeEngine, Running, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -72,6 +74,36 @@ async def test_history_counts_generations_and_their_tokens(
     assert shown["interval_s"] == 0.1
     assert shown["cache"]["prompts"] == {"hit": 2, "miss": 1}
     assert shown["cache"]["kept_tokens"] > 0
+
+
+async def test_each_request_has_one_outcome(start: Start) -> None:
+    engine = FakeEngine()
+    engine.rest = lambda _: [{"text": "a", "meta_info": {}}] * 2
+    engine.hold_after = 1
+    async with start(*BARE, "--plugin", "metrics", "--plugin", "dashboard") as running:
+        numbers, body = Numbers(running.router), {"text": "x", "stream": True}
+
+        def outcomes() -> tuple[int, int, int]:
+            totals = numbers.cumulative()
+            return totals.succeeded, totals.refused, totals.failed
+
+        async with serving(engine.app) as url:
+            worker, _ = await running.router.add_worker(url)
+            await running.client.post("/generate", json=body)
+            engine.hold = anyio.Event()
+            async with running.client.stream("POST", "/generate", json=body) as answer:
+                await anext(answer.aiter_bytes())
+            await until(lambda: outcomes() == (1, 0, 1))
+            engine.hold, engine.delay = None, anyio.Event()
+            with anyio.move_on_after(HANG_S) as leaving:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(partial(running.client.post, "/generate", json=body))
+                    await until(lambda: bool(worker.in_flight))
+                    leaving.cancel()
+            await until(lambda: sum(outcomes()) == 3)
+            assert outcomes() == (1, 1, 1)  # a client that leaves before the head of the answer: 499
+            engine.delay.set()
+            running.router.pool.remove(worker)
 
 
 async def test_failed_sample_is_logged_and_the_router_goes_on(
