@@ -30,7 +30,7 @@ class Metrics(Protocol):
     def numbers(self, name: str) -> float | Mapping[str, float] | Mapping[tuple[str, str], float] | None:
         """Return the present numbers of a metric that :meth:`gauge` or :meth:`counter` added; None: there are none.
 
-        Call this on the event loop.
+        If ``read`` raises, the result is None too, and the log has the traceback. Call this on the event loop.
         """
         ...
 

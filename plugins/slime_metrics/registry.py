@@ -79,7 +79,13 @@ class Metrics:
     def numbers(self, name: str) -> float | Mapping[str, float] | Mapping[tuple[str, str], float] | None:
         """See :class:`slime_metrics.contracts.Metrics`."""
         offered = self._offered.get(name)
-        return None if offered is None else offered.read()
+        if offered is None:
+            return None
+        try:
+            return offered.read()
+        except Exception:
+            logger.exception("the metric %s is left out", name)
+            return None
 
     def _add(self, offered: _Offered) -> None:
         if not _NAME.fullmatch(offered.name):

@@ -123,6 +123,21 @@ async def test_failed_sample_is_logged_and_the_router_goes_on(
     assert "the dashboard has no sample of the last 0.05 s" in caplog.text
 
 
+async def test_metric_that_fails_is_left_out(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("slime_dashboard.overview._INTERVAL_S", 0.01)
+    async with start(*BARE, "--plugin", "metrics", "--plugin", "dashboard") as running:
+        metrics = running.router.components.get("metrics")
+        for name in ("slime_requests_queued", "slime_slots_held"):
+            metrics.gauge(name, "Fails.", lambda: 1 / 0)
+        with anyio.fail_after(HANG_S):
+            while not (shown := await data(running))["history"]["time"]:  # noqa: ASYNC110  # it has no event to set
+                await anyio.sleep(0.01)
+    assert shown["waiting"]["slot"] is shown["slots"]["held"] is None
+    assert "the metric slime_slots_held is left out" in caplog.text
+
+
 async def test_exactness_is_told_by_reason(start: Start) -> None:
     async with start(*WITH_TOKENS) as running:
         text, _ = await generate(running, "a")
