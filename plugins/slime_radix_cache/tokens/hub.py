@@ -21,7 +21,7 @@ def hub_failure(deadline_s: float = _DEADLINE_S) -> str | None:
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     url = constants.ENDPOINT
-    failed = [f"{url} did not answer within {deadline_s:g} s"]
+    failure: list[str | None] = [f"{url} did not answer within {deadline_s:g} s"]
 
     def ask() -> None:
         try:
@@ -29,12 +29,12 @@ def hub_failure(deadline_s: float = _DEADLINE_S) -> str | None:
         except httpx.TimeoutException:
             return
         except Exception as error:
-            failed[0] = f"{url} cannot be reached: {error}"
+            failure[0] = f"{url} cannot be reached: {error}"
         else:
-            failed.clear()
+            failure[0] = None
 
     # In a thread, since no timeout ends a DNS look-up. A daemon thread, so that the router can exit meanwhile.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(deadline_s)
-    return failed[0] if failed else None
+    return failure[0]
