@@ -289,10 +289,10 @@ class RadixCache:
             except HTTPError:
                 raise
             except Exception as error:
-                self._turns.fail(noted.turns[0], error, worker=worker)
+                self._turns.fail(noted.turns, error, worker)
         else:
             wrong = ValueError(f"wanted JSON or events, got {kind.decode('latin-1')!r}")
-            self._turns.fail(noted.turns[0], wrong, worker=worker)
+            self._turns.fail(noted.turns, wrong, worker)
 
     @hookimpl
     async def on_weight_update(self, update: WeightUpdate) -> None:

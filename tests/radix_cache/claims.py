@@ -32,7 +32,7 @@ AS_IDS = pytest.mark.parametrize("as_ids", [False, True], ids=["text", "ids"])
 
 async def ask(
     client: Client,
-    prompt: str | list[int],
+    prompt: str | list[str] | list[int],
     ids: list[int] | tuple[int, bytes],
     session: str = "",
     *,
@@ -40,9 +40,9 @@ async def ask(
     headers: dict[str, str] | None = None,
     **body: Any,
 ) -> bytes:
-    """Generate ``ids`` from a text or from given ids; the bytes of the answer."""
+    """Generate ``ids`` from a text, from texts or from given ids; the bytes of the answer."""
     client.engine.script.append(ids)
-    key = "text" if isinstance(prompt, str) else "input_ids"
+    key = "input_ids" if isinstance(prompt, list) and isinstance(prompt[0], int) else "text"
     named = {"x-session-id": session} if session else {}
     document = {key: prompt, "stream": streamed, **body}
     answer = await client.running.client.post("/generate", json=document, headers=named | (headers or {}))

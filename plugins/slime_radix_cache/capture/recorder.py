@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from slime_radix_cache.capture.growing_response import GrowingResponse
 from slime_radix_cache.capture.open_streams import OpenStreams
 from slime_radix_cache.capture.streams import GenerationStream
-from slime_radix_cache.capture.turns import GrowingResponse, PromptTurn, Turns
+from slime_radix_cache.capture.turns import PromptTurn, Turns
 from slime_radix_cache.tally import Tally
 from slime_sglang import CONTRADICTION, AnswerSoFar, sampled_ids
 
@@ -49,7 +50,7 @@ class StreamRecorder:
             for index, turn in enumerate(self._turns):
                 if not self._stream.has_begun(index):
                     self._tally.unrecorded("sequence_missing")
-                    self._recorder.lose(turn)
+                    self._recorder.lose([turn])
         self._stream.forget()
         self.doubt = _no_doubt
 
@@ -92,9 +93,8 @@ class StreamRecorder:
         """Count an event that was not understood, and record the stream again as not exact."""
         had_failed, self._failed = self._failed, True
         self._tally.unrecorded("stream_not_understood", error, self._worker)
-        for turn in self._turns:
-            self._recorder.lose(turn)
         if not had_failed:
+            self._recorder.lose(self._turns)
             self._stream.record_again()
 
 

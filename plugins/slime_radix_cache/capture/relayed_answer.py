@@ -25,8 +25,9 @@ _REASON = re.compile(rb'"finish_reason":\s*(?=[^\s])')  # within a string the qu
 class RelayedAnswer:
     """The body of one large answer, read from ``source``. See :meth:`relay`.
 
-    ``record(cutter)`` is called when ``cutter`` has the whole body, before the last piece is passed on. If the end
-    does not come, ``lose()`` is called instead; if the cutter raises an exception, ``fail`` is called with it.
+    ``record(cutter)`` is called when ``cutter`` has the whole body, before the last piece is passed on. It marks the
+    answer as lost if it is cancelled. If the end does not come, ``lose()`` is called instead; if the cutter raises an
+    exception, ``fail`` is called with it.
     """
 
     def __init__(
@@ -85,8 +86,8 @@ class RelayedAnswer:
             self._fail(error)
             return
         if not piece or self.finished:
-            await self._record(cutter)
             self._lose = self._cutter = None
+            await self._record(cutter)
 
     def close(self) -> None:
         """See BodySource."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 import orjson
@@ -23,11 +25,11 @@ from slime_radix_cache.index.trajectories import Trajectories
 from slime_radix_cache.tally import Tally
 from slime_radix_cache.tokens.encoding import Encoder
 from slime_radix_cache.tokens.spelling import Spelling
-from slime_sglang import CONTRADICTION, contradiction, sampled_ids
+from slime_sglang import CONTRADICTION, contradiction
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["GrowingResponse", "PromptTurn", "Turns"]
+__all__ = ["PromptTurn", "Turns"]
 
 #: The replacement character, which a decoder writes for bytes that are not a whole character.
 _BROKEN = "\ufffd".encode()
@@ -176,19 +178,21 @@ class Turns:
             self._trajectories.end(turn.running, is_recorded=is_found)
         self._cold.check()
 
-    def lose(self, turn: PromptTurn, answer: Any = None) -> None:
-        """Mark the answer to ``turn`` as lost. ``answer``: the known part of it."""
-        text = answer.get("text") if isinstance(answer, dict) else None
-        sampled = text.encode("utf-8", "replace") if isinstance(text, str) else b""
-        turn.response = None
-        self._trajectories.lose(turn.session, turn.prompt + sampled)
+    def lose(self, turns: Sequence[PromptTurn], answers: Sequence[Any] = ()) -> None:
+        """Mark the ``answers`` to ``turns``, as far as known, as lost. Surplus answers belong to the last turn."""
+        for turn, answer in zip_longest(turns, answers):
+            turn = turn if turn is not None else turns[-1]
+            text = answer.get("text") if isinstance(answer, dict) else None
+            sampled = text.encode("utf-8", "replace") if isinstance(text, str) else b""
+            turn.response = None
+            self._trajectories.lose(turn.session, turn.prompt + sampled)
 
     def fail(
-        self, turn: PromptTurn, error: Exception, *, answer: Any = None, worker: str | None = None
+        self, turns: Sequence[PromptTurn], error: Exception, worker: str | None, answers: Sequence[Any] = ()
     ) -> None:
-        """Count the ``answer`` to ``turn`` as not understood, and mark it as lost."""
+        """Count a reply as not understood, and mark the ``answers`` to its ``turns`` as lost, as :meth:`lose`."""
         self._tally.unrecorded("answer_not_understood", error, worker)
-        self.lose(turn, answer)
+        self.lose(turns, answers)
 
     def record(
         self,
@@ -210,7 +214,7 @@ class Turns:
             self._tally.unrecorded(error.kind)
             turn.response = None
             if error.kind != NOTHING_SAMPLED:
-                self.lose(turn, answer)
+                self.lose([turn], [answer])
             return None
         ids = array("i", output.ids)
         reason = orjson.loads(output.finish_reason)
@@ -269,28 +273,6 @@ class Turns:
             if response is not None and response not in turn.held and response in response.node.ends:
                 turn.held.append(response)
                 self._trajectories.pin((response, len(response)))
-
-
-class GrowingResponse:
-    """A response that is recorded in part, and again with more tokens. If nothing continues the part, it is removed."""
-
-    def __init__(self, recorder: Turns, turn: PromptTurn) -> None:
-        self._recorder = recorder
-        self._turn = turn
-        self._part: Response | None = None
-
-    def record(self, answer: Any, doubt: str | None = None, *, is_whole: bool = True) -> None:
-        """Record ``answer``, unless a longer part is recorded. Other arguments: see :meth:`Turns.record`."""
-        part = self._part
-        if part is not None and len(part) > len(sampled_ids(answer)):
-            return
-        response = self._recorder.record(self._turn, answer, doubt, is_whole=is_whole, instead_of=part)
-        if response is not None:
-            self._part = response
-
-    def begin_anew(self) -> None:
-        """Keep the record so far as it is: the next answer is another response."""
-        self._part = None
 
 
 def _whole_characters(prompt: bytes) -> bytes:

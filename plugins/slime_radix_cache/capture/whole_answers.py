@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Collection, Sequence
 from functools import partial
-from itertools import zip_longest
 from typing import Any
 
 import anyio
@@ -16,9 +15,10 @@ from router_core.reply import BodySource, Reply
 from router_core.request import LARGE_BYTES, Request
 from slime_fairness.large_json import parse
 from slime_fairness.turns import FairTurns
+from slime_radix_cache.capture.growing_response import GrowingResponse
 from slime_radix_cache.capture.relayed_answer import RELAYED_BYTES, RelayedAnswer
 from slime_radix_cache.capture.requests import GenerationRequest, request_for_one
-from slime_radix_cache.capture.turns import GrowingResponse, PromptTurn, Turns
+from slime_radix_cache.capture.turns import PromptTurn, Turns
 from slime_resume.generation import Generation
 from slime_resume.resumed_answer import resume_answer
 from slime_sglang import is_aborted
@@ -51,16 +51,20 @@ class WholeAnswers:
         self._keeps_arrays = self._keeps_rows or generation is not None
 
     async def pass_on(self, reply: Reply) -> bool:
-        """Read, resume and record ``reply``. Raises ValueError if it is no answer, and the errors of reading it.
+        """Read, resume and record ``reply``. Raises the errors of reading it.
 
-        If the number of sequences is wrong, all of them count as lost. Returns True for a large answer that will not be
-        resumed. Such an answer is passed on while it comes, and recorded before its last piece is passed on.
+        If the reply is no answer, or the number of sequences is wrong, all of them count as lost. Returns True for a
+        large answer that will not be resumed. Such an answer is passed on while it comes, and recorded before its last
+        piece is passed on.
         """
         is_large = reply.body is None and _size(reply) >= RELAYED_BYTES
         if is_large and len(self._turns) == 1 and await self._relay(reply):
             return True
         body = await reply.read()
-        answer, answers = await self._read(self._parsed(body))
+        read = await self._read(self._parsed(body))
+        if read is None:
+            return False
+        answer, answers = read
         generation = self._generation
         aborted = [number for number, each in enumerate(answers) if is_aborted(each)] if generation else []
         await self._record(answers, set(aborted))
@@ -83,7 +87,7 @@ class WholeAnswers:
 
         def relayed(source: BodySource) -> RelayedAnswer:
             nonlocal answer
-            lose = partial(self._recorder.lose, self._turns[0])
+            lose = partial(self._recorder.lose, self._turns)
             answer = RelayedAnswer(source, cutter, self._record_relayed, lose, self._fail)
             return answer
 
@@ -97,26 +101,33 @@ class WholeAnswers:
 
     async def _record_relayed(self, cutter: ArrayCutter) -> None:
         try:
-            _, answers = await self._read(self._cut(cutter))
-            await self._record(answers, ())
+            read = await self._read(self._cut(cutter))
+            if read is not None:
+                await self._record(read[1], ())
         except Exception as error:
             self._fail(error)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception, answers: Sequence[Any] = ()) -> None:
         worker = self._exchange.worker
-        self._recorder.fail(self._turns[0], error, worker=worker.url if worker is not None else None)
+        self._recorder.fail(self._turns, error, worker.url if worker is not None else None, answers)
 
-    async def _read(self, document: Awaitable[Any]) -> tuple[Any, list[Any]]:
-        """Return the answer, a parsed ``document``, and the list of its sequences. Raises ValueError."""
+    async def _read(self, document: Awaitable[Any]) -> tuple[Any, list[Any]] | None:
+        """Return the answer, a parsed ``document``, and the list of its sequences.
+
+        None: it is no answer to the request. Then it is counted, and its sequences are marked as lost.
+        """
         try:
             answer = await document
+        except Exception as error:
+            self._fail(error)
+            return None
         except BaseException:
-            self._lose([])
+            self._recorder.lose(self._turns)
             raise
         answers = answer if isinstance(answer, list) else [answer]
         if len(answers) != len(self._turns):
-            self._lose(answers)
-            raise ValueError(f"wanted {len(self._turns)} sequences, got {len(answers)}")
+            self._fail(ValueError(f"wanted {len(self._turns)} sequences, got {len(answers)}"), answers)
+            return None
         return answer, answers
 
     async def _parsed(self, body: bytes) -> Any:
@@ -141,15 +152,10 @@ class WholeAnswers:
             try:
                 await breaks.take()
             except asyncio.CancelledError:
-                for left in range(number, len(answers)):
-                    self._recorder.lose(self._turns[left], answers[left])
+                self._recorder.lose(self._turns[number:], answers[number:])
                 raise
             if number not in aborted:
                 self._recorder.record(turn, answer)
-
-    def _lose(self, answers: list[Any]) -> None:
-        for turn, answer in zip_longest(self._turns, answers):
-            self._recorder.lose(turn if turn is not None else self._turns[-1], answer)
 
     async def _resume_some(self, answers: list[Any], aborted: list[int], generation: Generation) -> None:
         """Replace the sequences with the numbers ``aborted`` in ``answers``. Each is resumed by its own request."""
@@ -181,7 +187,7 @@ class WholeAnswers:
         try:
             return await resume_answer(generation, aborted, record)
         except ValueError as error:  # the other sequences continue
-            self._recorder.fail(self._turns[number], error, answer=aborted)
+            self._recorder.fail([self._turns[number]], error, None, [aborted])
             return None
 
 

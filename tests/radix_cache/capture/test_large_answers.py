@@ -25,6 +25,7 @@ from routers import BARE, HEALTH
 from slime_engine.tokenizer import EngineTokenizer
 from slime_http.serving import serving
 from slime_radix_cache.capture.recorder import StreamRecorder
+from slime_radix_cache.capture.relayed_answer import RelayedAnswer
 from slime_sglang.array_cutter import ArrayCutter
 
 if TYPE_CHECKING:
@@ -222,6 +223,31 @@ async def test_large_answer_that_is_no_json_is_passed_on_and_counted(start: Star
         assert reply.content == wrong
         stats = (await running.client.get("/cache_stats")).json()
         assert stats["unrecorded"] == {"answer_not_understood": 1}
+        told = (await running.client.post("/retrieve_from_text", json={"text": ASK["text"]})).json()
+        assert told["candidates"] == 1  # the lost answer
+
+
+async def test_cancelled_record_of_a_large_answer_is_not_lost_twice() -> None:
+    class Body:
+        finished = True
+
+        async def read(self) -> bytes:
+            return b"{}"
+
+        def close(self) -> None:
+            pass
+
+    async def never(_: ArrayCutter) -> None:
+        await anyio.sleep_forever()
+
+    lost: list[str] = []
+    cutter = ArrayCutter(keeps=False)
+    answer = RelayedAnswer(Body(), cutter, never, lambda: lost.append("at the end"), lambda _: None)
+    answer.relay()
+    with anyio.move_on_after(0):
+        await answer.read()
+    answer.close()
+    assert lost == []  # its recording has marked it
 
 
 async def test_failure_to_decode_a_large_answer_does_not_reach_the_client(

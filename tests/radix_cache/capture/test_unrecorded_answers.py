@@ -118,6 +118,28 @@ async def test_an_anonymous_answer_that_is_not_understood_is_counted(client: Cli
     assert (answer["candidates"], answer["candidates_relation"]) != (1, "eq")
 
 
+@pytest.mark.parametrize("how", ["no JSON", "too many", "no answer", "stream"])
+async def test_each_lost_answer_counts_once(client: Client, how: str) -> None:
+    prompts = [PROMPT, PROMPT + "more"]
+    odd = output(client, LAST, text="harbour", output_ids="xx")
+    before = [(await client.retrieve(prompt))["candidates"] for prompt in prompts]
+    if how == "stream":
+        nonsense = {"text": 5, "meta_info": {}}
+        await stream(client, "", events(nonsense, nonsense), text=prompts)
+    elif how == "no answer":
+        client.engine.media_type = "text/plain"
+        await ask(client, prompts, (200, b"harbour"))
+    else:
+        body = b"{" if how == "no JSON" else orjson.dumps([odd] * 3)
+        await ask(client, prompts, (200, body))
+    after = [(await client.retrieve(prompt))["candidates"] for prompt in prompts]
+    texts = [(await client.retrieve(prompt + "harbour"))["candidates"] for prompt in prompts]
+    if how == "too many":
+        assert (after, texts) == (before, [1, 2])  # what the engine sent too much is behind the last prompt
+    else:
+        assert after == [number + 1 for number in before]
+
+
 @pytest.mark.parametrize("how", ["cancelled", "refused", "empty"])
 async def test_a_request_without_a_record_has_spoken(client: Client, how: str) -> None:
     """Its client's words behind that prompt are prompt, though another session sampled the like."""
