@@ -173,7 +173,8 @@ class SessionTurns(Protocol):
     async def load(self, session: str) -> None:
         """Load the turns of ``session`` that are only in a store. Raises HTTPError.
 
-        Call this right before the other methods, without an ``await`` in between.
+        Call this right before :meth:`turns` or :meth:`expect`, without an ``await`` in between. Their turns stay
+        readable by :meth:`context` and :meth:`rows`, even if the session is demoted or deleted meanwhile.
         """
         ...
 
@@ -197,7 +198,10 @@ class SessionTurns(Protocol):
         ...
 
     def text(self, turn: Any) -> str:
-        """Return the text that the client got in ``turn``. Only the event loop's thread may call this."""
+        """Return the text that the client got in ``turn``.
+
+        Only the event loop's thread may call this, without an ``await`` since :meth:`load`.
+        """
         ...
 
     def spell(self, ids: Sequence[int]) -> str:

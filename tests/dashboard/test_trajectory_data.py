@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,12 @@ from typing import Any
 import pytest
 
 from dashboard.rolled import RECORDING, SYSTEM, branched, entries, follow_up, say, tokenizer_of, user
+from deadlines import until
+from radix_cache.shelf import ALL_DEMOTED
 from routers import BARE, Start
 from slime_dashboard.trajectory_reasons import experts_words, reason_words
+from slime_radix_cache.contracts import SessionTurns
+from slime_radix_cache.demotion.cold_trajectories import ColdTrajectories
 from slime_testing import Running
 
 pytestmark = pytest.mark.anyio
@@ -300,6 +305,39 @@ async def test_a_lost_session_says_so(start: Start) -> None:
         running.router.components.get("session_turns").forget("a")
         status, message = await refused(running, session="a")
         assert (status, "evicted or not recorded" in message) == (404, True)
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+async def test_session_that_goes_while_it_is_read_is_shown_as_it_was(
+    start: Start, monkeypatch: pytest.MonkeyPatch, is_deleted: bool
+) -> None:
+    experts = ("--engine-moe-layers", "2", "--plugin", "r3")
+    async with start(*RECORDING, *experts, *ALL_DEMOTED) as running:
+        threads = running.router.threads
+        cold: ColdTrajectories = running.router.components.get("ownership")
+        source: SessionTurns = running.router.components.get("session_turns")
+        run = threads.run
+        gone: list[str] = []
+
+        async def run_late(work: Callable[[], Any], client: str | None) -> Any:
+            if is_deleted:
+                source.forget(session)
+            cold.check()
+            await until(lambda: not source.turns(session))
+            gone.append(session)
+            return await run(work, client)
+
+        for path in ("", "/tokens", "/retokenised"):
+            await branched(running, session := f"a{path}", tokens=4)
+            before = await get(running, path, session=session)
+            with monkeypatch.context() as patch:
+                patch.setattr(threads, "run", run_late)
+                after = await get(running, path, session=session)
+            assert session in gone
+            if is_deleted and not path:
+                assert after["branch"].pop("experts")["exact"] is False
+                assert before["branch"].pop("experts")["exact"] is True
+            assert after == before
 
 
 async def test_a_first_answer_under_way_is_named(start: Start) -> None:
