@@ -44,7 +44,7 @@ class PromptTurn:
     rest. ``giver``: set if the client gave the ids. ``adapter``: the LoRA adapter of the answer. ``doubt``: why the
     record of the answer will not be exact, or None. ``rid``: the engine's id of the request, if known. ``response``:
     the response that was recorded last. ``row_start``: the first token whose row the engine is to send. ``held``:
-    records of the answer, which stay in memory until the turn ends.
+    records of the answer, which stay in memory until the turn ends. ``lost``: the text that was last marked as lost.
     """
 
     prompt: bytes
@@ -63,6 +63,7 @@ class PromptTurn:
     client: str | None = None
     row_start: int = 0
     held: list[Response] = field(default_factory=list)
+    lost: bytes | None = None
 
     def sequences(self, number: int) -> list[PromptTurn]:
         """Return this turn, and copies of it for ``number - 1`` more sequences of the same prompt."""
@@ -179,13 +180,18 @@ class Turns:
         self._cold.check()
 
     def lose(self, turns: Sequence[PromptTurn], answers: Sequence[Any] = ()) -> None:
-        """Mark the ``answers`` to ``turns``, as far as known, as lost. Surplus answers belong to the last turn."""
+        """Mark the ``answers`` to ``turns``, as far as known, as lost. Surplus answers belong to the last turn.
+
+        A stream that cannot be recorded is lost at each attempt. The same text of it is marked once.
+        """
         for turn, answer in zip_longest(turns, answers):
             turn = turn if turn is not None else turns[-1]
             text = answer.get("text") if isinstance(answer, dict) else None
             sampled = text.encode("utf-8", "replace") if isinstance(text, str) else b""
             turn.response = None
-            self._trajectories.lose(turn.session, turn.prompt + sampled)
+            if turn.lost != (lost := turn.prompt + sampled):
+                turn.lost = lost
+                self._trajectories.lose(turn.session, lost)
 
     def fail(
         self, turns: Sequence[PromptTurn], error: Exception, worker: str | None, answers: Sequence[Any] = ()

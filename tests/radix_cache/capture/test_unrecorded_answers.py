@@ -135,9 +135,24 @@ async def test_each_lost_answer_counts_once(client: Client, how: str) -> None:
     after = [(await client.retrieve(prompt))["candidates"] for prompt in prompts]
     texts = [(await client.retrieve(prompt + "harbour"))["candidates"] for prompt in prompts]
     if how == "too many":
-        assert (after, texts) == (before, [1, 2])  # what the engine sent too much is behind the last prompt
+        assert (after, texts) == (before, [1, 1])  # the surplus reads like the last one
     else:
         assert after == [number + 1 for number in before]
+
+
+async def test_questions_during_a_stream_without_ids_add_no_losses(client: Client) -> None:
+    told = output(client, MINE, output_ids=None, meta_info={"finish_reason": None, "completion_tokens": 2})
+    client.engine.hold, client.engine.hold_after = anyio.Event(), 1
+    client.engine.script.append([told, told])
+    body = {"text": PROMPT, "stream": True}
+    async with client.running.client.stream("POST", "/generate", json=body) as answer:
+        pieces = answer.aiter_bytes()
+        await anext(pieces)
+        for _ in range(2):
+            assert (await client.retrieve(PROMPT + told["text"]))["candidates"] == 1
+        client.engine.hold.set()
+        assert [piece async for piece in pieces]
+    assert (await client.retrieve(PROMPT + told["text"]))["candidates"] == 1
 
 
 @pytest.mark.parametrize("how", ["cancelled", "refused", "empty"])
