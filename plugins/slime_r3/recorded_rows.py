@@ -70,7 +70,7 @@ class RecordedRows:
             return
         shape = self._shape()
         size = RowSize(shape[0] * shape[1], 0, True, False, shape[0]) if shape is not None else self._size
-        if size != self._noted:
+        if size != self._noted and size.size is not None:  # an answer without rows has no size to note
             self._noted = size
             self._notes.add(None, self._name, size, ())
 

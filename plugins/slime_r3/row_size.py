@@ -33,10 +33,11 @@ class RowSize(NamedTuple):
         )
 
     def with_answers(self, other: RowSize) -> RowSize:
-        """Return the RowSize after the answers of ``other``, which has at least one answer."""
-        assert other.size is not None  # narrowing: it has an answer
+        """Return the RowSize after the answers of ``other``."""
+        if other.size is None:  # no answer had rows
+            return self._replace(layers=self.layers or other.layers)
         if self.size is None:
-            return other
+            return other._replace(layers=self.layers or other.layers)
         both = self.with_answer(other.size, other.first_rows)
         return both._replace(
             is_confirmed=both.is_confirmed or other.is_confirmed,

@@ -19,7 +19,7 @@ from chaos.processes import Program
 from deadlines import HANG_S, until
 from ports import free_port
 from r3.replays import PROMPT, Replay, replaying
-from r3.telling import base64_of, telling, turn
+from r3.telling import base64_of, leaf_of, telling, turn
 from r3.versioned import moved, versioned_experts
 from slime_engine.model import NgramModel
 from store_flags import tier_flags
@@ -225,6 +225,41 @@ async def test_router_never_deletes_rows_that_another_one_needs(
         # The rows of the prompt are in the same records as those of the deleted session.
         await first.check(texts[1], "t")
         assert 0 < await stored_bytes(first) < before
+
+
+async def test_answer_without_rows_has_no_size_to_note(
+    start: Start, model: NgramModel, checkpoint: str, tmp_path: Path
+) -> None:
+    flags = (*ROOM, *store_in(tmp_path / "store"))
+    empty = {"indexer_topk": "", "indexer_topk_start_len": 9, "indexer_topk_num_layers": 3}
+    async with telling(start, checkpoint, model, *flags) as (client, _):
+        await turn(client, 10, empty, "s")
+    async with telling(start, checkpoint, model, *flags) as (client, _):
+        for tokens, session in ((10, "t"), (12, "u")):
+            await turn(client, tokens, {"indexer_topk": base64_of(range((tokens - 1) * 6))}, session)
+        path = "/trajectories/t?return_indexer_topk=true"
+        (leaf,) = (await client.running.client.get(path)).json()["trajectories"]
+        assert leaf["indexer_topk_shape"] == [9, 6]
+
+
+@pytest.mark.parametrize("content", [(None, 0, False, False, 3), (6, 9, True, False, 3, "later")])
+async def test_router_starts_with_a_note_that_it_cannot_read(
+    start: Start, model: NgramModel, checkpoint: str, tmp_path: Path,
+    caplog: pytest.LogCaptureFixture, content: tuple[Any, ...],
+) -> None:  # fmt: skip
+    """Earlier versions wrote the first content: the number of layers without the size of a row."""
+    flags = (*ROOM, *store_in(tmp_path / "store"))
+    async with telling(start, checkpoint, model, *flags) as (client, _):
+        rows = client.running.router.components.get("token_rows")._rows["indexer_topk"]
+        rows._notes.add(None, "indexer_topk", content, ())
+        for tokens, session in ((10, "s"), (12, "t")):
+            await turn(client, tokens, {"routed_experts": base64_of(range((tokens - 1) * 6))}, session)
+    async with telling(start, checkpoint, model, *flags) as (client, _):
+        failures = (await client.stats())["demoted"]["failures"]
+        assert failures == ({} if len(content) == 5 else {"rows": 1})
+        assert ("rows indexer_topk stay unknown" in caplog.text) is bool(failures)
+        leaf = await leaf_of(client, "s")
+        assert leaf["routed_experts"] == base64_of(range(9 * 6))
 
 
 @pytest.mark.parametrize("contradicted", [False, True])

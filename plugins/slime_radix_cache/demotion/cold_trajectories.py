@@ -90,7 +90,7 @@ class ColdTrajectories:
         self._open = OpenSessions(self._trajectories, demotion, self._saver.writer)
         self.side.begin(store, self._saver, self._look, self._failed)
         past = await restore(store, tokenizer, self._trajectories, demotion, self._saver.writer, self.side)
-        self.rows = RowNotes(store, demotion, self._saver.writer, past.rows)
+        self.rows = RowNotes(store, demotion, self._saver, past.rows)
         self._others = OtherRouters(
             store, self._trajectories, demotion, RunBegun(FORMAT, tokenizer), self.rows, self.side,
             partial(self._saver.failed, "follow"),

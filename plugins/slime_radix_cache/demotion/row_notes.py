@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from slime_radix_cache.cold_store import ColdStore
 from slime_radix_cache.demotion.demotion import Demotion
-from slime_radix_cache.demotion.note_writer import NoteWriter
-from slime_radix_cache.demotion.notes import Rows
+from slime_radix_cache.demotion.notes import Rows, WrongNote
+from slime_radix_cache.demotion.saving import SegmentSaver
 from slime_radix_cache.index.segments import Segment
 
 if TYPE_CHECKING:
@@ -21,15 +21,17 @@ class RowNotes:
     """Writes the notes of the component ``"token_rows"``, and gives it the notes of earlier runs and other routers.
 
     ``past``: the notes of earlier runs. A response is known by its serial here, and by the key of its record in notes.
+    ``saver`` writes the notes, and counts those that the component cannot read. Such rows stay unknown.
     """
 
     def __init__(
-        self, store: ColdStore, demotion: Demotion, writer: NoteWriter, past: Iterable[Rows]
+        self, store: ColdStore, demotion: Demotion, saver: SegmentSaver, past: Iterable[Rows]
     ) -> None:
         self._store = store
         self._demotion = demotion
-        self._writer = writer
+        self._writer = saver.writer
         self._past = list(past)
+        self._failed = saver.failed
         self._owner: TokenRows | None = None
 
     def connect(self, owner: TokenRows) -> None:
@@ -53,7 +55,7 @@ class RowNotes:
         if self._owner is None:
             return
         if not note.key:
-            self._owner.restore(None, note.name, note.content, note.records)
+            self._restore(self._owner, None, note)
             return
         demotion, runs = self._demotion, self._demotion.runs
         runs.add(note.key)
@@ -61,7 +63,15 @@ class RowNotes:
         # The note about a segment of another run may come after the note about its rows. So such a segment is gone only
         # if it is in ``dropped``. A segment of this run is gone if it is not known.
         if serial not in demotion.dropped and (demotion.has(serial) or not runs.is_own(serial)):
-            self._owner.restore(serial, note.name, note.content, note.records)
+            self._restore(self._owner, serial, note)
+
+    def _restore(self, owner: TokenRows, serial: int | None, note: Rows) -> None:
+        try:
+            owner.restore(serial, note.name, note.content, note.records)
+        except Exception as error:  # the owner may be of another version than the writer of the note
+            self._failed(
+                "rows", WrongNote(f"rows {note.name} stay unknown, their note cannot be read: {error!r}")
+            )
 
     async def save(self) -> None:
         """Put all rows into the store, and note where they are. Raises the owner's errors."""
