@@ -444,6 +444,36 @@ async def test_what_was_written_in_vain_is_not_deleted() -> None:
     assert name_of(1) not in client.objects
 
 
+async def test_failed_write_of_a_forgotten_block_leaves_it_forgotten(tmp_path: Path) -> None:
+    directory = tmp_path / "mounted"
+    directory.mkdir()
+    tier = await open_remote_tier(directory.as_uri(), BLOCK_BYTES, attempts=1)
+    await put(tier, 1)
+    tier.forget([Block(0, key_of(1))])
+    directory.rename(tmp_path / "elsewhere")
+    with pytest.raises(TierFailed):
+        await put(tier, 1)
+    (tmp_path / "elsewhere").rename(directory)
+    tier.forget([Block(0, key_of(1))])  # as after each failed write
+    assert await tier.holds([key_of(1)]) == 0
+    await tier.aclose()
+    assert not (directory / name_of(1)).exists()
+
+
+async def test_cancelled_write_of_a_forgotten_block_leaves_it_forgotten() -> None:
+    client, tier = await scripted()
+    await put(tier, 1)
+    tier.forget([Block(0, key_of(1))])
+    client.steps = [anyio.Event()]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(put, tier, 1)
+        await until(lambda: client.calls == ["put", "put"])
+        tasks.cancel_scope.cancel()
+    assert await tier.holds([key_of(1)]) == 0
+    await tier.aclose()
+    assert name_of(1) not in client.objects
+
+
 async def test_a_write_waits_for_the_deletion_of_its_key() -> None:
     client, tier = await scripted()
     await put(tier, 1)

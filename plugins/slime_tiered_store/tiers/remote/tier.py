@@ -99,13 +99,19 @@ class RemoteTier:
         self._unwritten |= keys
         while not keys.isdisjoint(self._deleting):
             await self._deleted.wait()
-        for key in keys:
-            self._forgotten.pop(key, None)
-        async with self._limit.hold(sum(map(len, sources))):
-            pairs = list(zip(blocks, sources, strict=True))
-            some = max(1, min(self.client.objects_per_put, _PUT_BYTES // self.block_bytes))
-            calls = [pairs[first : first + some] for first in range(0, len(pairs), some)]
-            await self._each("write", self._put, calls, len(pairs))
+        forgotten = keys.intersection(self._forgotten)
+        for key in forgotten:
+            del self._forgotten[key]
+        try:
+            async with self._limit.hold(sum(map(len, sources))):
+                pairs = list(zip(blocks, sources, strict=True))
+                some = max(1, min(self.client.objects_per_put, _PUT_BYTES // self.block_bytes))
+                calls = [pairs[first : first + some] for first in range(0, len(pairs), some)]
+                await self._each("write", self._put, calls, len(pairs))
+        except BaseException:
+            self._forgotten.update(dict.fromkeys(forgotten))  # their objects are still there
+            self._news.set()
+            raise
         self._unwritten -= keys
         self.counts.wrote(sources)
 
