@@ -444,7 +444,7 @@ def test_a_disk_that_is_full_costs_the_log_and_not_an_answer(
     rollouts.turn()
     assert kept.segments > before["sizes"][0]
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert "are given up" in caplog.text
+    assert "nothing more is written" in caplog.text
     assert picture(after_a_kill(kept, tmp_path / "log")) == before
     kept.close()
 
