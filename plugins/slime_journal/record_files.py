@@ -155,11 +155,11 @@ class LogFiles:
         try:
             _, _, [header] = next(self._frames.read(memoryview(beginning)))
         except (Torn, StopIteration):
-            self._damaged(path, 0)
+            self.refuse(path, "is damaged at byte 0")
         if not isinstance(header, Header) or header.format != self._kind.format:
-            raise self._directory.refused(f"{path} is not a log of this version")
+            self.refuse(path, "is not a log of this version")
         if header.reader != self._reader:
-            raise self._directory.refused(f"{path} has {self._kind.foreign}; move {self._to_move} away")
+            self.refuse(path, f"has {self._kind.foreign}")
         return header
 
     def records(self, file: LogFile, *, is_last: bool) -> Iterator[Any]:
@@ -170,7 +170,7 @@ class LogFiles:
                 file.size_bytes = end
         except Torn as torn:
             if isinstance(torn, Damaged) or not is_last:
-                self._damaged(file.path, torn.offset)
+                self.refuse(file.path, f"is damaged at byte {torn.offset}")
             logger.warning("%s: dropped the incomplete last record, which no client relies on", file.path)
             os.truncate(file.path, torn.offset)
 
@@ -211,10 +211,9 @@ class LogFiles:
     def _to_move(self) -> Path:
         return self._directory.path / self._kind.what_to_move
 
-    def _damaged(self, path: Path, offset: int) -> NoReturn:
-        raise self._directory.refused(
-            f"{path} is damaged at byte {offset}; move {self._to_move} away to start without its records"
-        )
+    def refuse(self, path: Path, why: str) -> NoReturn:
+        """Raise StartupError: the file ``path`` is of no use, for the reason ``why``."""
+        raise self._directory.refused(f"{path} {why}; move {self._to_move} away to start without its records")
 
 
 def _number(path: Path) -> int:

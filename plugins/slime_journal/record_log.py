@@ -87,20 +87,20 @@ class RecordLog:
         Items whose parent was left out of a rewrite are skipped: a later record must remove them.
         """
         there: set[int] = set()
-        orphans: set[int] = set()
+        orphans: dict[int, LogFile] = {}
 
         def visit(record: Any) -> None:
             if isinstance(record, self._kind.adds):
                 self._count(record)
                 if record.parent and record.parent not in there:
-                    orphans.add(record.serial)
+                    orphans[record.serial] = self.files[-1]
                     return
                 there.add(record.serial)
             elif isinstance(record, self._kind.removes):
                 if record.serial in there or record.serial in orphans:
                     self._count(record)
                 there.discard(record.serial)
-                orphans.discard(record.serial)
+                orphans.pop(record.serial, None)
             elif isinstance(record, Header):
                 return
             take(record)
@@ -109,7 +109,8 @@ class RecordLog:
             with _no_collector():
                 self._read_all(visit)
             if orphans:
-                raise self._directory.refused(f"{len(orphans)} records lack their parent")
+                file = next(iter(orphans.values()))
+                self._disk.refuse(file.path, f"has the first of {len(orphans)} records without their parent")
         except BaseException:
             self.close()
             raise

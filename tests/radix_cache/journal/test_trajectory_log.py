@@ -396,7 +396,9 @@ def test_a_record_that_goes_on_from_one_that_is_not_there_ends_the_start(tmp_pat
     whole = path.read_bytes()
     (_, header, _), (_, first, _), _ = FRAMES.read(memoryview(whole))
     path.write_bytes(whole[:header] + whole[first:])
-    with pytest.raises(StartupError, match="2 records lack their parent"):
+    with pytest.raises(
+        StartupError, match=rf"{path} has the first of 2 records without their parent; move .*log away"
+    ):
         opened(tmp_path / "log")
 
 
@@ -421,7 +423,7 @@ def test_a_directory_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
         opened(tmp_path / "log")
     (tmp_path / "log" / "00000001.trajectories").rmdir()
     (tmp_path / "log" / "00000001.trajectories").write_bytes(b"".join(FRAMES.write([Seen("1")])))
-    with pytest.raises(StartupError, match="not a log of this version"):
+    with pytest.raises(StartupError, match=r"is not a log of this version; move .*log away"):
         opened(tmp_path / "log")
     (tmp_path / "log" / "00000001.trajectories").write_bytes(b"".join(Frames([Sown]).write([Sown("1")])))
     with pytest.raises(StartupError, match="damaged at byte 0"):
