@@ -36,7 +36,8 @@ class OpenSessions:
         if session not in self._open:
             self._open.add(session)
             self._writer.add(Begun(session))
-        if not await self._writer.flushed():
+        is_written = await self._writer.flushed()
+        if not is_written and session not in self._noted:  # else another request has noted it meanwhile
             losses = self._trajectories.losses
             if session in self._demotion.sessions or session in losses:
                 raise NotNoted("answers of this session", "it goes on")

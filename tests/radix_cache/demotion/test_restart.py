@@ -197,6 +197,20 @@ async def test_request_does_not_wait_for_ever_for_its_note(monkeypatch: pytest.M
         run.shelf.refuses = False
 
 
+async def test_requests_that_begin_a_session_together_go_on_without_its_note(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("slime_radix_cache.demotion.note_writer._WAIT_S", 0.05)
+    async with run_on(shelf()) as run:
+        run.shelf.refuses = True
+        async with anyio.create_task_group() as tasks:
+            for text in ("a", "b"):
+                tasks.start_soon(run.turn, text, 2)
+        assert len(run.kept.responses_of("s")) == 2
+        assert run.kept.has_lost("s")
+        run.shelf.refuses = False
+
+
 async def test_session_in_the_store_goes_on_only_when_that_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would be whole after a kill, without the answer. So also while the store cannot be read."""
     monkeypatch.setattr("slime_radix_cache.demotion.note_writer._WAIT_S", 0.05)
