@@ -91,7 +91,6 @@ class MetricsPlugin:
             if self.settings.port is not None:
                 await stack.enter_async_context(self._exposition.on(self.settings.host, self.settings.port))
             yield
-        self._measured.is_observing = False  # another server may serve the application next
 
     @hookimpl
     def attempt_failed(self, worker: Worker, error: HTTPError | None) -> None:

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, MutableMapping
 from time import monotonic
+from typing import Any
 
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
 from slime_http.error_codes import MAX_ERROR_BYTES
@@ -62,16 +63,20 @@ class Measured:
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Call the application."""
-        if not self.is_observing:
-            if scope["type"] == "http":
+        if scope["type"] == "http":
+            if not self.is_observing:
                 return self._watched({**scope, "state": dict(scope.get("state") or {})}, receive, send)
-            extensions = scope.get("extensions", {})
-            if OBSERVERS in extensions:
-                extensions[OBSERVERS].append(self._counts.add)
-                self.is_observing = True
-                if extensions[APP] == self.serve:
-                    extensions[APP] = self._app
+        elif scope["type"] == "lifespan":
+            self._begin(scope.get("extensions", {}))
         return self._app(scope, receive, send)
+
+    def _begin(self, extensions: MutableMapping[str, Any]) -> None:
+        """Ask the server that begins with the application to report its requests, if it can."""
+        self.is_observing = OBSERVERS in extensions
+        if self.is_observing:
+            extensions[OBSERVERS].append(self._counts.add)
+            if extensions[APP] == self.serve:
+                extensions[APP] = self._app
 
     async def _watched(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = Answer(send, scope, self.time)

@@ -94,6 +94,19 @@ async def test_servers_one_after_the_other_are_measured(is_outermost: bool) -> N
             assert found["slime_requests_total", "path=/workers/{worker_id} status=404 worker="] == number
 
 
+async def test_server_after_one_that_could_not_start_is_measured() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        _, app = build((*METERED, "--prometheus-host", "127.0.0.1", "--prometheus-port", f"{port}"))
+        with pytest.raises(BaseExceptionGroup):
+            async with serving(app):
+                pass
+    async with serving(app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        await client.get("/workers/no-such")
+        found = await scraped(client, f"http://127.0.0.1:{port}/metrics")
+    assert found["slime_requests_total", "path=/workers/{worker_id} status=404 worker="] == 1
+
+
 def test_layer_is_outermost_with_the_default_plugins() -> None:
     router, _ = build([])
     assert next(name for name, _ in router.hooks.asgi_middleware) == "metrics"
