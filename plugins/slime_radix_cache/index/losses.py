@@ -63,8 +63,12 @@ class Marks:
             self._open(path)
 
     def _open(self, path: Path) -> None:
-        """Map the file. All of it is allocated now: a full disk is an error here, not a SIGBUS later."""
+        """Map the file. All of it is allocated now: a full disk is an error here, not a SIGBUS later.
+
+        The header is on the disk before the first mark. So a file of zeros, which a kill may leave, never had a mark.
+        """
         size = _HEADER.size + self._bits // 8
+        head = (_MAGIC.ljust(32, b"\0"), self._bits, _PROBES)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             is_new = os.fstat(fd).st_size == 0
@@ -72,12 +76,12 @@ class Marks:
                 os.posix_fallocate(fd, 0, size)
             elif os.fstat(fd).st_size != size:
                 raise ValueError(f"wanted {size} bytes of marks, got {os.fstat(fd).st_size}")
+            if is_new or _is_zero(fd, size):
+                os.pwrite(fd, _HEADER.pack(*head, 0), 0)
+                os.fsync(fd)
             mapped = memoryview(mmap.mmap(fd, size))
         finally:
             os.close(fd)
-        head = (_MAGIC.ljust(32, b"\0"), self._bits, _PROBES)
-        if is_new:
-            _HEADER.pack_into(mapped, 0, *head, 0)
         *found, self.number = _HEADER.unpack_from(mapped)
         if tuple(found) != head:
             raise ValueError(f"wanted marks of this version, with header {head}, got {tuple(found)}")
@@ -150,6 +154,11 @@ class Marks:
         """Return the bits of ``digest``, by double hashing (Kirsch and Mitzenmacher, 2006)."""
         first, second = digest
         return [(first + number * second) % self._bits for number in range(_PROBES)]
+
+
+def _is_zero(fd: int, size: int) -> bool:
+    """Return True if the ``size`` bytes of the file are zero. Reads only the header if that is not zero."""
+    return not any(os.pread(fd, _HEADER.size, 0)) and os.pread(fd, size, 0) == bytes(size)
 
 
 class Losses:

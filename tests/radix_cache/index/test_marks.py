@@ -65,7 +65,19 @@ def test_marks_in_a_file_outlive_the_process(tmp_path: Path) -> None:
     assert (tmp_path / "marks").stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("content", [b"too short", b"x" * (56 + (1 << 23))])
+def test_file_of_a_process_that_was_killed_before_its_first_mark_is_new(tmp_path: Path) -> None:
+    path = tmp_path / "marks"
+    _marks(path)
+    path.write_bytes(bytes(path.stat().st_size))  # it is allocated, and its header is not written
+    _marks(path).add("lost")
+    again = _marks(path)
+    assert "lost" in again
+    assert again.number == 1
+
+
+@pytest.mark.parametrize(
+    "content", [b"too short", b"x" * (56 + (1 << 23)), bytes(56) + b"x" + bytes((1 << 23) - 1)]
+)
 def test_a_file_that_has_no_marks_ends_the_start(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "sessions.marks").write_bytes(content)
     with pytest.raises(StartupError, match=r"sessions\.marks: wanted"):
