@@ -31,10 +31,12 @@ ROW = LAYOUT.bytes_per_token
 async def records(
     memory: int, ssd: int = 0, path: Path | None = None, ops: FileOps | None = None
 ) -> AsyncIterator[ColdRecords]:
-    """Records in tiers of so many blocks. The disk has 0.2 s for an answer."""
+    """Records in tiers of so many blocks. A disk with ``ops`` has 0.2 s for an answer."""
     arena = MemoryArena(memory, LAYOUT.block_bytes)
     disk = (
-        await SsdTier.open([path], ssd * 4096 + (1 << 16), LAYOUT.block_bytes, ops, wait_s=0.2)
+        await SsdTier.open(
+            [path], ssd * 4096 + (1 << 16), LAYOUT.block_bytes, ops, wait_s=0.2 if ops else HANG_S
+        )
         if path is not None
         else None
     )
