@@ -43,7 +43,6 @@ class ColdRows:
         self._prefix = os.urandom(8)
         self._next = 0
         self._news = anyio.Event()
-        self._progress = anyio.Event()
         self._moving = anyio.Lock()
         self._has_failed = False
 
@@ -51,13 +50,12 @@ class ColdRows:
         """Move the oldest rows to ``store`` while memory has too many. Raises RowsLost, see :meth:`_drop`."""
         self._store = self.reader.store = store
         self._turns.forget_records = self._forget
-        self._turns.on_full = lambda: self._news.set()
+        self._turns.memory.on_full.append(lambda: self._news.set())
         while True:
             while turns := self._turns.overdue(_BATCH_BYTES):
                 if not await self._move(store, turns):
                     self._drop(store, turns)
-                self._progress.set()
-                self._progress = anyio.Event()
+                self._turns.memory.has_progressed()
                 await anyio.lowlevel.checkpoint()
             self._news = anyio.Event()
             await self._news.wait()
@@ -80,10 +78,8 @@ class ColdRows:
 
     async def room(self) -> None:
         """Wait while memory exceeds its limit by over a quarter, but at most ``wait_s`` seconds (see ColdStore)."""
-        if self._store is not None and self._turns.is_crowded:
-            with anyio.move_on_after(self._store.wait_s):
-                while self._turns.is_crowded:
-                    await self._progress.wait()
+        if self._store is not None:
+            await self._turns.memory.room(self._store.wait_s)
 
     async def _move(self, store: RecordStore, turns: Sequence[Hashable]) -> bool:
         """Move the rows of ``turns`` to ``store``. Returns False if a batch takes longer than ``store.wait_s``."""

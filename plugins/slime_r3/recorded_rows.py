@@ -10,6 +10,7 @@ from slime_r3 import reasons
 from slime_r3.cold_rows import ColdRows
 from slime_r3.entries import Entry
 from slime_r3.found_rows import FoundRows
+from slime_r3.row_memory import RowMemory
 from slime_r3.row_size import RowSize
 from slime_r3.turn_rows import TurnRows
 from slime_sglang.token_arrays import IntArray, array_in, may_be_recomputed
@@ -33,8 +34,10 @@ class RecordedRows:
     ``cure``: a hint how to set the shape. TokenRows is in slime_radix_cache.contracts.
     """
 
-    def __init__(self, name: str, max_bytes: int, shape: Callable[[], Shape | None], cure: str = "") -> None:
-        self.turns = TurnRows(max_bytes)
+    def __init__(
+        self, name: str, memory: RowMemory, shape: Callable[[], Shape | None], cure: str = ""
+    ) -> None:
+        self.turns = TurnRows(memory)
         self.cold = ColdRows(self.turns)
         self.misses: dict[str, int] = {}
         #: The number of rows recorded so far, from all answers.

@@ -14,6 +14,7 @@ from slime_r3.found_rows import FoundRows
 from slime_r3.metrics import offer_metrics
 from slime_r3.record_store import RecordStore
 from slime_r3.recorded_rows import RecordedRows, Shape
+from slime_r3.row_memory import RowMemory
 from slime_r3.settings import Settings
 from slime_sglang.facts import experts_shape
 
@@ -34,9 +35,10 @@ class Recorder:
         self._router = router
         self._asking = asking
         self._shape = settings.shape
+        memory = RowMemory(settings.max_bytes)
         self._rows = {
-            _EXPERTS: RecordedRows(_EXPERTS, settings.max_bytes, self._row_shape, _CURE),
-            _INDEXER: RecordedRows(_INDEXER, settings.max_bytes, lambda: None),
+            _EXPERTS: RecordedRows(_EXPERTS, memory, self._row_shape, _CURE),
+            _INDEXER: RecordedRows(_INDEXER, memory, lambda: None),
         }
         offer_metrics(router.components.find("metrics"), self._rows)
 
@@ -47,8 +49,7 @@ class Recorder:
 
     async def room(self) -> None:
         """Wait until memory has room for further rows."""
-        for rows in self._rows.values():
-            await rows.cold.room()
+        await self._rows[_EXPERTS].cold.room()  # all kinds share memory and store
 
     async def inject(self, exchange: Exchange) -> None:
         """See TokenRows."""

@@ -25,7 +25,7 @@ class Settings:
     )  # fmt: skip
     max_bytes: int = flag(
         "--r3-max-bytes", default=_MAX_BYTES, at_least=0, metavar="BYTES",
-        help=f"memory for rows, 0 for no limit; the oldest go first, to a store if any (default {_MAX_BYTES:,})",
+        help=f"memory for all rows, 0 for no limit; the oldest go first, to a store if any (default {_MAX_BYTES:,})",
     )  # fmt: skip
     shape: tuple[int, int] | None = flag(
         "--r3-shape", nargs=2, type=int, metavar=("LAYERS", "TOP_K"),

@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from slime_r3 import reasons
 from slime_r3.entries import Entry
 from slime_r3.pieces import Part, Piece, StoredAs
+from slime_r3.row_memory import RowMemory
 from slime_r3.stretches import Stretch, stretches_of, version_of
 from slime_sglang.token_arrays import IntArray
 
@@ -29,25 +31,25 @@ __all__ = ["TurnRows"]
 
 
 class TurnRows:
-    """Rows by turn, at most ``max_bytes`` of them in memory (0: no limit). No I/O.
+    """Rows by turn, of one kind. They may share ``memory`` with rows of other kinds. No I/O.
 
-    With a store, ``on_full()`` is called when memory has too many rows, ``on_stored(response, entry)`` when all rows of
-    a turn are in the store, and ``forget_records(keys)`` for the records of rows that no turn needs any more. Without a
-    store, the oldest rows are dropped.
+    With a store, ``on_stored(response, entry)`` is called when all rows of a turn are in the store, and
+    ``forget_records(keys)`` for the records of rows that no turn needs any more.
     Changes have no ``await``, and an entry is replaced as a whole, so any thread may call :meth:`find`.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, memory: RowMemory) -> None:
+        self.memory = memory
+        memory.kinds.append(self)
         self.size_bytes = 0
         self.stored_bytes = 0
         self.dropped = 0
-        self.on_full: Callable[[], None] | None = None
         self.on_stored: Callable[[Hashable, Entry], None] = lambda response, entry: None
         self.forget_records: Callable[[Sequence[bytes]], None] = lambda keys: None
-        self._max_bytes = max_bytes
         self._entries: dict[Hashable, Entry] = {}
-        #: Turns with rows in memory, oldest first; ``add`` puts a turn before the turns that it continues.
-        self._ages: OrderedDict[Hashable, None] = OrderedDict()
+        #: Turns with rows in memory, oldest first, each with its age. ``add`` puts a turn before the turns that it
+        #: continues.
+        self._ages: OrderedDict[Hashable, int] = OrderedDict()
         self._heads: dict[Hashable, list[Piece]] = {}
         #: Pieces in the store, by their records: a restored piece may be a part of several turns.
         self._stored: dict[StoredAs, Piece] = {}
@@ -90,8 +92,8 @@ class TurnRows:
         for stretch in (new, *reversed(before)):
             if stretch.turn.response in self._ages:
                 self._ages.move_to_end(stretch.turn.response)
-        if self.exceeds():
-            self._make_room()
+                self._ages[stretch.turn.response] = self.memory.age()
+        self.memory.make_room()
 
     def find(self, turns: Sequence[ConsumedTurn], count: int) -> list[Part] | str:
         """Return the first ``count`` rows of the context of ``turns``, or the reason why they are unknown. O(turns)."""
@@ -144,21 +146,14 @@ class TurnRows:
 
     # Room in memory.
 
-    def exceeds(self, less: int = 0) -> bool:
-        """Return True if memory would have too many rows even with ``less`` fewer bytes."""
-        return bool(self._max_bytes) and self.size_bytes - less > self._max_bytes
-
     @property
-    def is_crowded(self) -> bool:
-        """True if the limit is exceeded by a quarter."""
-        return self.exceeds(self.size_bytes // 5)
+    def oldest(self) -> float:
+        """The age of the oldest turn with rows in memory; infinite without such a turn."""
+        return next(iter(self._ages.values()), inf)
 
-    def _make_room(self) -> None:
-        if self.on_full is not None:
-            self.on_full()
-            return
-        while self.exceeds():
-            self.drop(next(iter(self._ages)), reasons.DROPPED)
+    def drop_oldest(self) -> None:
+        """Drop the rows of the oldest turn with rows in memory."""
+        self.drop(next(iter(self._ages)), reasons.DROPPED)
 
     def overdue(self, most_bytes: int, *, all_must_go: bool = False) -> list[Hashable]:
         """Return the next turns whose rows should leave memory, oldest first, about ``most_bytes`` of rows.
@@ -168,7 +163,7 @@ class TurnRows:
         found: list[Hashable] = []
         size = 0
         for response in self._ages:
-            if size >= most_bytes or not (all_must_go or self.exceeds(size)):
+            if size >= most_bytes or not (all_must_go or self.memory.exceeds(size)):
                 break
             found.append(response)
             size += sum(piece.nbytes for piece in self.in_memory(response))
@@ -255,7 +250,7 @@ class TurnRows:
             self._reasons.pop(turn.response, None)
         if head is not None or own is not None:
             self._entries[turn.response] = Entry(head, own)
-            self._ages.setdefault(turn.response)
+            self._ages.setdefault(turn.response, self.memory.age())
 
     def _shared(self, key: Hashable, rows: IntArray) -> Piece:
         """Return the head with ``rows``, and count one more turn that uses it."""

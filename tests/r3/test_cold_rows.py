@@ -15,6 +15,7 @@ from deadlines import until
 from radix_cache.shelf import Shelf
 from slime_r3.cold_rows import ColdRows, RowsLost
 from slime_r3.pieces import Part
+from slime_r3.row_memory import RowMemory
 from slime_r3.turn_rows import TurnRows
 from slime_radix_cache.contracts import ConsumedTurn
 from slime_sglang.token_arrays import IntArray
@@ -56,7 +57,7 @@ async def rows_of(cold: ColdRows, parts: Sequence[Part]) -> list[list[int]] | st
 
 
 async def test_rows_that_differ_from_stored_ones_in_one_value_are_kept_apart() -> None:
-    turns, shelf = TurnRows(1), Shelf()
+    turns, shelf = TurnRows(RowMemory(1)), Shelf()
     async with moving(turns, shelf) as cold:
         turns.add([turn("a")], ROWS, 0)
         await until(lambda: not turns.size_bytes)
@@ -78,8 +79,8 @@ async def test_rows_that_differ_from_stored_ones_in_one_value_are_kept_apart() -
 
 
 async def test_rows_that_were_found_in_memory_are_read_after_they_have_left_it() -> None:
-    turns = TurnRows(1)
-    turns.on_full = lambda: None  # else they are dropped before there is a store
+    turns = TurnRows(RowMemory(1))
+    turns.memory.on_full.append(lambda: None)  # else they are dropped before there is a store
     turns.add([turn("b")], ROWS, 0)
     parts = turns.find([turn("b")], SHARED + OWN)
     assert not isinstance(parts, str)
@@ -90,7 +91,7 @@ async def test_rows_that_were_found_in_memory_are_read_after_they_have_left_it()
 
 
 async def test_rows_that_are_forgotten_while_they_are_written_leave_no_record() -> None:
-    turns, shelf = TurnRows(1), Shelf()
+    turns, shelf = TurnRows(RowMemory(1)), Shelf()
     shelf.refuses = True
     async with moving(turns, shelf) as cold:
         turns.add([turn("a")], ROWS, 0)
@@ -107,7 +108,7 @@ async def test_rows_that_are_forgotten_while_they_are_written_leave_no_record() 
 
 async def test_rows_that_come_while_others_are_written_stay() -> None:
     """A turn gets more rows of its own while its first ones are on their way."""
-    turns, shelf = TurnRows(1), Shelf()
+    turns, shelf = TurnRows(RowMemory(1)), Shelf()
     shelf.refuses = True
     async with moving(turns, shelf) as cold:
         turns.add([turn("a")], ROWS[:-1], 0)
@@ -122,9 +123,9 @@ async def test_rows_that_come_while_others_are_written_stay() -> None:
 
 
 async def test_router_stops_if_the_store_says_so() -> None:
-    turns, shelf = TurnRows(1), Shelf(wait_s=0.05, stops_on_loss=True)
+    turns, shelf = TurnRows(RowMemory(1)), Shelf(wait_s=0.05, stops_on_loss=True)
     shelf.refuses = True
-    turns.on_full = lambda: None
+    turns.memory.on_full.append(lambda: None)
     turns.add([turn("a")], ROWS, 0)
     with pytest.raises(RowsLost, match="--store-on-loss mark"):
         await ColdRows(turns).run(shelf)
@@ -133,7 +134,7 @@ async def test_router_stops_if_the_store_says_so() -> None:
 @asynccontextmanager
 async def noted(*names: str, short: int = 0) -> AsyncIterator[tuple[ColdRows, dict[Any, Any]]]:
     """The notes about stored rows of turns, and a reader. ``short``: own rows that are not known at first."""
-    turns, shelf, notes = TurnRows(1), Shelf(), dict[Any, Any]()
+    turns, shelf, notes = TurnRows(RowMemory(1)), Shelf(), dict[Any, Any]()
     turns.on_stored = lambda response, entry: notes.setdefault(response, []).append(entry.note())
     async with moving(turns, shelf) as cold:
         for name in names:
@@ -147,7 +148,7 @@ async def noted(*names: str, short: int = 0) -> AsyncIterator[tuple[ColdRows, di
 
 async def test_turns_share_a_prompt_by_their_notes_too() -> None:
     async with noted("a", "b") as (cold, notes):
-        turns, forgotten = TurnRows(1), list[bytes]()
+        turns, forgotten = TurnRows(RowMemory(1)), list[bytes]()
         turns.forget_records = forgotten.extend
         for name in ("a", "b", "a"):  # the note of another router may be read again
             turns.restore(name, *notes[name][-1])
@@ -165,7 +166,7 @@ async def test_turns_share_a_prompt_by_their_notes_too() -> None:
 @pytest.mark.parametrize("order", [(0, 1), (1, 0), (1,), (0, 1, 0)])
 async def test_note_with_more_rows_wins(order: tuple[int, ...]) -> None:
     async with noted("a", short=1) as (cold, notes):
-        turns, forgotten = TurnRows(1), list[bytes]()
+        turns, forgotten = TurnRows(RowMemory(1)), list[bytes]()
         turns.forget_records = forgotten.extend
         for number in order:
             turns.restore("a", *notes["a"][number])
@@ -176,7 +177,7 @@ async def test_note_with_more_rows_wins(order: tuple[int, ...]) -> None:
 async def test_rows_in_memory_stay_unless_the_store_has_more() -> None:
     async with noted("a") as (cold, notes):
         for missing in (0, 1):
-            turns = TurnRows(0)
+            turns = TurnRows(RowMemory(0))
             turns.add([turn("a")], ROWS[: len(ROWS) - missing], 0)
             size = turns.size_bytes
             turns.restore("a", *notes["a"][0])
@@ -187,7 +188,7 @@ async def test_rows_in_memory_stay_unless_the_store_has_more() -> None:
 
 async def test_shared_store_keeps_what_another_run_has_written() -> None:
     async with noted("a") as (_, notes):
-        turns, shelf = TurnRows(1), Shelf()
+        turns, shelf = TurnRows(RowMemory(1)), Shelf()
         shelf.is_shared = True
         async with moving(turns, shelf):
             keys = [key for key, _ in notes["a"][0][1]]
@@ -203,7 +204,7 @@ async def test_shared_store_keeps_what_another_run_has_written() -> None:
 
 async def test_rows_are_moved_with_their_tokens() -> None:
     """At the same time as rows that memory has no room for; what the store refuses stays in memory."""
-    turns, shelf = TurnRows(2 * ROWS.nbytes), Shelf(wait_s=0.05)
+    turns, shelf = TurnRows(RowMemory(2 * ROWS.nbytes)), Shelf(wait_s=0.05)
     async with moving(turns, shelf) as cold, anyio.create_task_group() as tasks:
         for name in ("a", "b", "c"):
             turns.add([turn(name)], ROWS + np.uint8(len(turns)), 0)
@@ -218,7 +219,7 @@ async def test_rows_are_moved_with_their_tokens() -> None:
 
 
 async def test_rows_are_saved_at_the_end_if_the_router_had_begun() -> None:
-    turns, shelf = TurnRows(0), Shelf(wait_s=0.05)
+    turns, shelf = TurnRows(RowMemory(0)), Shelf(wait_s=0.05)
     turns.add([turn("a")], ROWS, 0)
     await ColdRows(turns).save()
     await ColdRows(turns).save_of(["a"])

@@ -47,6 +47,19 @@ async def test_the_oldest_rows_are_dropped_and_that_is_said(
         assert stats["dropped"] >= 3
 
 
+async def test_all_kinds_of_rows_share_the_limit(start: Start, model: NgramModel, checkpoint: str) -> None:
+    """Each answer has as many rows of both kinds. The limit holds those of two and a half answers."""
+    limit = 5 * 9 * 6
+    async with telling(start, checkpoint, model, "--r3-max-bytes", str(limit)) as (client, _):
+        for number, session in enumerate("abcd"):
+            meta = {name: zeros(9 * 6) for name in ("routed_experts", "indexer_topk")}
+            await turn(client, 10, meta, session, given=[20 + number] * 8)
+            stats = (await client.stats())["token_rows"]
+            assert stats["routed_experts"]["bytes"] + stats["indexer_topk"]["bytes"] <= limit
+        assert [stats[name]["dropped"] for name in ("routed_experts", "indexer_topk")] == [2, 1]
+        assert stats["indexer_topk"]["bytes"] == 3 * 9 * 6
+
+
 async def test_a_continued_context_is_newer_than_others(
     start: Start, model: NgramModel, checkpoint: str
 ) -> None:

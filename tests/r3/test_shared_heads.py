@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from slime_r3.row_memory import RowMemory
 from slime_r3.turn_rows import TurnRows
 from slime_radix_cache.contracts import ConsumedTurn
 from slime_sglang.token_arrays import IntArray
@@ -20,7 +21,7 @@ def turn(name: str) -> ConsumedTurn:
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16])
 def test_rows_that_differ_in_one_value_are_kept_apart(size: int, kind: type) -> None:
     rows: IntArray = np.arange((SHARED + OWN) * size, dtype=kind).reshape(-1, size)
-    kept = TurnRows(0)
+    kept = TurnRows(RowMemory(0))
     kept.add([turn("a")], rows, 0)
     first = kept.size_bytes
     assert first == rows.nbytes
@@ -41,7 +42,7 @@ def test_rows_that_differ_in_one_value_are_kept_apart(size: int, kind: type) -> 
 
 def test_rows_of_another_type_are_compared_by_value() -> None:
     rows = np.ones((SHARED + OWN, 8), np.uint8)
-    kept = TurnRows(0)
+    kept = TurnRows(RowMemory(0))
     kept.add([turn("a")], rows, 0)
     before = kept.size_bytes
     wide = rows.astype(np.uint16)

@@ -61,7 +61,7 @@ async def test_forks_have_their_rows_from_memory_and_disk_in_each_format(
         first = PROMPT + (await replay.generate(PROMPT, "s"))["text"] + NEXT
         turns = recorded_by(replay).turns
         await until(lambda: not turns.size_bytes)
-        turns._max_bytes = 0  # later rows stay in memory
+        turns.memory.max_bytes = 0  # later rows stay in memory
         for way in ("a", "b"):
             await replay.generate(first + way, "s")
         await replay.generate(first + "c", "s", return_routed_experts=False)

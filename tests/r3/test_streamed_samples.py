@@ -74,7 +74,7 @@ async def test_forks_and_cut_samples_have_their_rows_from_memory_and_disk(
         first = PROMPT + (await replay.generate(PROMPT, "s", rid="first", **ends))["text"] + NEXT
         turns = recorded_by(replay).turns
         await until(lambda: not turns.size_bytes)
-        turns._max_bytes = 0  # later rows stay in memory
+        turns.memory.max_bytes = 0  # later rows stay in memory
         for way in "ab":
             await replay.generate(first + way, "s", rid=way, **ends)
         await replay.generate(first + "c", "s", rid="c", return_routed_experts=False, **ends)
@@ -153,8 +153,8 @@ async def test_rows_that_leave_memory_meanwhile_are_sent(
     async with recording(start, model, checkpoint, 60, 1 << 16, *SESSIONS) as (client, _, told):
         turns = recorded_by(client).turns
         async with begun(client) as reply:
-            turns._max_bytes = 1
-            turns._make_room()
+            turns.memory.max_bytes = 1
+            turns.memory.make_room()
             assert not turns.size_bytes
             assert np.array_equal(await rest_of(reply), told)
         _, (about,) = tensors_of(await samples(client))
