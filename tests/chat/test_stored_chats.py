@@ -176,6 +176,8 @@ async def test_chats_go_on_at_another_router_with_the_same_remote_store(start: S
         await demote_all(two)
         third = await asked(one, user("a"), said(first), user("b"), said(second), user("c"))
         assert (third["history"], is_continued(third, second)) == ("exact", True)
+        other = await asked(one, user("a"), said(nobodys), user("b"), session=None)
+        assert (other["history"], is_continued(other, nobodys)) == ("exact", True)  # its own memory
 
 
 async def test_turn_in_memory_is_not_continued_when_another_router_has_asked_again(
