@@ -406,3 +406,11 @@ def test_the_map_of_the_code_names_what_is_there() -> None:
     paths = re.findall(r"`((?:router_core|plugins|tests|docs|benchmarks)/[\w/.]+)`", text)
     assert paths
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_variables_that_make_tests_longer_are_listed() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text() + page("docs/chaos.md")
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    read = set(re.findall(r"environ\.get\(\"(SLIME_ROUTER_\w+)\"", tests))
+    assert len(read) > 10
+    assert read - set(re.findall(r"SLIME_ROUTER_\w+", text)) == set()
