@@ -1,4 +1,4 @@
-"""A client for trainers: it steers all engines through the router.
+"""A client for trainers: it controls all engines through the router.
 
 ::
 

@@ -19,7 +19,7 @@ from router_core.workers import WorkerChange
 from slime_control.calls.bodies import names_read
 from slime_control.calls.endpoints import CALLS, Call
 from slime_control.calls.fan_out import CONNECTIONS, FanOut
-from slime_control.calls.one_engine import not_loaded, not_steered, refusal
+from slime_control.calls.one_engine import not_controlled, not_loaded, refusal
 from slime_control.calls.overview import QUESTIONS, Overview
 from slime_control.fleet import Fleet
 from slime_control.pausing.abort_sender import AbortSender
@@ -147,17 +147,17 @@ class Control:
         if not (self.gate.closed or request.is_long_work or self._passes_through) and generates(request):
             self.under_way.ensure_rid(exchange)
             return None
-        return self._steer(exchange)
+        return self._control(exchange)
 
     @property
     def _passes_through(self) -> bool:
         return self._router is not None and self._router.pool.passthrough
 
-    async def _steer(self, exchange: Exchange) -> Reply | None:
+    async def _control(self, exchange: Exchange) -> Reply | None:
         request, router = exchange.request, self._router
         if self._passes_through:
             if request.path in CALLS:
-                raise not_steered(request.path)
+                raise not_controlled(request.path)
             return await self._of_fleet(request)
         if generates(request):
             if request.is_long_work and router is not None:

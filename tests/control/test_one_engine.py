@@ -12,9 +12,9 @@ from slime_sglang.generation import GENERATION_PATHS
 
 pytestmark = pytest.mark.anyio
 
-#: SGLang 0.5.15, ``http_server.py``: what steers an engine, or asks for its own state. Written down here a second time,
-#: so that none is lost there.
-STEERING = [
+#: SGLang 0.5.15, ``http_server.py``: what controls an engine, or asks for its own state. Written down here a second
+#: time, so that none is lost there.
+CONTROLLING = [
     *("/add_external_corpus", "/clear_hicache_storage_backend", "/close_session", "/configure_logging"),
     *("/dump_expert_distribution_record", "/dumper/start", "/freeze_gc", "/get_load"),
     *("/get_remote_instance_transfer_engine_info", "/get_weights_by_name", "/hicache/storage-backend"),
@@ -62,10 +62,10 @@ ANYBODYS = [
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
-async def test_what_steers_one_engine_reaches_none(method: str) -> None:
+async def test_call_that_controls_one_engine_reaches_none(method: str) -> None:
     worker = Steered()
     async with steering(worker) as running:
-        for path in STEERING:
+        for path in CONTROLLING:
             answer = await running.client.request(method, path)
             error = answer.json()["error"]
             assert (answer.status_code, error["code"]) == (501, "ONE_ENGINE_ONLY"), path
@@ -92,7 +92,7 @@ async def test_vllms_control_calls_name_those_of_sglang() -> None:
             answer = await running.client.post(path)
             assert (answer.status_code, own in CALLS) == (501, True)
             message = answer.json()["error"]["message"]
-            assert "vLLM's" in message
+            assert "the router controls SGLang's engines only" in message
             assert message.endswith(f"; SGLang's call is POST {own}")
     assert worker.got == []
 

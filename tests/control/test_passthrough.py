@@ -164,6 +164,7 @@ async def test_control_calls_reach_nobody(start: Start, checkpoint: str) -> None
         for path in CALLS:
             answer = await running.client.post(path, json={})
             assert (answer.status_code, answer.json()["error"]["code"]) == (501, "PASSTHROUGH_WORKERS")
+            assert "Control each server itself" in answer.json()["error"]["message"]
         for path in ("/pause", "/sleep", "/update_weights", "/abort_requests"):
             assert (await running.client.post(path)).status_code == 501
         assert worker.got == []

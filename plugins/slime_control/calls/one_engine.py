@@ -1,6 +1,6 @@
 """Paths that would reach one engine of many, and what to do instead.
 
-SGLang's paths are those of ``http_server.py`` (0.5.15) that steer an engine, or ask for its own state. vLLM's paths
+SGLang's paths are those of ``http_server.py`` (0.5.15) that control an engine, or ask for its own state. vLLM's paths
 are its control endpoints, which SGLang's engines lack. Paths that the router answers itself are in ``endpoints`` and
 ``overview``.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from router_core.errors import HTTPError, PluginNotLoaded
 
-__all__ = ["NoOwnMetrics", "NotSteered", "OneEngineOnly", "not_loaded", "not_steered", "refusal"]
+__all__ = ["NoOwnMetrics", "NotControlled", "OneEngineOnly", "not_controlled", "not_loaded", "refusal"]
 
 
 class OneEngineOnly(HTTPError):
@@ -24,7 +24,7 @@ class NoOwnMetrics(HTTPError):
     status, type, code = 404, "not_found_error", "NO_METRICS"
 
 
-class NotSteered(HTTPError):
+class NotControlled(HTTPError):
     """A control call while the workers are of the type passthrough."""
 
     status, type, code = 501, "not_supported_error", "PASSTHROUGH_WORKERS"
@@ -34,7 +34,7 @@ _EACH = "send it to each engine itself; GET /workers lists them"
 _SESSION = (
     "open it at one engine, and generate there; the router keeps a conversation on its worker by X-Session-Id"
 )
-_VLLM = "it is vLLM's, and the router steers SGLang's engines only"
+_VLLM = "it is vLLM's, and the router controls SGLang's engines only"
 #: vLLM's calls that SGLang has too, each with SGLang's path.
 _OWN_OF_VLLM = {
     "/abort_requests": "/abort_request",
@@ -81,11 +81,11 @@ _TRAJECTORIES = "/trajectories"
 _TREES = ("/dumper/", "/hicache/")
 
 
-def not_steered(path: str) -> HTTPError:
+def not_controlled(path: str) -> HTTPError:
     """Return the error for a control call to passthrough workers."""
-    return NotSteered(
+    return NotControlled(
         f"{path} was sent to no worker: all are of the type passthrough, which the router only proxies to."
-        " Steer each server itself, in its own protocol; GET /workers lists them"
+        " Control each server itself, in its own protocol; GET /workers lists them"
     )
 
 
