@@ -128,7 +128,8 @@ class _Workers:
             return found
         worker, content = found.server, await json_object(request)
         about = _checked(content)
-        if content.get("url") is not None and worker_url(str(content["url"])) != worker.url:
+        named = (content[name] for name in ("url", "worker_url") if content.get(name) is not None)
+        if any(worker_url(str(url)) != worker.url for url in named):
             raise BadRequest(
                 "the URL of a worker cannot be changed: register the new URL, and remove this worker"
             )

@@ -80,6 +80,8 @@ async def test_fields_that_nothing_comes_of_are_named(start: Start, worker: Scri
     [
         {"url": "http://127.0.0.1:1"},
         {"url": 1},
+        {"worker_url": "http://127.0.0.1:1"},
+        {"worker_url": 1},
         {"worker_type": "decode"},
         {"priority": -1},
         {"priority": 1.5},
@@ -104,7 +106,7 @@ async def test_invalid_change_changes_nothing(start: Start, worker: Scripted, ch
 async def test_the_same_url_and_type_may_be_named(start: Start, worker: Scripted) -> None:
     async with start(*BARE) as running:
         path = (await running.client.post("/workers", json={"url": worker.url})).json()["location"]
-        same = {"url": f"{worker.url}/", "worker_type": "regular"}
+        same = {"url": f"{worker.url}/", "worker_url": worker.url, "worker_type": "regular"}
         assert (await running.client.put(path, json=same)).status_code == 202
 
 
