@@ -77,9 +77,10 @@ class _Workers:
         Raises BadRequest, MixedWorkers and WorkerRefused.
         """
         about = _checked(content)
-        if about["worker_type"] is not None:  # a registration with a type replaces the bootstrap port, too
-            about["facts"] = {BOOTSTRAP_PORT: None} | about["facts"]
         await self._router.addresses.admit(url)
+        known = next((worker for worker in self._router.pool if worker.url == url), None)
+        if known is not None and about["worker_type"] not in (None, known.worker_type):
+            about["facts"] = {BOOTSTRAP_PORT: None} | about["facts"]  # the known port is the other type's
         worker, trouble = await self._router.add_worker(url, **about)
         if isinstance(trouble, Refusal):
             raise WorkerRefused(trouble)
@@ -200,9 +201,8 @@ def _checked(content: dict[str, Any]) -> dict[str, Any]:
         raise BadRequest("api_key: wanted a string of printable ASCII, without a space at its ends")
     return {
         "worker_type": cast(WorkerType | None, kind),
-        "facts": {
-            name: fact for name, fact in ((BOOTSTRAP_PORT, port), (MODEL_ID, model)) if fact is not None
-        },
+        # Also null: then a registered worker has no port or model of its own any more.
+        "facts": {name: content[name] for name in (BOOTSTRAP_PORT, MODEL_ID) if name in content},
         "labels": _bounded(labels),
         "api_key": key,
     }

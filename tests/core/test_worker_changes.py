@@ -45,6 +45,8 @@ async def test_only_named_members_change(start: Start, worker: Scripted) -> None
         assert (await running.client.put(path)).json() == registered  # nothing
         await running.client.put(f"/workers/{worker.url}", json={"model_id": "n"})
         assert (await running.client.get(path)).json()["model_id"] == "n"
+        await running.client.put(path, json={"model_id": None})
+        assert (await running.client.get(path)).json()["model_id"] is None
 
 
 async def test_the_next_request_shows_the_new_key(start: Start, worker: Scripted) -> None:

@@ -169,10 +169,28 @@ async def test_worker_registered_again_keeps_its_type_unless_it_names_another(st
             assert (worker.worker_type, bootstrap_port(worker)) == ("prefill", 9000)
         await client.post("/workers", json={"url": worker.url, "bootstrap_port": 9001})
         assert (worker.worker_type, bootstrap_port(worker)) == ("prefill", 9001)
-        await client.post("/workers", json={"url": worker.url, "worker_type": "prefill"})
-        assert (worker.worker_type, bootstrap_port(worker)) == ("prefill", None)
         await client.post("/workers", json={"url": worker.url, "worker_type": "regular"})
-        assert worker.worker_type == "regular"
+        assert (worker.worker_type, bootstrap_port(worker)) == ("regular", None)
+
+
+async def test_bootstrap_port_changes_only_when_it_or_another_type_is_named(start: Start) -> None:
+    prefill, decode = pair()
+    async with between(start, prefill, decode) as running:
+        client, worker = running.client, prefill.worker
+        same = {"url": worker.url, "worker_type": "prefill"}
+        for path in ("/workers", "/add_worker"):
+            await client.post(path, json=same)
+            assert bootstrap_port(worker) == 9000
+        await client.post("/workers", json=same | {"bootstrap_port": None})
+        assert bootstrap_port(worker) is None
+        await client.put(f"/workers/{worker.id}", json={"bootstrap_port": 9001})
+        assert bootstrap_port(worker) == 9001
+        await client.put(f"/workers/{worker.id}", json={"bootstrap_port": None})
+        assert bootstrap_port(worker) is None
+        await client.post("/workers", json=same | {"bootstrap_port": 9002})
+        for kind in ("decode", "prefill"):
+            await client.post("/workers", json={"url": worker.url, "worker_type": kind})
+            assert (worker.worker_type, bootstrap_port(worker)) == (kind, None)
 
 
 # failures
