@@ -168,7 +168,27 @@ async def test_the_fleet_is_not_well_when_none_does(monkeypatch: pytest.MonkeyPa
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (503, "NO_HEALTHY_ENGINE")
     assert f"{bad.url}: it answered /health_generate with 503" in error["message"]
-    assert f"{slow.url}: no answer within 2 s" in error["message"]
+    assert "no worker answered /health_generate well within 2 s" in error["message"]
+    assert f"{slow.url}: no answer in time" in error["message"]
+
+
+async def test_healthy_worker_is_found_behind_eight_hung_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slime_control.calls.overview.random.sample", lambda workers, _: workers)
+    monkeypatch.setattr(overview, "_HEALTH_PATIENCE_S", 0.05)
+    good = Steered()
+    async with steering(*(hung() for _ in range(8)), good) as running:
+        with anyio.fail_after(15):
+            answer = await running.client.get("/health_generate")
+    assert (answer.status_code, answer.json()["workers"]) == (200, [good.url])
+
+
+async def test_each_worker_is_asked_before_the_fleet_is_called_ill(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overview, "_HEALTH_S", 0.6)
+    workers = [hung() for _ in range(9)]
+    async with steering(*workers) as running:
+        answer = await running.client.get("/health_generate")
+    assert answer.status_code == 503
+    assert [path for worker in workers for _, path, _ in worker.got] == ["/health_generate"] * 9
 
 
 async def test_only_workers_that_can_be_used_are_asked_for_their_health() -> None:

@@ -32,6 +32,8 @@ _AT_ONCE = 32
 #: Seconds to wait for an engine's health check. SGLang generates for up to 20 s in its health check.
 _HEALTH_S = 25.0
 _HEALTH_AT_ONCE = 8
+#: Seconds after which another engine is asked at the latest.
+_HEALTH_PATIENCE_S = 1.0
 #: Seconds to wait for an engine's metrics: less than the usual timeout of a scraper.
 _METRICS_S = 4.0
 _METRICS_BYTES = 4 << 20
@@ -176,30 +178,35 @@ class Overview:
     async def _first_healthy(self, workers: Sequence[Worker]) -> str:
         """Return the URL of the first worker that answers. Raises NoHealthyEngine.
 
-        At most eight workers are asked at once, since each of them generates a token.
+        Each worker that is asked generates a token. So eight are asked at first, and another one when one of them has
+        failed. Hung workers do not fail in time, so another one is also asked after a while, and all are asked in time.
         """
-        troubles: dict[Worker, str] = {}
+        troubles = dict.fromkeys(workers, "it was not asked in time")
         healthy: list[str] = []
-        limit = anyio.CapacityLimiter(_HEALTH_AT_ONCE)
+        turns = anyio.Semaphore(_HEALTH_AT_ONCE)
 
         async def ask(worker: Worker) -> None:
-            async with limit:
-                try:
-                    await self._fan_out.fetch(worker, "/health_generate", timeout_s=_HEALTH_S)
-                except HTTPError as error:
-                    troubles[worker] = str(error)
-                else:
-                    healthy.append(worker.url)
-                    tasks.cancel_scope.cancel()
+            troubles[worker] = "no answer in time"
+            try:
+                await self._fan_out.fetch(worker, "/health_generate", timeout_s=_HEALTH_S)
+            except HTTPError as error:
+                troubles[worker] = str(error)
+                turns.release()
+            else:
+                healthy.append(worker.url)
+                tasks.cancel_scope.cancel()
 
         with anyio.move_on_after(_HEALTH_S):
             async with anyio.create_task_group() as tasks:
                 for worker in random.sample(workers, len(workers)):
+                    with anyio.move_on_after(min(_HEALTH_PATIENCE_S, _HEALTH_S / len(workers))):
+                        await turns.acquire()
                     tasks.start_soon(ask, worker)
         if healthy:
             return healthy[0]
-        late = {worker: f"no answer within {_HEALTH_S:g} s" for worker in workers if worker not in troubles}
-        raise NoHealthyEngine(f"no worker answers /health_generate: {_listed({**troubles, **late})}")
+        raise NoHealthyEngine(
+            f"no worker answered /health_generate well within {_HEALTH_S:g} s: {_listed(troubles)}"
+        )
 
     # Engines about themselves.
 
