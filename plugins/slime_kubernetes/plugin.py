@@ -57,6 +57,7 @@ class Discovery:
 
     @hookimpl
     def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
-        if change == "removed" and UID in worker.labels:
+        # A worker that is registered again may have another type.
+        if change == "removed" or (change == "added" and UID not in worker.labels):
             for pods in self._kinds:
                 pods.retry_waiting()

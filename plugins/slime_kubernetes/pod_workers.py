@@ -29,6 +29,7 @@ class PodWorkers:
     an operator removes stays removed. A worker is ours while its labels have the uid of a pod; another registration
     removes the label. Pods with one of the ``taken`` sets of labels belong to another kind. Addresses are reused, and
     a pod's end may be reported after the next pod's start. So a pod waits while another pod's worker has its address.
+    A pod also waits while passthrough workers are registered, which cannot be beside it.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class PodWorkers:
             del self._joined[uid]
 
     def retry_waiting(self) -> None:
-        """Try the waiting pods again after a pod's worker was removed, since they may have the same address."""
+        """Try the waiting pods again, since a worker that may have been in their way was removed or has changed."""
         waiting, self._waiting = self._waiting, {}
         for pod in waiting.values():
             self.update(pod)
@@ -109,7 +110,8 @@ class PodWorkers:
                     labels={_NAME: pod.name, UID: pod.uid},
                 )
             except MixedWorkers as error:
-                logger.warning("pod %s is no worker: %s", pod.name, error)
+                logger.warning("pod %s is no worker yet: %s", pod.name, error)
+                self._wait(pod)
 
     def _is_free(self, url: str, pod: Pod) -> bool:
         """Return True when ``pod`` may register at ``url`` now. It waits while another pod's worker has ``url``."""
@@ -122,9 +124,12 @@ class PodWorkers:
             return not self._is_ours(known)  # if ours, a plugin restored it
         logger.info("pod %s is at %s, which is a worker already", pod.name, url)
         if uid is not None:
-            del self._joined[pod.uid]
-            self._waiting[pod.uid] = pod
+            self._wait(pod)
         return False
+
+    def _wait(self, pod: Pod) -> None:
+        del self._joined[pod.uid]
+        self._waiting[pod.uid] = pod
 
     def _is_ours(self, worker: Worker) -> bool:
         return UID in worker.labels and worker.worker_type == self._kind

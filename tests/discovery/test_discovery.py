@@ -267,6 +267,25 @@ async def test_a_pod_that_ends_while_it_waits_for_an_address_waits_no_longer(
         assert len(workers) == 0
 
 
+@pytest.mark.parametrize("is_removed", [True, False])
+async def test_pod_waits_until_no_passthrough_worker_is_there(
+    discover: Discover, caplog: pytest.LogCaptureFixture, is_removed: bool
+) -> None:
+    async with discover() as found:
+        for last in (2, 3):
+            await found.engine(last)
+        client, other = found.running.client, {"url": found.url(3)}
+        await client.post("/workers", json=other | {"worker_type": "passthrough"})
+        found.pod(2)
+        await until(lambda: "pod default/p-2 is no worker yet" in caplog.text)
+        assert found.states() == {3: "ready"}
+        if is_removed:
+            await client.delete(f"/workers/{found.url(3)}")
+        else:
+            await client.post("/workers", json=other | {"worker_type": "regular"})
+        await until(lambda: found.states() == {2: "ready"} | ({} if is_removed else {3: "ready"}))
+
+
 # prefill and decode
 
 
