@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import copy
 import pickle
+from dataclasses import fields
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -114,6 +116,69 @@ def test_nothing_that_was_not_given_is_said() -> None:
     args = RouterArgs.from_cli_args(parser_of_a_trainer().parse_args([]), use_router_prefix=True)
     assert args == RouterArgs()
     assert args.command_line() == ["--host=0.0.0.0", "--port=30000", "--policy=cache_aware"]
+
+
+# a default that somebody set is said: the gateway's cache_aware has thresholds, slime-router's has none
+
+
+#: The gateway's thresholds.
+THRESHOLDS: dict[str, Any] = {
+    "cache_threshold": 0.3,
+    "balance_abs_threshold": 64,
+    "balance_rel_threshold": 1.5,
+}
+
+
+def thresholds(args: RouterArgs) -> dict[str, Any]:
+    read = ours(args.command_line())
+    return {name: read[name] for name in THRESHOLDS}
+
+
+@pytest.mark.parametrize("prefix", [False, True], ids=["plain", "prefixed"])
+def test_a_default_that_is_typed_is_said(prefix: bool) -> None:
+    parser = argparse.ArgumentParser()
+    RouterArgs.add_cli_args(parser, use_router_prefix=prefix)
+    typed = {name: theirs.default for name, theirs in GATEWAY.items() if theirs.nargs == 1 and theirs.default}
+    assert {f"--{name.replace('_', '-')}" for name in THRESHOLDS} <= typed.keys()
+    given = [f"{prefixed(name) if prefix else name}={value}" for name, value in typed.items()]
+    words = RouterArgs.from_cli_args(parser.parse_args(given), use_router_prefix=prefix).command_line()
+    assert {f"{name}={value}" for name, value in typed.items()} <= set(words)
+
+
+def test_a_threshold_that_is_typed_wins_over_the_trainers() -> None:
+    parser = parser_of_a_trainer()
+    parser.set_defaults(router_balance_abs_threshold=10, router_balance_rel_threshold=1.2)  # as slime does
+    parsed = parser.parse_args(["--router-balance-abs-threshold", "64"])
+    args = RouterArgs.from_cli_args(pickle.loads(pickle.dumps(parsed)), use_router_prefix=True)
+    assert thresholds(args) == {
+        "cache_threshold": None,
+        "balance_abs_threshold": 64,
+        "balance_rel_threshold": 1.2,
+    }
+
+
+def test_a_default_in_the_constructor_or_an_assignment_is_said() -> None:
+    assert thresholds(RouterArgs(**THRESHOLDS)) == THRESHOLDS
+    assigned = RouterArgs(port=7)
+    assert set(thresholds(assigned).values()) == {None}
+    for name, value in THRESHOLDS.items():
+        setattr(assigned, name, value)
+    assert thresholds(assigned) == THRESHOLDS
+    for same in (pickle.loads(pickle.dumps(assigned)), copy.deepcopy(assigned)):
+        assert thresholds(same) == THRESHOLDS
+    assert RouterArgs(dp_aware=False, worker_urls=[]).command_line() == RouterArgs().command_line()
+
+
+def test_defaults_look_as_in_the_gateway() -> None:
+    args = RouterArgs(cache_threshold=0.3)
+    names = [each.name for each in fields(args)]
+    assert list(vars(args)) == list(signature(RouterArgs).parameters) == names
+    defaults = {each.name: each.default for each in fields(RouterArgs)}
+    parsed = vars(parser_of_a_trainer().parse_args([]))
+    for name, value in THRESHOLDS.items():
+        told = (defaults[name], getattr(RouterArgs, name), getattr(args, name), parsed[f"router_{name}"])
+        assert told == (value,) * 4
+        assert {type(each) for each in told} == {type(value)}
 
 
 # as trainers use it

@@ -1,10 +1,14 @@
 """The arguments of the SGLang gateway, and their conversion to a command line of slime-router."""
 
 import argparse
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Self, get_args
+from typing import Any, Self, TypeVar, get_args
 
 __all__ = ["RouterArgs"]
+
+Args = TypeVar("Args", bound="_GivenFields")
 
 
 #: Options of argparse for flags with several values. With ``append``, each use of a flag adds one group of values.
@@ -14,12 +18,52 @@ _GROUPS = {"nargs": "+", "action": "append"}
 _ONES = {"nargs": 1, "action": "append"}
 
 
+class _GivenFields:
+    """Notes which fields were set. The note is a slot, so ``vars()`` has fields only; copies and pickles keep it."""
+
+    __slots__ = ("_given",)
+    _given: frozenset[str]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name != "_given":
+            self._given = getattr(self, "_given", frozenset()) | {name}
+
+
+def _note_arguments(cls: type[Args]) -> type[Args]:
+    """Let the constructor of a dataclass note only the fields that its caller gave, not those with their default."""
+    make = cls.__init__
+    names = [each.name for each in fields(cls)]  # type: ignore[arg-type]  # a dataclass
+
+    @functools.wraps(make)
+    def init(self: Args, *values: Any, **named: Any) -> None:
+        make(self, *values, **named)
+        self._given = frozenset((*names[: len(values)], *named))
+
+    cls.__init__ = init  # type: ignore[method-assign, assignment]
+    return cls
+
+
+class _Typed(argparse.Action):
+    """Stores a value, and lists its flag in the result: a typed value may be the default, too."""
+
+    def __call__(
+        self, _: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        setattr(namespace, self.dest, values)
+        setattr(namespace, _TYPED, [*getattr(namespace, _TYPED, ()), self.dest])
+
+
+@_note_arguments
 @dataclass
-class RouterArgs:
+class RouterArgs(_GivenFields):
     """Arguments of sglang-router 0.3.2, a field for each flag. Values are Python objects or words of a command line.
 
-    A default is the gateway's, or None (not given). A field that has its default is left out of the command line, so
-    slime-router's own default applies. Trainers log these objects, so their ``repr`` shows no key.
+    A default is the gateway's, or None (not given). A field that nobody set is left out of the command line, so
+    slime-router's own default applies. A field was set if it differs from its default, or if it was typed as a flag,
+    given to the constructor or assigned. A default that comes from ``set_defaults``, or from a namespace that no parser
+    made, counts as not set. ``dataclasses.replace`` sets all fields.
+    Trainers log these objects, so their ``repr`` shows no key.
     """
 
     worker_urls: list[str] = field(default_factory=list, metadata=_ANY)
@@ -155,22 +199,23 @@ class RouterArgs:
                 group.add_argument(flag, default=default, **each.metadata)
             else:
                 kind = (get_args(each.type) or (each.type,))[0]  # int, also for "int | None"
-                group.add_argument(flag, default=default, type=kind)
+                group.add_argument(flag, default=default, type=kind, action=_Typed)
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace, use_router_prefix: bool = False) -> Self:
         """Make arguments from ``args``, the result of a parser with these flags. Other options are ignored."""
-        given = vars(args)
+        given, plain = vars(args), cls()
+        typed: Sequence[str] = given.get(_TYPED, ())
         found = {}
         for each in fields(cls):
             flag = f"{_prefix(each.name, use_router_prefix)}{_spelt(each.name)}"
             dest = flag.replace("-", "_")
-            if dest in given:
+            if dest in given and (dest in typed or given[dest] != getattr(plain, each.name)):
                 found[each.name] = given[dest]
         return cls(**found)
 
     def command_line(self) -> list[str]:
-        """Return the flags for slime-router: host, port, policy, and all others that do not have their default.
+        """Return the flags for slime-router: host, port, policy, and all others that were set.
 
         The environment may set the flags that are left out.
         """
@@ -183,11 +228,13 @@ class RouterArgs:
             value = getattr(self, each.name)
             if each.name in ("host", "port", "policy", *_WITHOUT_FLAG) or value is None:
                 continue
-            if value != getattr(plain, each.name):
+            if each.name in self._given or value != getattr(plain, each.name):
                 words += _words(each.name, value)
         return words
 
 
+#: Attribute of a parser's result: the names, in this result, of the flags that were typed.
+_TYPED = "typed_router_flags"
 _WITHOUT_FLAG = ("bootstrap_port_annotation",)
 _OTHERWISE_SPELT = {
     "prefill_urls": "prefill",
@@ -209,8 +256,8 @@ def _spelt(name: str) -> str:
 def _words(name: str, value: Any) -> list[str]:
     """Return ``value`` of a field as words of a command line."""
     flag = f"--{_spelt(name)}"
-    if value is True:
-        return [flag]
+    if isinstance(value, bool):
+        return [flag] if value else []
     if isinstance(value, dict):
         value = [f"{key}={one}" for key, one in value.items()]
     if not isinstance(value, list | tuple):
