@@ -175,14 +175,17 @@ class Versions:
     def _have_moved_since(self, version: str | None) -> bool:
         """Return True when workers moved back to ``version``; False when workers with the fleet's version only left.
 
-        They moved if a worker changed to ``version`` after the last worker with the fleet's version left, or if workers
-        named the fleet's version and no worker does now. If none ever named it, it was only announced.
+        They moved if workers named the fleet's version and no worker does now. If none ever named it, it was only
+        announced. They also moved if a worker changed to ``version`` after the last one with the fleet's version left.
+        While a worker names the fleet's version, a stale one does not count: it may catch up, or have restarted.
         """
-        watches = self._watches.values()
-        changed_at = max(
-            (each.changed_at for each in watches if each.worker.said_version == version), default=0.0
+        is_named = self._is_named_now()
+        changes = (
+            each.changed_at
+            for each in self._watches.values()
+            if each.worker.said_version == version and (each.worker.state == "ready" or not is_named)
         )
-        return changed_at >= self._left_at or (self._is_named and not self._is_named_now())
+        return max(changes, default=0.0) >= self._left_at or (self._is_named and not is_named)
 
     def _is_named_now(self) -> bool:
         router = self._router

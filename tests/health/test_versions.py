@@ -463,6 +463,35 @@ async def test_old_weights_are_not_used_while_the_others_are_away() -> None:
         await until(lambda: it.version == "2" and it.worker(old).state == "ready")
 
 
+async def test_old_weights_that_change_are_not_used_either_while_the_others_are_away() -> None:
+    """A stale engine takes the updates that it lacks one after the other, or it restarts between two probes."""
+    good, old = Naming("3"), Naming("3")
+    async with fleet(good, old, settings=QUICK) as it:
+        old.version = "1"
+        await until(lambda: it.states == ["ready", "stale"])
+        good.is_well = False
+        await until(lambda: it.states == ["quarantined", "stale"])
+        old.version = "2"
+        await until(lambda: it.worker(old).said_version == "2")
+        await anyio.sleep(0.1)
+        assert (it.version, it.states) == ("3", ["quarantined", "stale"])
+        assert (await it.generate()).status_code == 503
+        old.version = "3"
+        await until(lambda: it.states == ["quarantined", "ready"])
+        assert it.moves.seen == []
+
+
+async def test_last_worker_in_use_that_is_moved_back_moves_the_fleet_back() -> None:
+    away, used = Naming("3"), Naming("3")
+    async with fleet(away, used, settings=QUICK) as it:
+        away.is_well = False
+        await until(lambda: it.states == ["quarantined", "ready"])
+        used.version = "2"
+        await until(lambda: (it.version, it.states) == ("2", ["quarantined", "ready"]))
+        away.is_well = True
+        await until(lambda: it.states == ["stale", "ready"])
+
+
 async def test_restarted_engines_do_not_move_the_fleet_back() -> None:
     """They name the version of the files with which they start, and were not updated to it."""
     first, second, away = Naming("1"), Naming("1"), Naming("1")
