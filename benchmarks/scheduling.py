@@ -32,6 +32,8 @@ _MULTI_TURN = "multi-turn, 128"
 _NO_LENGTHS = ", no lengths"
 #: With strict sessions, engines that join later get no conversation that has begun, so the imbalance is 2 at best.
 _UNBALANCED = {workload.name for workload in WORKLOADS if workload.joined_s and workload.has_sessions}
+#: Engines that join late make the seeds differ by half, so the workload gets this many times as many.
+_LATE_SEEDS = 3
 _SVG = Path(__file__).resolve().parent.parent / "docs" / "images" / "scheduling.svg"
 
 
@@ -110,7 +112,7 @@ def main() -> int:
         if not options.wants(workload.name):
             continue
         for name in _POLICIES:
-            for seed in range(options.rounds):
+            for seed in range(options.rounds * (_LATE_SEEDS if workload.joined_s else 1)):
                 lengths = not name.endswith(_NO_LENGTHS)
                 add_outcome(report, workload.name, _POLICIES, name, workload, seed, names_lengths=lengths)
         if workload.name == _MULTI_TURN:
