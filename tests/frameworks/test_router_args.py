@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import pickle
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from inspect import signature
 from typing import Any
 
@@ -179,6 +179,28 @@ def test_defaults_look_as_in_the_gateway() -> None:
         told = (defaults[name], getattr(RouterArgs, name), getattr(args, name), parsed[f"router_{name}"])
         assert told == (value,) * 4
         assert {type(each) for each in told} == {type(value)}
+
+
+@dataclass
+class Extended(RouterArgs):
+    """Arguments of a trainer, with one of its own and another default."""
+
+    replicas: int = 1
+    retry_max_retries: int = 2
+
+
+def test_only_the_gateways_fields_of_a_subclass_are_said() -> None:
+    plain = RouterArgs(port=7).command_line()
+    assert Extended(port=7, replicas=2).command_line() == [*plain, "--retry-max-retries=2"]
+    assert thresholds(Extended(cache_threshold=0.3))["cache_threshold"] == 0.3
+    parser = argparse.ArgumentParser()
+    RouterArgs.add_cli_args(parser)
+    args = Extended.from_cli_args(parser.parse_args(["--balance-abs-threshold=64"]))
+    assert thresholds(args) == {
+        "cache_threshold": None,
+        "balance_abs_threshold": 64,
+        "balance_rel_threshold": None,
+    }
 
 
 # as trainers use it

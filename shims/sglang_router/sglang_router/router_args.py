@@ -1,15 +1,11 @@
 """The arguments of the SGLang gateway, and their conversion to a command line of slime-router."""
 
 import argparse
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Self, TypeVar, get_args
+from typing import Any, Self, get_args
 
 __all__ = ["RouterArgs"]
-
-Args = TypeVar("Args", bound="_GivenFields")
-
 
 #: Options of argparse for flags with several values. With ``append``, each use of a flag adds one group of values.
 _ANY = {"nargs": "*"}
@@ -19,29 +15,24 @@ _ONES = {"nargs": 1, "action": "append"}
 
 
 class _GivenFields:
-    """Notes which fields were set. The note is a slot, so ``vars()`` has fields only; copies and pickles keep it."""
+    """Notes which fields of a dataclass were given to its constructor, or assigned later.
+
+    The note is a slot, so ``vars()`` has fields only; copies and pickles keep it.
+    """
 
     __slots__ = ("_given",)
     _given: frozenset[str]
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if name != "_given":
-            self._given = getattr(self, "_given", frozenset()) | {name}
-
-
-def _note_arguments(cls: type[Args]) -> type[Args]:
-    """Let the constructor of a dataclass note only the fields that its caller gave, not those with their default."""
-    make = cls.__init__
-    names = [each.name for each in fields(cls)]  # type: ignore[arg-type]  # a dataclass
-
-    @functools.wraps(make)
-    def init(self: Args, *values: Any, **named: Any) -> None:
-        make(self, *values, **named)
+    def __new__(cls, *values: Any, **named: Any) -> Self:
+        self = super().__new__(cls)
+        names = [each.name for each in fields(cls)]  # type: ignore[arg-type]  # a dataclass
         self._given = frozenset((*names[: len(values)], *named))
+        return self
 
-    cls.__init__ = init  # type: ignore[method-assign, assignment]
-    return cls
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in vars(self):  # the first value comes from the constructor, and may be the default
+            self._given |= {name}
+        super().__setattr__(name, value)
 
 
 class _Typed(argparse.Action):
@@ -54,7 +45,6 @@ class _Typed(argparse.Action):
         setattr(namespace, _TYPED, [*getattr(namespace, _TYPED, ()), self.dest])
 
 
-@_note_arguments
 @dataclass
 class RouterArgs(_GivenFields):
     """Arguments of sglang-router 0.3.2, a field for each flag. Values are Python objects or words of a command line.
@@ -204,13 +194,13 @@ class RouterArgs(_GivenFields):
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace, use_router_prefix: bool = False) -> Self:
         """Make arguments from ``args``, the result of a parser with these flags. Other options are ignored."""
-        given, plain = vars(args), cls()
+        given = vars(args)
         typed: Sequence[str] = given.get(_TYPED, ())
         found = {}
         for each in fields(cls):
             flag = f"{_prefix(each.name, use_router_prefix)}{_spelt(each.name)}"
             dest = flag.replace("-", "_")
-            if dest in given and (dest in typed or given[dest] != getattr(plain, each.name)):
+            if dest in given and (dest in typed or given[dest] != each.default):
                 found[each.name] = given[dest]
         return cls(**found)
 
@@ -219,16 +209,15 @@ class RouterArgs(_GivenFields):
 
         The environment may set the flags that are left out.
         """
-        plain = RouterArgs()
         words = [f"--host={(self.host or '0.0.0.0').strip('[]')}", f"--port={self.port}"]
         if self.policy is not None:
             # Also the gateway's default: trainers set thresholds for cache_aware, and slime-router's default is auto.
             words.append(f"--policy={self.policy}")
-        for each in fields(self):
+        for each in fields(RouterArgs):  # fields of a subclass are no flags of slime-router
             value = getattr(self, each.name)
             if each.name in ("host", "port", "policy", *_WITHOUT_FLAG) or value is None:
                 continue
-            if each.name in self._given or value != getattr(plain, each.name):
+            if each.name in self._given or value != each.default:
                 words += _words(each.name, value)
         return words
 
