@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 
-from compiled import build_compiled, compiled_faults, hot_modules
+from compiled import build_compiled, compiled_faults, earlier_wheels, hot_modules
 from contents import metadata_faults, sdist_faults, sdist_names, source_names, wheel_faults
 from distributions import Distributions, ReleaseError, build_alike, checksums, run
 from history import changelog_faults
@@ -79,16 +79,18 @@ def release(into: Path) -> None:
         with _step("install the sdist, and run the demo"):
             try_out(install(str(built.sdist), work / "of-sdist"), version, work / "sdist-runs")
         with _step("compile the hot modules"):
+            hot = hot_modules(_ROOT)
             compiled = build_compiled(work / "source", work / "compiled", epoch)
-            _expect_none(compiled_faults(compiled, built.wheel, hot_modules(_ROOT)))
+            _expect_none(compiled_faults(compiled, built.wheel, hot))
         with _step(f"install {compiled.name}, and run the demo"):
             python = install(str(compiled), work / "of-compiled")
             try_out(python, version, work / "compiled-runs")
             run(python, "-c", "from router_core.cli import is_compiled; assert is_compiled()", cwd=work)
         into.mkdir(parents=True, exist_ok=True)
-        for old in (*into.glob("slime_router-*"), into / "SHA256SUMS"):
-            old.unlink(missing_ok=True)
-        sums = checksums([*built, compiled, sbom], into)
+        earlier = [wheel for wheel in earlier_wheels(into, built.wheel, hot) if wheel.name != compiled.name]
+        for old in {*into.glob("slime_router-*")}.difference(earlier):
+            old.unlink()
+        sums = checksums([*built, compiled, sbom, *earlier], into)
     print(f"{into}: slime-router {version}, an SBOM of {count} components\n{sums.read_text()}", end="")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from distributions import run
 
-__all__ = ["build_compiled", "compiled_faults", "hot_modules"]
+__all__ = ["build_compiled", "compiled_faults", "earlier_wheels", "hot_modules"]
 
 
 def hot_modules(root: Path) -> list[str]:
@@ -49,6 +49,12 @@ def compiled_faults(wheel: Path, plain: Path, hot: Sequence[str]) -> list[str]:
     faults += [f"{name}: not compiled" for name in hot if name not in compiled]
     faults += [f"{name}: a stray file" for name in names - wanted if not name.endswith(".so")]
     return sorted(faults)
+
+
+def earlier_wheels(into: Path, plain: Path, hot: Sequence[str]) -> list[Path]:
+    """Return the compiled wheels in ``into`` with the sources of ``plain``, as other versions of Python built them."""
+    others = into.glob(plain.name.replace("py3-none-any", "cp*"))
+    return sorted(wheel for wheel in others if not compiled_faults(wheel, plain, hot))
 
 
 def _sources(names: Collection[str]) -> set[str]:

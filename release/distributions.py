@@ -114,8 +114,11 @@ def _sha256(path: Path) -> str:
 
 
 def checksums(files: Iterable[Path], into: Path) -> Path:
-    """Copy ``files`` into the directory ``into``, with a ``SHA256SUMS`` that ``sha256sum --check`` reads."""
-    copies = [Path(shutil.copy(path, into)) for path in files]
+    """Copy ``files`` into the directory ``into``, with a ``SHA256SUMS`` that ``sha256sum --check`` reads.
+
+    Files that are in ``into`` already are only listed.
+    """
+    copies = [path if path.parent == into else Path(shutil.copy(path, into)) for path in files]
     path = into / "SHA256SUMS"
     path.write_text("".join(f"{_sha256(copy)}  {copy.name}\n" for copy in sorted(copies)))
     return path

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from compiled import compiled_faults, earlier_wheels, hot_modules
 from contents import metadata_faults, sdist_faults, source_names, wheel_faults
 from distributions import ReleaseError, build_alike, checksums, differences, run
 from history import changelog_faults
@@ -141,8 +142,48 @@ def test_files_that_differ_in_a_byte_are_found_and_sums_are_written(tmp_path: Pa
         files[folder].write_bytes(content)
     assert differences([files["one"]], [files["two"]]) == []
     assert differences([files["one"]], [files["three"]]) == ["wheel"]
-    sums = checksums([files["one"]], tmp_path)
-    assert "wheel: OK" in run("sha256sum", "--check", sums.name, cwd=tmp_path)
+    for file in (files["one"], tmp_path / "wheel"):  # the second is there already
+        sums = checksums([file], tmp_path)
+        assert "wheel: OK" in run("sha256sum", "--check", sums.name, cwd=tmp_path)
+
+
+def zipped(path: Path, files: dict[str, str]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return path
+
+
+PLAIN = {"router_core/a.py": "1", "slime_b/c.py": "2", "slime_router-1.0.dist-info/WHEEL": "py3-none-any"}
+COMPILED = PLAIN | {
+    "router_core/a.cpython-311-x86_64-linux-gnu.so": "",
+    "x__mypyc.cpython-311-x86_64-linux-gnu.so": "",
+    "slime_router-1.0.dist-info/WHEEL": "cp311-cp311",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "faults"),
+    [
+        (COMPILED, []),
+        (PLAIN, ["router_core/a.py: not compiled"]),
+        (COMPILED | {"slime_b/c.py": "3"}, ["slime_b/c.py: not as in slime_router-1.0-py3-none-any.whl"]),
+        (COMPILED | {"slime_b/d.py": ""}, ["slime_b/d.py: a stray file"]),
+        ({name: COMPILED[name] for name in COMPILED if name != "slime_b/c.py"}, ["slime_b/c.py: missing"]),
+    ],
+)
+def test_compiled_wheel_is_the_other_wheel_with_compiled_modules(
+    tmp_path: Path, files: dict[str, str], faults: list[str]
+) -> None:
+    plain = zipped(tmp_path / "slime_router-1.0-py3-none-any.whl", PLAIN)
+    wheel = zipped(tmp_path / "slime_router-1.0-cp311-cp311-manylinux_2_34_x86_64.whl", files)
+    zipped(tmp_path / "slime_router-0.9-cp311-cp311-manylinux_2_34_x86_64.whl", files)
+    assert compiled_faults(wheel, plain, ["router_core/a.py"]) == faults
+    assert earlier_wheels(tmp_path, plain, ["router_core/a.py"]) == ([] if faults else [wheel])
+
+
+def test_compiled_modules_are_files_of_the_wheel() -> None:
+    assert set(hot_modules(ROOT)) <= source_names(ROOT)
 
 
 def test_uncommitted_changes_are_refused(tmp_path: Path) -> None:
