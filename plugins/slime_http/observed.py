@@ -10,19 +10,19 @@ __all__ = ["ObservedRequest"]
 class ObservedRequest:
     """A request and the answer to it, when both have ended.
 
-    ``scope``: the ASGI scope. ``status``: the answer's status, or 0. ``complete``: all of the answer was written.
+    ``scope``: the ASGI scope. ``status``: the answer's status, or 0. ``is_whole``: the answer did not break off.
     ``error``: the beginning of an error's body.
 
     Event loop times in seconds: ``began`` (the application was called), ``streamed_at`` (the first chunk was written;
-    0.0 without a stream) and ``ended`` (the answer was complete, or the application returned before).
+    0.0 without a stream) and ``ended`` (the answer has ended, or the application returned before).
     """
 
-    __slots__ = ("began", "complete", "ended", "error", "scope", "status", "streamed_at")
+    __slots__ = ("began", "ended", "error", "is_whole", "scope", "status", "streamed_at")
 
     scope: Scope
     began: float
     ended: float
     streamed_at: float
     status: int
-    complete: bool
+    is_whole: bool
     error: bytes

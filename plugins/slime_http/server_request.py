@@ -33,15 +33,15 @@ class ServerRequest(ObservedRequest):
     """A request and the answer to it.
 
     ``keep_alive``: the connection stays open after the answer. ``begun``: the application was called. ``started``: the
-    application has given the head. ``written``: a part of the answer was written. ``disconnected``: the client has
-    gone. ``expects_continue``: the client may wait for "100 Continue" before it sends the body. ``began`` is set only
-    if there are observers.
+    application has given the head. ``written``: a part of the answer was written. ``complete``: the answer has
+    ended, perhaps too early. ``disconnected``: the client has gone. ``expects_continue``: the client may wait for
+    "100 Continue" before it sends the body. ``began`` is set only if there are observers.
     """
 
     __slots__ = (
         "_app", "_body", "_connection", "_event", "_has_news", "_head", "_is_chunked", "_is_head", "_left",
-        "_more_body", "_size", "begun", "disconnected", "expects_continue", "keep_alive", "started", "task",
-        "transport", "written",
+        "_more_body", "_size", "begun", "complete", "disconnected", "expects_continue", "keep_alive", "started",
+        "task", "transport", "written",
     )  # fmt: skip
 
     def __init__(
@@ -59,7 +59,7 @@ class ServerRequest(ObservedRequest):
         self.scope = scope
         self.keep_alive = keep_alive
         self.task: asyncio.Task[None] | None = None
-        self.begun = self.started = self.written = self.complete = self.disconnected = False
+        self.begun = self.started = self.written = self.complete = self.is_whole = self.disconnected = False
         self.expects_continue = expects_continue
         self.status = 0
         self.streamed_at = self.began = self.ended = 0.0
@@ -149,7 +149,7 @@ class ServerRequest(ObservedRequest):
         if self.complete or self.disconnected:
             return
         if not self.written:  # else the client sees that the body breaks off, by its framing or a reset
-            self.started = self.written = True
+            self.started = self.written = self.is_whole = True
             self.status = status
             self.transport.write(error_answer(status, message, to_head=self._is_head))
         elif self._left is None:
@@ -266,6 +266,7 @@ class ServerRequest(ObservedRequest):
                 raise RuntimeError(f"the body is {self._left} bytes shorter than its Content-Length")
         self._write(body)
         if is_last:
+            self.is_whole = True
             self._finish()
 
     def _write(self, data: bytes) -> None:

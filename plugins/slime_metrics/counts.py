@@ -123,7 +123,7 @@ class Counts:
                 new = self._new.setdefault(worker, {}).setdefault(path, [])
             new.append(whole_s)
             new.append(to_worker_s)
-            if request.complete and not request.streamed_at:
+            if request.is_whole and not request.streamed_at:
                 return
             series = self.of("POST", path, status, worker)
         else:
@@ -131,7 +131,7 @@ class Counts:
             series.observe(whole_s, to_worker_s)
         if request.streamed_at:
             series.to_first_byte.observe(request.streamed_at - began)
-        if not request.complete:
+        if not request.is_whole:
             series.incomplete += 1
         if status >= 400:
             self._error(status, request.error)

@@ -31,7 +31,7 @@ class Answer(ObservedRequest):
         self.status = 0
         self.streamed_at = 0.0
         self.error = b""
-        self.complete = self._streams = False
+        self.is_whole = self._streams = False
 
     def send(self, message: Message) -> Awaitable[None]:
         """Pass ``message`` on."""
@@ -41,8 +41,8 @@ class Answer(ObservedRequest):
             body = message.get("body", b"")
             if self.status >= 400 and not self.error:
                 self.error = bytes(body)[:MAX_ERROR_BYTES]
-            self.complete = not message.get("more_body")
-            self._streams = self._streams or not self.complete
+            self.is_whole = not message.get("more_body")
+            self._streams = self._streams or not self.is_whole
             if body and self._streams and not self.streamed_at:
                 self.streamed_at = self._time()
         return self._inner(message)

@@ -68,7 +68,7 @@ class OneByOne:
             kind: (
                 *(histogram(times) for times in zip(*map(times_of, requests), strict=True)),
                 histogram([one.streamed_at - one.began for one in requests if one.streamed_at]),
-                sum(not one.complete for one in requests),
+                sum(not one.is_whole for one in requests),
             )
             for kind, requests in found.items()
         }
@@ -108,7 +108,7 @@ def ended(some: random.Random, worker: str) -> Any:
         ended=end,
         streamed_at=some.choice([0.0, 0.0, end]),
         status=some.choice(STATUSES),
-        complete=some.random() < 0.9,
+        is_whole=some.random() < 0.9,
         error=some.choice(ERRORS),
     )
 

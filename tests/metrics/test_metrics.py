@@ -14,6 +14,8 @@ import anyio
 import httpx
 import numpy as np
 import pytest
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
 
 from core.real import on_uvicorn
 from deadlines import until
@@ -129,6 +131,22 @@ async def test_broken_stream_counts_as_incomplete(start: Start) -> None:
     assert found["slime_requests_in_flight", ""] == 0
     assert found["slime_incomplete_answers_total", f"path=/generate worker={worker}"] == 1
     assert found["slime_worker_failed_attempts_total", f"error=given_up worker={worker}"] == 1
+
+
+@pytest.mark.parametrize("server", [serving, under_uvicorn])
+async def test_answer_that_a_worker_breaks_off_is_incomplete(
+    server: Callable[[ASGIApp], AbstractAsyncContextManager[str]],
+) -> None:
+    engine = FakeEngine()
+    half = StreamingResponse(iter([b"half"]), headers={"content-length": "8"})
+    engine.app.routes.insert(0, Route("/generate", lambda _: half, methods=["POST"]))
+    async with serving(engine.app) as worker:
+        _, app = build((*METERED, "--worker-urls", worker))
+        async with server(app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
+            with pytest.raises(httpx.RemoteProtocolError):
+                await client.post("/generate", json={})
+            found = await scraped(client)
+    assert found["slime_incomplete_answers_total", f"path=/generate worker={worker}"] == 1
 
 
 async def test_refused_requests_count_by_code(start: Start) -> None:
