@@ -30,4 +30,4 @@ class GrowingResponse:
 
     def begin_anew(self) -> None:
         """Keep the record so far as it is: the next answer is another response."""
-        self._part = None
+        self._part = self._turn.lost = None

@@ -182,10 +182,10 @@ class Turns:
     def lose(self, turns: Sequence[PromptTurn], answers: Sequence[Any] = ()) -> None:
         """Mark the ``answers`` to ``turns``, as far as known, as lost. Surplus answers belong to the last turn.
 
-        A stream that cannot be recorded is lost at each attempt. The same text of it is marked once.
+        A growing response that cannot be recorded is lost each time. The same text of it is marked once.
         """
         for turn, answer in zip_longest(turns, answers):
-            turn = turn if turn is not None else turns[-1]
+            turn = turn if turn is not None else replace(turns[-1], lost=None)
             text = answer.get("text") if isinstance(answer, dict) else None
             sampled = text.encode("utf-8", "replace") if isinstance(text, str) else b""
             turn.response = None

@@ -135,7 +135,7 @@ async def test_each_lost_answer_counts_once(client: Client, how: str) -> None:
     after = [(await client.retrieve(prompt))["candidates"] for prompt in prompts]
     texts = [(await client.retrieve(prompt + "harbour"))["candidates"] for prompt in prompts]
     if how == "too many":
-        assert (after, texts) == (before, [1, 1])  # the surplus reads like the last one
+        assert (after, texts) == (before, [1, 2])  # the surplus belongs to the last prompt
     else:
         assert after == [number + 1 for number in before]
 
@@ -153,6 +153,23 @@ async def test_questions_during_a_stream_without_ids_add_no_losses(client: Clien
         client.engine.hold.set()
         assert [piece async for piece in pieces]
     assert (await client.retrieve(PROMPT + told["text"]))["candidates"] == 1
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_each_attempt_that_samples_anew_is_lost_alone(
+    start: Start, engine: ScriptedEngine, checkpoint: str, streamed: bool
+) -> None:
+    async with routed(start, engine, checkpoint, "--abort-retry-wait-s", "0") as client:
+        lost = output(client, MINE, text=None, meta_info={"finish_reason": {"type": "abort"}})
+        attempts = [lost, lost, output(client, LAST)]
+        if streamed:
+            engine.media_type = "text/event-stream"
+        *first, last = (events(one) if streamed else (200, orjson.dumps(one)) for one in attempts)
+        engine.script += first
+        await ask(client, PROMPT, last, streamed=streamed)
+        assert len(engine.asked) == len(attempts)
+        assert (await client.retrieve(PROMPT))["candidates"] == 3  # the kept prompt, and two lost answers
+        assert (await client.stats())["unrecorded"] == {"answer_without_text": 2}
 
 
 @pytest.mark.parametrize("how", ["cancelled", "refused", "empty"])
