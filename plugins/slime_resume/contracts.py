@@ -37,10 +37,6 @@ class Tally(Protocol):
         """
         ...
 
-    def unrecorded(self, kind: str, error: Exception | None = None) -> None:
-        """Count an attempt that was discarded because of ``error``. ``kind``: the name of the counter."""
-        ...
-
 
 class StreamRecorder(Protocol):
     """Records a stream of one sequence while the client reads it.

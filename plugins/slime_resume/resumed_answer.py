@@ -16,12 +16,16 @@ __all__ = ["resume_answer"]
 
 
 async def resume_answer(
-    generation: Generation, aborted: dict[str, Any], record: Callable[[dict[str, Any], str | None], None]
+    generation: Generation,
+    aborted: dict[str, Any],
+    record: Callable[[dict[str, Any], str | None], None],
+    fail: Callable[[ValueError], None],
 ) -> bytes | None:
     """Return the answer to give instead of ``aborted``, as JSON; None when no attempt gave another answer.
 
     ``record`` gets each aborted answer that has tokens, and then the last answer. The second argument of ``record`` is
-    the reason why the answer is no evidence of its tokens, or None.
+    the reason why the answer is no evidence of its tokens, or None. ``fail`` is called for each further attempt whose
+    answer is not understood.
     """
     merged: MergedResponse | None = None
     latest, body, doubt = aborted, None, None
@@ -65,7 +69,7 @@ async def resume_answer(
         try:
             return take(read_event(parsed(whole, keeps_arrays=True)), whole)
         except ValueError as error:
-            generation.tally.unrecorded("answer_not_understood", error)
+            fail(error)
             return False
 
     take(aborted, None)

@@ -198,6 +198,8 @@ class Turns:
     ) -> None:
         """Count a reply as not understood, and mark the ``answers`` to its ``turns`` as lost, as :meth:`lose`."""
         self._tally.unrecorded("answer_not_understood", error, worker)
+        for turn in turns:
+            turn.lost = None  # this is another answer than the one that was lost before
         self.lose(turns, answers)
 
     def record(

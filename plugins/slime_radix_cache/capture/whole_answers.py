@@ -184,10 +184,13 @@ class WholeAnswers:
                 response.begin_anew()
             response.record(answer, doubt)
 
+        def fail(error: ValueError, *answers: Any) -> None:
+            self._recorder.fail([self._turns[number]], error, None, answers)
+
         try:
-            return await resume_answer(generation, aborted, record)
+            return await resume_answer(generation, aborted, record, fail)
         except ValueError as error:  # the other sequences continue
-            self._recorder.fail([self._turns[number]], error, None, [aborted])
+            fail(error, aborted)
             return None
 
 

@@ -297,3 +297,16 @@ async def test_new_weights_in_mid_stream_leave_no_token_another_version(
     (record,) = (await session_of(client, "a"))["trajectories"]
     assert (trained(record), record["exact"]) == ([*MINE, *LAST], True)
     assert record["generation_versions"][-4:] == [None] * 4
+
+
+@pytest.mark.parametrize("flags", [(), ("--resume-aborted",)])
+async def test_attempts_that_are_not_understood_are_losses(
+    start: Start, engine: ScriptedEngine, checkpoint: str, flags: tuple[str, ...]
+) -> None:
+    async with routed(start, engine, checkpoint, "--abort-retry-wait-s", "0", *flags) as client:
+        aborted = output(client, MINE, meta_info={"finish_reason": {"type": "abort"}, "completion_tokens": 2})
+        engine.script += [(200, orjson.dumps(aborted)), (200, b"{"), (200, b"[]")]
+        await ask(client, PROMPT, LAST, "a")
+        assert not (await session_of(client, "a"))["complete"]
+        assert (await client.stats())["unrecorded"] == {"answer_not_understood": 2}
+        assert (await client.retrieve(PROMPT))["candidates"] == 3  # the kept prompt, and two lost answers
