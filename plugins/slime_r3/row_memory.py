@@ -17,8 +17,8 @@ __all__ = ["RowMemory"]
 class RowMemory:
     """At most ``max_bytes`` of rows (0: no limit), of all ``kinds`` together.
 
-    ``on_full``: with a store, these functions are called when memory has too many rows. Without a store, the oldest
-    rows are dropped, whatever their kind.
+    ``on_full``: with a store, these functions are called when memory has too many rows: each moves the oldest rows of
+    one kind. Without a store, the oldest rows are dropped, whatever their kind.
     """
 
     def __init__(self, max_bytes: int) -> None:
