@@ -23,6 +23,7 @@ from slime_openai.responses.evidence import JudgedAnswers, Verdicts
 from slime_openai.responses.logprobs import Logprobs
 from slime_openai.responses.openai_schema import Frame, about_output, reason_of, root_version, usage
 from slime_openai.responses.outputs import Output, answers_of, understood
+from slime_openai.responses.text_offsets import TextOffsets
 
 __all__ = ["Completions"]
 
@@ -117,7 +118,7 @@ class _Choice:
         self._judged = judged
         self._stops = StopStrings(() if request.sampling.get("no_stop_trim") else request.stop)
         self._begun = False
-        self._offset = 0
+        self._offsets = TextOffsets(logprobs)
         self._ids_given = self._logprobs_given = 0
 
     def end(self) -> None:
@@ -188,13 +189,11 @@ class _Choice:
         if self._request.echo and not self._begun:
             of_prompt = output.meta.get("input_token_logprobs") or []
             if not of_prompt:
-                self._offset = len(self._prompt)
+                self._offsets.place = len(self._prompt)
             chosen = [*of_prompt, *chosen]
             top = [*(output.meta.get("input_top_logprobs") or [None] * (len(chosen) - len(top))), *top]
-        offset = self._offset
-        self._offset += sum(map(self._logprobs.length, chosen))
-        as_ids = self._request.tokens_as_ids
-        return self._logprobs.legacy(chosen, top, count or 0, offset, as_ids=as_ids)
+        offsets, as_ids = self._offsets.of(chosen), self._request.tokens_as_ids
+        return self._logprobs.legacy(chosen, top, count or 0, offsets, as_ids=as_ids)
 
     def _ending(self) -> dict[str, Any]:
         verdict = partial(self._judged.inexact_reason, self._index)

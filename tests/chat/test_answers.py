@@ -376,6 +376,10 @@ class TestCompletions:
                         entries += choice["logprobs"][name]
                 for own, other in zip(told, streamed, strict=True):
                     assert other == {name: own[name] for name in other}
+                for text, own in zip((each["text"] for each in whole), told, strict=True):
+                    for place, token in zip(own["text_offset"], own["tokens"], strict=True):
+                        is_kept = "\ufffd" not in token and place < len(text)  # not half a character, no stop
+                        assert not is_kept or token.startswith(text[place : place + len(token)])
         prompts = [len("Zürich")] * 2 + [len("b")] * 2
         assert [each["text_offset"][0] for each in told] == prompts  # the prompts' tokens are not told
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 from router_core.types import Tokenizer
 from slime_openai.responses.outputs import Triple
 
-__all__ = ["Logprobs"]
+__all__ = ["BROKEN", "Logprobs"]
 
-_BROKEN = "\ufffd"
+#: The replacement character, which a decoder writes for bytes that are not a whole character.
+BROKEN = "\ufffd"
 #: The number of tokens whose text is cached.
 _MOST_KNOWN = 65_536
 
@@ -47,13 +47,12 @@ class Logprobs:
         chosen: Sequence[Triple],
         top: Sequence[Sequence[Triple] | None],
         count: int,
-        offset: int,
+        offsets: list[int],
         *,
         as_ids: bool = False,
     ) -> dict[str, Any]:
-        """Return logprobs in the form of ``/v1/completions``; ``offset``: characters of text before the first token."""
+        """Return logprobs in the form of ``/v1/completions``; ``offsets``: the places of the tokens."""
         entries = self.entries(chosen, top, count, as_ids=as_ids)
-        *offsets, _ = accumulate((self.length(triple) for triple in chosen), initial=offset)
         return {
             "tokens": [entry["token"] for entry in entries],
             "token_logprobs": [entry["logprob"] for entry in entries],
@@ -65,9 +64,11 @@ class Logprobs:
             "text_offset": offsets,
         }
 
-    def length(self, triple: Triple) -> int:
-        """Return the number of characters of the token's text."""
-        return len(self._token(triple[1])["token"])
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """Return the text of a few ``tokens``."""
+        if len(tokens) == 1:
+            return str(self._token(tokens[0])["token"])
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
 
     def _entry(self, triple: Triple) -> dict[str, Any]:
         return {**self._token(triple[1]), "logprob": triple[0]}
@@ -80,7 +81,7 @@ class Logprobs:
         known = self._written.get(token)
         if known is None:
             text = self._tokenizer.decode([token], skip_special_tokens=False)
-            known = {"token": text, "bytes": None if _BROKEN in text else list(text.encode())}
+            known = {"token": text, "bytes": None if BROKEN in text else list(text.encode())}
             if len(self._written) < _MOST_KNOWN:
                 self._written[token] = known
         return known
