@@ -94,7 +94,7 @@ class StreamRecorder:
         had_failed, self._failed = self._failed, True
         self._tally.unrecorded("stream_not_understood", error, self._worker)
         if not had_failed:
-            self._recorder.lose(self._turns)
+            self._recorder.lose([turn for turn in self._turns if turn.lost is None])
             self._stream.record_again()
 
 

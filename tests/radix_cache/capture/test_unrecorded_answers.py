@@ -155,6 +155,16 @@ async def test_questions_during_a_stream_without_ids_add_no_losses(client: Clien
     assert (await client.retrieve(PROMPT + told["text"]))["candidates"] == 1
 
 
+async def test_lost_sequence_of_a_stream_that_then_fails_counts_once(client: Client) -> None:
+    lost = output(
+        client, LAST, text="harbour", output_ids=None, meta_info={"finish_reason": {"type": "stop"}}
+    )
+    nonsense = {"text": 5, "meta_info": {}}
+    await stream(client, "", events(lost | {"index": 0}, nonsense), sampling_params={"n": 2})
+    counts = [(await client.retrieve(PROMPT + more))["candidates"] for more in ("harbour", "")]
+    assert counts == [1, 1]  # nobody knows the text of the other sequence
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_each_attempt_that_samples_anew_is_lost_alone(
     start: Start, engine: ScriptedEngine, checkpoint: str, streamed: bool
