@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from weakref import finalize
 
 from router_core import Exchange, Worker
 
 __all__ = ["RoundRobin"]
+
+#: Workers whose turns are remembered. A worker that is not offered now may return.
+_MOST = 4096
 
 
 class RoundRobin:
@@ -20,7 +22,8 @@ class RoundRobin:
     def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
         self._turn += 1
         chosen = min(workers, key=lambda worker: self._last.get(worker.id, 0))
-        if chosen.id not in self._last:  # forgotten with the worker: one that is not offered may return
-            finalize(chosen, self._last.pop, chosen.id)
+        if chosen.id not in self._last and len(self._last) >= _MOST:
+            present = {worker.id for worker in workers}
+            self._last = {name: turn for name, turn in self._last.items() if name in present}
         self._last[chosen.id] = self._turn
         return chosen

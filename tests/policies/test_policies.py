@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable, Sequence
 
@@ -69,9 +68,15 @@ def test_round_robin_remembers_workers_that_are_not_offered() -> None:
     assert [policy(asking(), [one, two]) for _ in range(2)] == [one, two]
     assert policy(asking(), [one, three]) is three
     assert [policy(asking(), [one, two, three]) for _ in range(3)] == [one, two, three]
-    del two, three
-    gc.collect()
-    assert policy._last.keys() == {one.id}
+
+
+def test_round_robin_remembers_no_more_than_4096_workers_that_have_left() -> None:
+    policy = RoundRobin()
+    (one,) = ready(0)
+    for _ in range(5000):
+        assert policy(asking(), ready(0)) is not one
+    assert policy(asking(), [one]) is one
+    assert len(policy._last) <= 4096
 
 
 @pytest.mark.anyio
