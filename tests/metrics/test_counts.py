@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from router_core.proxy import PATH, SENT_AT, WORKER
+from slime_http.observed import ObservedRequest
 from slime_metrics.counts import _MAX_REMOVED, _REMOVED_S, REMOVED, Counts
 from slime_metrics.labels import ENDPOINTS, Labels
 from slime_metrics.traffic import GenerationTraffic
@@ -86,7 +87,7 @@ def histogram(times: Any) -> tuple[list[int], Any]:
     return counts, pytest.approx(sum(times))
 
 
-def ended(some: random.Random, worker: str) -> Any:
+def ended(some: random.Random, worker: str) -> ObservedRequest:
     """A request that ended, with times that are sums of powers of two, so that no order rounds them."""
     began = some.randrange(1, 1 << 12) / 1024
     scope: dict[str, Any] = {
@@ -102,15 +103,15 @@ def ended(some: random.Random, worker: str) -> Any:
     if some.random() < 0.2:
         state[PATH] = some.choice(PATHS)
     end = state.get(SENT_AT, began) + some.choice([0.0, 0.125, 1.0, 8.0])
-    return SimpleNamespace(
-        scope=scope,
-        began=began,
-        ended=end,
-        streamed_at=some.choice([0.0, 0.0, end]),
-        status=some.choice(STATUSES),
-        is_whole=some.random() < 0.9,
-        error=some.choice(ERRORS),
-    )
+    request = ObservedRequest()
+    request.scope = scope
+    request.began = began
+    request.ended = end
+    request.streamed_at = some.choice([0.0, 0.0, end])
+    request.status = some.choice(STATUSES)
+    request.is_whole = some.random() < 0.9
+    request.error = some.choice(ERRORS)
+    return request
 
 
 def numbers_of(counts: Counts) -> dict[tuple[Any, ...], tuple[Any, ...]]:
