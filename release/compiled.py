@@ -58,5 +58,5 @@ def earlier_wheels(into: Path, plain: Path, hot: Sequence[str]) -> list[Path]:
 
 
 def _sources(names: Collection[str]) -> set[str]:
-    """Return the names of the files that are not about the wheel itself."""
-    return {name for name in names if ".dist-info/" not in name}
+    """Return the names of the files that are not about the wheel itself; auditwheel also lists directories."""
+    return {name for name in names if ".dist-info/" not in name and not name.endswith("/")}

@@ -156,6 +156,7 @@ def zipped(path: Path, files: dict[str, str]) -> Path:
 
 PLAIN = {"router_core/a.py": "1", "slime_b/c.py": "2", "slime_router-1.0.dist-info/WHEEL": "py3-none-any"}
 COMPILED = PLAIN | {
+    "router_core/": "",
     "router_core/a.cpython-311-x86_64-linux-gnu.so": "",
     "x__mypyc.cpython-311-x86_64-linux-gnu.so": "",
     "slime_router-1.0.dist-info/WHEEL": "cp311-cp311",
