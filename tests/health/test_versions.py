@@ -446,14 +446,21 @@ async def test_a_torn_worker_is_not_brought_back_by_what_all_others_say() -> Non
         assert it.worker(torn).reason == "it failed an update"
 
 
-async def test_old_weights_are_not_used_while_the_others_are_away() -> None:
-    """Clients get a 503 and ask again; the fleet has moved only when the others are gone for good."""
+@asynccontextmanager
+async def only_old_weights(version: str) -> AsyncIterator[tuple[Fleet, Naming, Naming]]:
+    """Yield a fleet of version 3, its worker with that version, which is ill, and a stale one with ``version``."""
     good, old = Naming("3"), Naming("3")
     async with fleet(good, old, settings=QUICK) as it:
-        old.version = "2"
+        old.version = version
         await until(lambda: it.states == ["ready", "stale"])
         good.is_well = False
         await until(lambda: it.states == ["quarantined", "stale"])
+        yield it, good, old
+
+
+async def test_old_weights_are_not_used_while_the_others_are_away() -> None:
+    """Clients get a 503 and ask again; the fleet has moved only when the others are gone for good."""
+    async with only_old_weights("2") as (it, good, old):
         await anyio.sleep(0.3)
         assert (it.version, it.states) == ("3", ["quarantined", "stale"])
         assert (await it.generate()).status_code == 503
@@ -465,12 +472,7 @@ async def test_old_weights_are_not_used_while_the_others_are_away() -> None:
 
 async def test_old_weights_that_change_are_not_used_either_while_the_others_are_away() -> None:
     """A stale engine takes the updates that it lacks one after the other, or it restarts between two probes."""
-    good, old = Naming("3"), Naming("3")
-    async with fleet(good, old, settings=QUICK) as it:
-        old.version = "1"
-        await until(lambda: it.states == ["ready", "stale"])
-        good.is_well = False
-        await until(lambda: it.states == ["quarantined", "stale"])
+    async with only_old_weights("1") as (it, _, old):
         old.version = "2"
         await until(lambda: it.worker(old).said_version == "2")
         await anyio.sleep(0.1)
