@@ -5,18 +5,15 @@ from __future__ import annotations
 import ast
 import importlib
 import os
-import tomllib
 from pathlib import Path
 
 import pytest
 
+from compiled import hot_modules
 from router_core.cli import is_compiled
 from wheels import ROOT
 
-HOOK = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"][
-    "hooks"
-]
-MODULES = [path.removeprefix("plugins/") for path in HOOK["custom"]["modules"]]
+MODULES = hot_modules(ROOT)
 EXPECTED = os.environ.get("TOX_ENV_NAME") == "compiled"
 
 
@@ -29,11 +26,10 @@ def test_a_hot_module_is_compiled_in_a_compiled_wheel_only(path: str) -> None:
     assert beside.is_file(), "its source is there for tracebacks"
 
 
-@pytest.mark.parametrize("path", HOOK["custom"]["modules"])
+@pytest.mark.parametrize("path", MODULES)
 def test_a_hot_module_has_no_class_attributes_that_mypyc_refuses(path: str) -> None:
-    classes = [
-        node for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, ast.ClassDef)
-    ]
+    source = ROOT / ("" if path.startswith("router_core/") else "plugins") / path
+    classes = [node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.ClassDef)]
     set_in_classes = [
         target
         for one in classes
