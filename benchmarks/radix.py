@@ -3,9 +3,9 @@
     python -m benchmarks.radix
 
 *Look-ups* are the first step of each next turn: they lead from the text of a conversation to those of its tokens that
-an engine has seen. Beside the full look-up: *match alone* does not join the tokens; *memory alone* knows where the
-pieces are, and only compares the text and joins the ids, without a search; *first generation* is the trie of this
-router's first generation. All run on one core, in turn in every round, and are measured by processor time.
+an engine has seen. Beside the full look-up: *match alone* is the search, without joining the ids; *memory alone* is
+given the places of the pieces, and compares the text and joins the ids, without a search; *first generation* is the
+trie of this router's first generation. All run on one core, in turn in every round, and are measured by processor time.
 
 *Memory* is the additional memory per token of a fresh process with the conversations, and the part of it that the cache
 counts itself. *Retrievals* go to a router on a core of its own, from the other core.

@@ -19,7 +19,7 @@ __all__ = ["Answer", "Samples", "request_body", "save_tokenizer"]
 
 _END = "<|im_end|>"
 _SPECIALS = ["<|endoftext|>", "<|im_start|>", _END]
-_SPELLED = " nevertheless"  # sampled letter by letter in each answer: no tokenizer would write it so
+_SPELLED = " nevertheless"  # one token for each letter in each answer: a tokenizer never gives it these ids
 
 
 @dataclass(frozen=True, slots=True)

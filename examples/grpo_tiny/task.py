@@ -19,7 +19,10 @@ def scripts(turns: int) -> list[tuple[str, ...]]:
 
 
 def as_text(wanted: str, *, first: bool) -> str:
-    """Return the user's message, as the chat template writes it after the previous answer."""
+    """Return the text that the chat template writes before an answer.
+
+    It is the end of the previous answer (unless ``first``), the user's message, and the header of the next answer.
+    """
     ended = "" if first else "<|im_end|>\n"
     return f"{ended}<|im_start|>user\nWrite {wanted}.<|im_end|>\n<|im_start|>assistant\n"
 

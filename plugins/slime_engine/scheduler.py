@@ -81,7 +81,7 @@ class Scheduler:
         bound: Bound | None = None,
         script: list[int] | None = None,
     ) -> None:
-        """Queue a request. No unfinished sequence may have its rid, nor on a prefill engine its room."""
+        """Queue ``request``. Precondition: no unfinished sequence has its rid or, on a prefill engine, its room."""
         rank = self._ranks.rank_of(request)
         entry = self._journal.open(request.rid, input_ids, request.params.temperature, rank)
         self.waiting[request.rid] = sequence = Sequence(

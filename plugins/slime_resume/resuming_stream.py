@@ -32,8 +32,9 @@ class ResumingStream:
     """Passes whole events unchanged until one is an abort. The stream holds back the abort, and makes another attempt.
 
     If the next attempts continue from tokens, their events are merged, in the mode of the events that the client got:
-    cumulative or incremental. While the mode is unknown, nothing is sent, since tokens might repeat. If attempts do not
-    continue from tokens, another attempt is made only while the client has no token; its events pass unchanged, too.
+    cumulative or incremental. If the client has tokens and the mode is not known yet, merged events wait until it is
+    known or the response ends: they might repeat those tokens. If attempts do not continue from tokens, another attempt
+    is made only while the client has no token; its events pass unchanged, too.
     """
 
     def __init__(self, generation: Generation, source: BodySource, recorder: StreamRecorder) -> None:
@@ -63,7 +64,7 @@ class ResumingStream:
         return ready
 
     async def pump(self, take: Callable[[bytes], bool]) -> None:
-        """See :meth:`Reply.pump`: gives ``take`` the whole events of the first attempt, up to an abort."""
+        """See :meth:`Reply.pump`. Gives ``take`` pieces of whole events up to an abort, while nothing is merged."""
         if self._ready or self.finished or self._aborted is not None or self._merged is not None:
             return
         cutter = self._cutter

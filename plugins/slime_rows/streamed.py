@@ -45,7 +45,7 @@ async def answer_with(
 
 
 class StreamedAnswer(Response):
-    """Sends the pieces that ``encode`` makes. At most a few MiB of ``rows`` are in memory at once.
+    """Sends the pieces that ``encode`` makes. It adds at most a few MiB of ``rows`` to those that are in memory anyway.
 
     ``rows``: all rows of the answer. The store does not delete them until the answer ends. If rows turn out to be lost
     before anything is sent, ``encode`` is called again, and the answer has the reason instead. If they turn out to be

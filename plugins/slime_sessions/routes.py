@@ -35,15 +35,18 @@ _COMPONENT = "session_turns"
 _OWN_KEYS = frozenset(
     ("accumulated_token_ids", "tito_session_mismatch", "leaf", "experts_exact", "routed_experts_reason")
 )
-#: Answers about more tokens are written in a thread: about 1 ms of work.
+#: An answer for turns with more tokens than this in total is written in a thread. Writing so many takes about 1 ms.
 _MANY_TOKENS = 16_384
-#: Answers about more turns are also written in a thread: each turn has all tokens before it.
+#: An answer for more turns than this is written in a thread, too: the record of each turn repeats all tokens before it.
 _MANY_TURNS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class SamplesRequest:
-    """A request for samples. ``max_seq_len``: most tokens of a sample. ``retries``: see ``leaves`` in ``tree.py``."""
+    """A request for samples.
+
+    ``max_seq_len``: the maximum number of tokens in a sample. ``retries``: see ``leaves`` in ``tree.py``.
+    """
 
     max_seq_len: int | None = None
     metadata: dict[str, Any] | None = None
