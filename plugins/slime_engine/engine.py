@@ -148,7 +148,10 @@ class EngineHost:
             self._on_ready()
 
     async def _guarded(self, stage: Callable[[], Awaitable[None]]) -> None:
-        """Run a stage. If it raises, all unfinished and later requests fail with that error."""
+        """Run a stage. If it raises, unfinished requests fail with Crashed (500), later ones with Unavailable (503).
+
+        The messages of both name the error.
+        """
         try:
             await stage()
         except Exception as error:

@@ -57,7 +57,7 @@ class NgramModel:
     adds its own fixed offset to the logit of each token, a pure function of the version string.
     """
 
-    #: The sampler enforces all grammars.
+    #: The model honours no parameter by itself: the sampler enforces all grammars.
     obeys: frozenset[str] = frozenset()
 
     def __init__(self, tokenizer: EngineTokenizer, stream: Sequence[Sequence[int]]) -> None:

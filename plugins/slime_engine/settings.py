@@ -98,7 +98,7 @@ class Settings:
         for name in ("kv_cache_tokens", "prefill_tokens_per_second"):
             if self.backend == "transformers" and getattr(self, name):
                 raise ValueError(
-                    f"{name} simulates a KV cache for the backend ngram; a real model has its own"
+                    f"{name} is for the simulated KV cache of the backend ngram; a real model has its own cache"
                 )
         if self.kv_events is not None and not self.kv_cache_tokens:
             raise ValueError("kv_events_config publishes the simulated KV cache; give kv_cache_tokens, too")

@@ -84,7 +84,7 @@ class RecordLog:
     def replay(self, take: Callable[[Any], None]) -> None:
         """Call ``take`` with all records in order, and open the log for writing. Raises StartupError, closing the log.
 
-        Items whose parent was left out of a rewrite are skipped: a later record must remove them.
+        Items whose parent was left out of a rewrite are skipped. If no later record removes them, the log is refused.
         """
         there: set[int] = set()
         orphans: dict[int, LogFile] = {}

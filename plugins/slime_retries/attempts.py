@@ -85,7 +85,8 @@ class Attempts:
     async def run(self) -> Reply:
         """Return the first good reply, else the last reply. Raises HTTPError.
 
-        A plugin may send a request again. Once an exchange has exhausted its attempts, each call makes one attempt.
+        If a plugin sends the request of an exchange again after its attempts were exhausted, that sending is not
+        retried: its first outcome is the result.
         """
         notes = self._exchange.notes
 

@@ -76,5 +76,5 @@ async def test_each_token_of_a_scored_prompt_takes_its_time(model: NgramModel) -
 
 @pytest.mark.parametrize("name", ["kv_cache_tokens", "prefill_tokens_per_second"])
 def test_a_real_model_has_no_simulated_cache(name: str) -> None:
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError, match=f"{name} is for the simulated KV cache of the backend ngram"):
         Settings(backend="transformers", model="m", **{name: 5})  # type: ignore[arg-type]

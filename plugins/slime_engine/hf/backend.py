@@ -29,7 +29,7 @@ class TransformersBackend:
     """
 
     batch_size = 256
-    #: The sampler enforces all grammars.
+    #: The model honours no parameter by itself: the sampler enforces all grammars.
     obeys: frozenset[str] = frozenset()
 
     def __init__(self, checkpoint: Checkpoint, prefix_tokens: int) -> None:

@@ -23,7 +23,7 @@ _BYTES_OF_CHARACTER = 4
 _STEPS_BACK = 8
 #: Tokens whose text is cached: the last token of each answer is decoded alone, and is often the same.
 _TOKENS = 1 << 12
-#: Maximum tokens of a trimmed stop string after half a character.
+#: A text that ends in half a character may lack the tokens of a trimmed stop string: fewer than this many.
 _LONGEST_TRIMMED = 64
 
 
@@ -31,7 +31,7 @@ class Spelling:
     """Comparison of the tokens of responses with the texts that engines gave for them.
 
     ``lead``: see Abilities. With a lead, tokens have two readings: as the beginning of a text, or as tokens that
-    follow others. SGLang uses the first reading only after special tokens.
+    follow others. SGLang reads tokens as the beginning of a text only after special tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, lead: Sequence[int] = ()) -> None:
@@ -61,8 +61,9 @@ class Spelling:
     def tail(self, ids: Sequence[int], text: str, reason: Any = None) -> tuple[int, str] | None:
         """Return ``(visible, tail)`` of a response with this ``text``: see Sampled. None if ``ids`` do not spell it.
 
-        The text may lack only what its finish ``reason`` explains: a trimmed stop token or stop string, or the end
-        that an engine withholds before it finishes, or when it aborts. Two decodings in the usual case.
+        The text may lack only what its finish ``reason`` explains: a trimmed stop token or stop string, or an end that
+        the engine withholds. An engine withholds an end while the response is unfinished, or when it is aborted.
+        Two decodings in the usual case.
         """
         for reading in self._readings:
             if (shown := reading.text(ids, True)) == text:

@@ -19,7 +19,7 @@ class Staging:
         self.reads: dict[BlockKey, StagedRead] = {}
 
     def begin(self, keys: Sequence[BlockKey], buffers: Sequence[memoryview]) -> StagedRead:
-        """Add a read of the blocks ``keys`` into ``buffers``, until it ends."""
+        """Add a read of the blocks ``keys`` into ``buffers``. It is removed when it ends."""
         read = StagedRead(self, dict(zip(keys, buffers, strict=True)))
         self.reads.update(dict.fromkeys(keys, read))
         return read
