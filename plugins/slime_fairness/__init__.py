@@ -1,1 +1,4 @@
-"""A library below the core that keeps large requests from holding up others: JSON in pieces, and turns by client."""
+"""A library that the core uses, so that large requests do not hold up others.
+
+Large JSON is read and written in pieces, and clients take turns with long work.
+"""

@@ -1,4 +1,4 @@
-"""The component ``"token_rows"``: the rows of recorded turns, routed experts and the indexer's choices."""
+"""The component ``"token_rows"``, which keeps rows of recorded turns: their routed experts and indexer's choices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ _CURE = "; --r3-shape LAYERS TOP_K sets the right size"
 
 
 class Recorder:
-    """Keeps the rows of recorded turns: slime_radix_cache.contracts.TokenRows, whose methods ``radix_cache`` calls."""
+    """Keeps the rows of recorded turns.
+
+    Implements slime_radix_cache.contracts.TokenRows; ``radix_cache`` calls its methods.
+    """
 
     def __init__(self, settings: Settings, router: Router, asking: Asking) -> None:
         self._router = router
@@ -43,7 +46,7 @@ class Recorder:
         offer_metrics(router.components.find("metrics"), self._rows)
 
     def keep_in(self, store: RecordStore, tasks: TaskGroup) -> None:
-        """Move rows that memory has no room for to ``store``, in ``tasks``."""
+        """Start background tasks in ``tasks`` that move rows to ``store`` when memory has no room for them."""
         for rows in self._rows.values():
             tasks.start_soon(rows.cold.run, store)
 

@@ -1,8 +1,9 @@
 """State machine of weight updates that come in pieces: one event in, the next state and a list of effects out.
 
 Trainers name the version with each piece (slime), with one piece, or by ``/update_weight_version`` after all pieces
-(miles). Most trainers pause generation around all pieces; newer engines get calls for begin and end. The last weights
-are not marked as such. Pieces that name the same version are one update, even with other calls in between.
+(miles). Most trainers pause generation around all pieces; newer engines get calls for begin and end. No piece says that
+it is the last one with weights. Pieces that name the same version are one update, even with other calls in between.
+Exceptions: a begin or a piece of another version is in between, or no worker has all pieces at a close.
 
 There is no router, clock or I/O here: the caller passes the time, and carries out all effects before the next event.
 The event of a piece is its kind, see :data:`~slime_control.calls.endpoints.PieceKind`. ``close``: generation is paused
@@ -25,7 +26,9 @@ Closed     weights that name its version      Collecting as Collecting: it is op
 Closed     last                               Collecting as above
 Closed     begin, other weights               Collecting a new update begins
 Closed     name, close                        Closed
-any        took                               same       Missed: joined since the piece was sent, or was not in use
+any        took                               same       Missed: this piece, if it joined since the piece was sent;
+                                                         the weights before the update, if it was not in use at its
+                                                         first piece
 any        failed                             same       Missed: unless it refused, and took and missed nothing before
 any        joined, left, doubted, cured       same
 ========== ================================== ========== ===============================================================
@@ -58,9 +61,10 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class Unproven(Missed):
-    """An update that counts as missed if generation is paused, unless ``worker`` reports ``version``.
+    """An update that has just closed, and that ``worker`` may lack.
 
-    ``version`` None: no report can show that the worker has the update.
+    It counts as missed if generation is paused then, and ``worker`` does not report ``version``. ``version`` None: no
+    report can show that the worker has the update.
     """
 
     version: str | None
@@ -83,7 +87,8 @@ class Update:
 
     ``began``: the number of the first piece. ``before``: the fleet's version at that piece.
     ``is_rest``: the update may have begun before this process.
-    ``is_guessed``: workers report ``version``, perhaps since their start; a version in a piece replaces it.
+    ``is_guessed``: ``version`` is only what workers report, perhaps since before the update. A version that a piece
+    names replaces it.
     ``is_delta``: the update changes present weights, so it does not give a worker all weights.
     ``takers``: workers that took a piece, each with its standing afterwards. ``loaded``: workers that took weights.
     ``doubted``: takers that were quarantined, each with the number of the last call before the quarantine.
@@ -231,7 +236,7 @@ class Updates:
     ) -> list[Effect]:
         """Note that the workers ``by`` report ``version``.
 
-        ``is_told``: they surely report it since ``piece``; otherwise they may have reported it since their start.
+        ``is_told``: they surely report it since ``piece``; otherwise they may have reported it before, too.
         """
         update = piece.update
         if update.version is None or update.is_guessed:
