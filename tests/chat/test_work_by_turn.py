@@ -40,10 +40,10 @@ READS_THE_MESSAGES = {
     "identity._digest",
     "identity.keys",
     "identity.next_key",
-    "messages.__create_fn__",
     "messages._arguments",
     "messages._has_objects",
     "messages._message",
+    "messages._plain",
     "messages._reasoning",
     "messages._tool_call",
     "messages._tool_calls",
@@ -56,8 +56,6 @@ COMPARES_THE_ANSWERS = {
     "chat_turn.Turn.chain",
     "chat_turn.Turn.has_answers",
     "identity.answers_of",
-    "parents._is_verbatim",
-    "parents._members",
     "question.Question.answers",
 }
 #: What the session has asked is read before anything is awaited, in case none of its own turns is continued.

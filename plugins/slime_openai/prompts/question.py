@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from slime_openai.prompts.identity import Key, answers_of, beginning, keys, next_key
 from slime_openai.prompts.template_traits import TemplateTraits
@@ -59,7 +59,7 @@ class Question:
         whole = reply
         if self.continues:
             content = f"{self.messages[-1].content or ''}{reply.content or ''}"
-            whole = replace(reply, content=content)
+            whole = reply._replace(content=content)
             if begun is not None and reply.reasoning is None:
-                whole = replace(whole, reasoning=begun.reasoning)
+                whole = whole._replace(reasoning=begun.reasoning)
         return next_key(self.place, whole, self.traits), self.asked + 1, whole

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from slime_openai.errors import (
     InvalidRequest,
@@ -39,8 +38,7 @@ _MAY_BE_SILENT = frozenset(("assistant", "function", "tool"))
 _TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolCall(NamedTuple):
     """A call that an assistant made. ``arguments``: the text that the model wrote, valid JSON or not."""
 
     name: str
@@ -48,8 +46,7 @@ class ToolCall:
     id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """One message. ``content``: the text of all its parts; ``reasoning``: the thoughts before the content."""
 
     role: str
@@ -64,7 +61,7 @@ def read_messages(value: Any, param: str = "messages") -> tuple[Message, ...]:
     """Return the conversation in ``value``. Raises InvalidRequest, which names the place in ``param``."""
     if not isinstance(value, list) or not value:
         raise wrong(param, "a list of messages that is not empty", value)
-    return tuple([_message(f"{param}.[{index}]", item) for index, item in enumerate(value)])
+    return tuple([_plain(item) or _message(f"{param}.[{index}]", item) for index, item in enumerate(value)])
 
 
 def with_exact_arguments(body: Any, raw: bytes) -> Any:
@@ -88,6 +85,14 @@ def _has_objects(messages: Any) -> bool:
         if isinstance(message, dict) and isinstance(calls := message.get("tool_calls"), list)
         for call in calls
     )
+
+
+def _plain(value: Any) -> Message | None:
+    """Return the message in ``value`` if it has only a role and a text, as most messages; else None."""
+    if type(value) is not dict or len(value) != 2:
+        return None
+    role, content = value.get("role"), value.get("content")
+    return Message(role, content) if type(content) is str and type(role) is str and role in _KEYS else None
 
 
 def _message(param: str, value: Any) -> Message:
