@@ -54,8 +54,6 @@ READS_THE_MESSAGES = {
 #: A recorded turn is continued only if all answers before it came back as they were recorded.
 COMPARES_THE_ANSWERS = {
     "chat_turn.Turn.chain",
-    "chat_turn.Turn.has_answers",
-    "identity.answers_of",
     "question.Question.answers",
 }
 #: What the session has asked is read before anything is awaited, in case none of its own turns is continued.

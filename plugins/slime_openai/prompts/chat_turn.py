@@ -91,10 +91,13 @@ class Turn:
 
     def has_answers(self, answers: Answers) -> bool:
         """Return True when ``answers`` returns the recorded digest for this turn, and for each turn before it."""
-        return all(
-            answers(turn.parent.count if turn.parent is not None else 0, turn.count - 1) == turn.answers
-            for turn in self.chain()
-        )
+        last: Turn | None = self
+        while last is not None:
+            before = last.parent
+            if answers(before.count if before is not None else 0, last.count - 1) != last.answers:
+                return False
+            last = before
+        return True
 
     def likeness(self, messages: Sequence[Message]) -> int:
         """Score how exactly ``messages`` repeat the recorded call ids, thoughts and content.

@@ -32,7 +32,8 @@ _ROLES = {"developer": "system", "function": "tool"}
 _CALLS_FOLLOW = "Calling tools:\n"
 #: The longest list of calls that is read, in characters. No agent writes a longer one, and reading it would take long.
 _LONGEST_CALLS = 1 << 16
-_THOUGHTS = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
+_THOUGHTS_END = "</think>"
+_THOUGHTS = re.compile(rf"\A\s*<think>.*?{_THOUGHTS_END}", re.DOTALL)
 
 
 def beginning(tools: Sequence[object] | None, variables: Mapping[str, Any]) -> Key:
@@ -62,10 +63,11 @@ def keys(start: Key, messages: Iterable[Message], traits: TemplateTraits) -> lis
         call = 0
         if message.role == "assistant":
             open_calls = [each.id for each in message.tool_calls]
-        elif message.tool_call_id in open_calls:
-            call = open_calls.index(message.tool_call_id)
-        if message.role in ("tool", "function") and open_calls:
-            del open_calls[call]  # results without a known id are in the order of the calls
+        elif open_calls:
+            if message.tool_call_id in open_calls:
+                call = open_calls.index(message.tool_call_id)
+            if message.role in ("tool", "function"):
+                del open_calls[call]  # results without a known id are in the order of the calls
         start = next_key(start, message, traits, call)
         found.append(start)
     return found
@@ -98,6 +100,9 @@ def answers_of(messages: Iterable[Message], traits: TemplateTraits) -> bytes:
     The digest compares answers that no engine is known to have given. So it ignores only three things: the format of
     arguments, call ids that the template does not show, and the difference between empty and missing content.
     """
+    spoken = [message for message in messages if message.role == "assistant"]
+    if not spoken:
+        return b""
     said = [
         [
             message.content or "",
@@ -110,16 +115,17 @@ def answers_of(messages: Iterable[Message], traits: TemplateTraits) -> bytes:
             ],
             message.name,
         ]
-        for message in messages
-        if message.role == "assistant"
+        for message in spoken
     ]
-    return _digest(orjson.dumps(said)) if said else b""
+    return _digest(orjson.dumps(said))
 
 
 def _answer(message: Message) -> bytes:
     """Return the part of an answer that all clients send back unchanged."""
-    content, tool_calls = _THOUGHTS.sub("", message.content or ""), message.tool_calls
-    if not tool_calls:
+    content, tool_calls = message.content or "", message.tool_calls
+    if _THOUGHTS_END in content:
+        content = _THOUGHTS.sub("", content)
+    if not tool_calls and _CALLS_FOLLOW in content:
         content, tool_calls = _written_calls(content)
     calls = [(call.name, canonical(call.arguments, sort=True).strip()) for call in tool_calls]
     return orjson.dumps([message.role, content.strip(), calls])
@@ -146,8 +152,7 @@ def _name(name: object) -> str:
     return name
 
 
-def _digest(*parts: bytes) -> Key:
-    digest = blake2b(digest_size=_DIGEST_BYTES)
-    for part in parts:
-        digest.update(part)  # joining the parts would copy a whole prompt
+def _digest(first: bytes, second: bytes = b"") -> Key:
+    digest = blake2b(first, digest_size=_DIGEST_BYTES)
+    digest.update(second)  # joining the parts would copy a whole prompt
     return digest.digest()

@@ -49,6 +49,8 @@ class Question:
 
     def answers(self, first: int, last: int) -> bytes:
         """Return :func:`answers_of` the messages from index ``first`` up to ``last``."""
+        if last - first == 1 and self.messages[first].role != "assistant":
+            return b""  # the usual case: the turn asks with one message
         return answers_of(self.messages[first:last], self.traits)
 
     def with_reply(self, reply: Message, begun: Message | None) -> tuple[Key, int, Message]:
