@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["EventCutter", "EventSplitter", "events_in", "last_end"]
+__all__ = ["BEGIN", "EventCutter", "EventSplitter", "events_in", "last_end"]
 
 _ENDS = (b"\n\n", b"\n\r\n")
 _DATA = b"data: "
+_CR = 13
+#: Offset of the data in an event of one line, as engines send it.
+BEGIN = len(_DATA)
 _SEAM_BYTES = 2
 
 
@@ -27,22 +30,22 @@ def last_end(data: bytes) -> int:
 
 
 class EventCutter:
-    """Cuts a stream of bytes into runs of whole events. A piece may end within an event, or hold several."""
+    """Cuts a stream of bytes into runs of whole events. A piece may end within an event, or hold several.
+
+    ``is_torn``: bytes of an unfinished event wait.
+    """
 
     def __init__(self) -> None:
         self._torn: list[bytes] = []
         self._seam = b""
-
-    @property
-    def is_torn(self) -> bool:
-        """True while bytes of an unfinished event wait."""
-        return bool(self._torn)
+        self.is_torn = False
 
     def feed(self, piece: bytes) -> bytes:
         """Return all bytes up to the end of the last event that ``piece`` completes. O(bytes)."""
         if not self._torn and piece.endswith(_ENDS[0]):
             return piece  # nearly always
         self._torn.append(piece)
+        self.is_torn = True
         seam = self._seam + piece
         self._seam = seam[-_SEAM_BYTES:]
         if not any(end in seam for end in _ENDS):
@@ -51,13 +54,14 @@ class EventCutter:
         end = last_end(data)
         if end < len(data):
             self._torn = [data[end:]]
+            self.is_torn = True
             self._seam = data[end:][-_SEAM_BYTES:]
         return data[:end]
 
     def rest(self) -> bytes:
         """Return the bytes of the unfinished event, and forget them."""
         rest = b"".join(self._torn)
-        self._torn, self._seam = [], b""
+        self._torn, self._seam, self.is_torn = [], b"", False
         return rest
 
 
@@ -69,10 +73,15 @@ class EventSplitter:
 
     def only_event(self, piece: bytes) -> bytes | None:
         """Return the data of the event if ``piece`` is exactly one event of one line, else None. Changes nothing."""
-        is_line = piece.find(b"\n") == len(piece) - 2 and piece.endswith(_ENDS[0]) and piece[-3:-2] != b"\r"
-        if is_line and piece.startswith(_DATA) and not self._cutter.is_torn:
-            return piece[len(_DATA) : -2]
-        return None
+        end = self.end_of_only(piece)
+        return piece[BEGIN:end] if end else None
+
+    def end_of_only(self, piece: bytes) -> int:
+        """Return the end of the data, which begin at ``BEGIN``, if :meth:`only_event` returns data; else 0."""
+        end = len(piece) - 2
+        if piece.find(b"\n") == end and piece.startswith(_DATA) and piece[end:] == _ENDS[0]:
+            return 0 if self._cutter.is_torn or piece[end - 1] == _CR else end
+        return 0
 
     def feed(self, piece: bytes) -> list[bytes]:
         """Return the data of the events that ``piece`` completes, as :func:`events_in` does. O(bytes)."""

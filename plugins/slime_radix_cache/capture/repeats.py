@@ -11,25 +11,36 @@ __all__ = ["RepeatedEvents"]
 #: Keys as SGLang writes them; the text comes first. Inside a JSON string their quotes would be escaped.
 _TEXT, _IDS, _LOGPROBS = b'"text":', b'"output_ids":', b'"output_token_logprobs":[['
 _FINISH, _GOES_ON, _INDEX = b'"finish_reason":', b'"finish_reason":null', b'"index":'
+_DIGITS = b"0123456789"
+_NOTHING = memoryview(b"")
 
 
 class RepeatedEvents:
     """The events of one sequence. ``took_back``: an event did not repeat the event before it."""
 
-    __slots__ = ("_between", "_ids", "_logprobs", "_text", "took_back")
+    __slots__ = ("_begin", "_between", "_end", "_ids", "_logprobs", "_piece", "_text", "took_back")
 
     def __init__(self) -> None:
         self.took_back = False
-        self._text = self._ids = self._logprobs = b""
+        self._text = self._ids = self._logprobs = _NOTHING
         #: The last event's bytes from the end of its ids to the end of its logprobs. Empty if :meth:`see_next` cannot
         #: take the next event.
-        self._between = b""
+        self._between = _NOTHING
+        #: The event that :meth:`see_next` took last is ``_piece[_begin:_end]``. The views are of ``_piece``.
+        self._piece = b""
+        self._begin = self._end = 0
+
+    def take_held(self) -> bytes | None:
+        """Return the event that :meth:`see_next` took last, once; None if there is none."""
+        piece, self._piece = self._piece, b""
+        return piece[self._begin : self._end] if piece else None
 
     def see(self, event: bytes, *, is_last: bool = False) -> None:
         """Take the next ``event``. The last event may have a shorter text, since a stop string is trimmed."""
         if self._between:
-            self._logprobs = self._between[self._between.find(_LOGPROBS) : -1]
-            self._between = b""
+            between = bytes(self._between)
+            self._logprobs = memoryview(between)[between.find(_LOGPROBS) : -1]
+            self._between = _NOTHING
         start = event.find(_IDS)
         if start < 0:
             return
@@ -37,10 +48,11 @@ class RepeatedEvents:
         ids = event[start:end]
         begin = max(event.find(_TEXT, 0, start), 0)
         text = event[begin : event.rfind(b'"', begin, start)]  # without the quote at its end
-        repeats = text.startswith(self._text) or (is_last and self._text.startswith(text))
-        if not (repeats and _begins(ids, self._ids) and self._repeats_logprobs(event)):
+        known = bytes(self._text)
+        repeats = text.startswith(known) or (is_last and known.startswith(text))
+        if not (repeats and _begins(ids, bytes(self._ids)) and self._repeats_logprobs(event)):
             self.took_back = True
-        self._text, self._ids = text, ids
+        self._text, self._ids = memoryview(text), memoryview(ids)
         if self._logprobs and text.startswith(_TEXT) and not (is_last or self.took_back):
             self._expect(event, begin, end)
 
@@ -50,37 +62,48 @@ class RepeatedEvents:
         middle = event[end:start]
         goes_on = middle.count(_FINISH) == middle.count(_GOES_ON) == 1
         if begin == 1 and start > end > 0 and goes_on and _INDEX not in middle:
-            self._between = middle + self._logprobs + b"]"
+            self._between = memoryview(middle + bytes(self._logprobs) + b"]")
 
-    def see_next(self, event: bytes) -> bool:
-        """Take ``event`` and return True if it repeats the event before, has no index and is not the last event.
+    def see_next(self, piece: bytes, begin: int, end: int) -> bool:
+        """Take the event ``piece[begin:end]`` if it repeats the event before, has no index and is not the last event.
 
-        Otherwise take nothing and return False. Costs a third of :meth:`see`.
+        Return True if it is taken. Bytes are only compared where they are: copies would cost more for long answers.
         """
         text, ids, between = self._text, self._ids, self._between
-        if not (between and event.startswith(text, 1)):
+        if not (between and piece.startswith(text, begin + 1)):
             return False
-        start = event.find(_IDS, len(text))
-        end = event.find(b"]", start + len(ids))
-        if start < 0 or end < 0 or not event.startswith(between, end):
+        text_end = begin + 1 + len(text)
+        start = piece.find(_IDS, text_end, end)
+        ids_end = piece.find(b"]", start + len(ids), end)
+        if (
+            start < 0
+            or ids_end < 0
+            or not (piece.startswith(ids, start) and piece.startswith(between, ids_end))
+        ):
             return False
-        new_ids = event[start:end]
-        stop = event.find(b"]]", end + len(between) - 1)
-        quote = event.rfind(b'"', len(text) + 1, start)
-        if stop < 0 or quote < 0 or not _begins(new_ids, ids):
+        if piece[start + len(ids)] in _DIGITS and ids[-1] in _DIGITS:
+            return False  # the last id is another one
+        stop = piece.find(b"]]", ids_end + len(between) - 1, end)
+        quote = piece.rfind(b'"', text_end, start)
+        if stop < 0 or quote < 0 or piece.find(_FINISH, stop, end) >= 0 or piece.find(_INDEX, stop, end) >= 0:
             return False
-        if event.find(_FINISH, stop) >= 0 or event.find(_INDEX, stop) >= 0:
-            return False
-        self._text, self._ids, self._between = event[1:quote], new_ids, event[end : stop + 1]
+        view = memoryview(piece)
+        self._text, self._ids, self._between = (
+            view[begin + 1 : quote],
+            view[start:ids_end],
+            view[ids_end : stop + 1],
+        )
+        self._piece, self._begin, self._end = piece, begin, end
         return True
 
     def _repeats_logprobs(self, event: bytes) -> bool:
         start = event.find(_LOGPROBS)
         if start < 0:
             return True
-        known = self._logprobs
-        self._logprobs = event[start : event.find(b"]]", start + len(known))]
-        return _begins(self._logprobs, known)
+        known = bytes(self._logprobs)
+        told = event[start : event.find(b"]]", start + len(known))]
+        self._logprobs = memoryview(told)
+        return _begins(told, known)
 
 
 def _begins(values: bytes, known: bytes) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from slime_radix_cache.capture.repeats import RepeatedEvents
 from slime_sglang import AnswerSoFar, is_abort, read_event
 from slime_sglang.bodies import parsed
-from slime_sglang.events import EventSplitter
+from slime_sglang.events import BEGIN, EventSplitter
 
 __all__ = ["GenerationStream"]
 
@@ -40,6 +40,9 @@ class GenerationStream:
         self._events = EventSplitter()
         self._answers: dict[int, AnswerSoFar] = {}
         self._repeats: dict[int, RepeatedEvents] = {}
+        #: The events of the only sequence, while it is cumulative and has not ended. The last one may not be in its
+        #: answer yet.
+        self._only: RepeatedEvents | None = None
         self._ended: set[int] = set()
         self._recorded: set[int] = set()
         #: The engine has sent an error event.
@@ -47,6 +50,11 @@ class GenerationStream:
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the reply."""
+        only = self._only
+        if only is not None:
+            end = self._events.end_of_only(chunk)
+            if end and only.see_next(chunk, BEGIN, end):
+                return  # nearly always
         for data in self._events.feed(chunk):
             if data != b"[DONE]":
                 try:
@@ -56,11 +64,13 @@ class GenerationStream:
 
     def record_all(self) -> None:
         """Record the received part of each sequence that has not ended."""
+        self._hold()
         for index in self._answers.keys() - self._ended:
             self._try_record(index)
 
     def record_again(self) -> None:
         """Record again all sequences that were recorded: they are not exact any more."""
+        self._hold()
         for index in list(self._recorded):
             self._try_record(index)
 
@@ -75,19 +85,35 @@ class GenerationStream:
 
     def so_far(self) -> AnswerSoFar:
         """Return a copy of the only sequence, as far as it has come."""
+        self._hold()
         answer = self._answers.get(0)
         return answer.copy() if answer is not None else AnswerSoFar()
 
+    def _hold(self) -> None:
+        """Give the last event to the answer, if it is not there yet."""
+        if self._only is not None and (event := self._only.take_held()) is not None:
+            self._answers[0].hold(event)
+
     def _event(self, data: bytes) -> None:
+        if self._only is not None:
+            if self._only.see_next(data, 0, len(data)):
+                return
+            self._hold()
+        try:
+            self._take(data)
+        finally:
+            self._only = self._repeats.get(0) if self._is_cumulative() else None
+
+    def _is_cumulative(self) -> bool:
+        """Return True while the only sequence is cumulative and has not ended."""
         only = self._answers.get(0)
-        if only is not None and only.cumulative and 0 not in self._ended:
-            if 0 in self._repeats and self._repeats[0].see_next(data):
-                only.hold(data)
-                return
-            if _INDEX not in data and not _is_last(data):
-                only.hold(data)
-                self._compare(0, data)
-                return
+        return only is not None and only.cumulative and 0 not in self._ended
+
+    def _take(self, data: bytes) -> None:
+        if self._is_cumulative() and _INDEX not in data and not _is_last(data):
+            self._answers[0].hold(data)
+            self._compare(0, data)
+            return
         event = parsed(data, keeps_arrays=self._keeps_arrays)
         if isinstance(event, dict) and "meta_info" not in event and not event.keys() & _OF_A_SEQUENCE:
             self.failed = True  # an error event: the tokens before it stay valid

@@ -1,0 +1,127 @@
+"""A cumulative stream is recorded alike wherever its bytes are cut, and however many events come together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import orjson
+import pytest
+
+from slime_radix_cache.capture.streams import GenerationStream
+from slime_sglang import contradiction
+
+_TEXT = 'a"b\\çd]'
+
+
+class _Recorded:
+    """A stream, and what it recorded last."""
+
+    def __init__(self) -> None:
+        self.answers: list[Any] = []
+        self.took_back = False
+        self.errors: list[Exception] = []
+        self.stream = GenerationStream(self._record, self.errors.append)
+
+    def _record(self, index: int, answer: Any, took_back: bool) -> None:
+        self.answers.append(answer)
+        self.took_back |= took_back
+
+
+def _events() -> list[dict[str, Any]]:
+    """Return a stream with a token for each character, and a last event."""
+    return [_event(count, is_last=False) for count in range(1, len(_TEXT))] + [
+        _event(len(_TEXT), is_last=True)
+    ]
+
+
+def _event(count: int, *, is_last: bool) -> dict[str, Any]:
+    ids = list(range(1, count + 1))
+    meta = {
+        "id": "one",
+        "finish_reason": {"type": "length"} if is_last else None,
+        "output_token_logprobs": [[-one / 7, one, None] for one in ids],
+        "completion_tokens": count,
+    }
+    return {"text": _TEXT[:count], "output_ids": ids, "meta_info": meta}
+
+
+def _bytes(events: Iterable[dict[str, Any]], end: bytes = b"\n\n") -> bytes:
+    return b"".join(b"data: %s%s" % (orjson.dumps(event), end) for event in events)
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\n\n"])
+def test_stream_is_recorded_alike_wherever_it_is_cut(end: bytes) -> None:
+    events = _events()
+    data = _bytes(events, end)
+    for cut in range(1, len(data)):
+        recorded = _Recorded()
+        recorded.stream.feed(data[:cut])
+        recorded.stream.feed(data[cut:])
+        assert (recorded.answers, recorded.took_back, recorded.errors) == ([events[-1]], False, []), cut
+
+
+@pytest.mark.parametrize("together", [1, 2, 3, 7])
+def test_stream_is_recorded_alike_however_many_events_come_together(together: int) -> None:
+    events = _events()
+    recorded = _Recorded()
+    for start in range(0, len(events), together):
+        assert recorded.answers == []
+        recorded.stream.feed(_bytes(events[start : start + together]))
+    assert (recorded.answers, recorded.took_back, recorded.errors) == ([events[-1]], False, [])
+
+
+@pytest.mark.parametrize("together", [1, 2, 3, 7])
+@pytest.mark.parametrize("place", range(1, 6))
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda event: event.update(text="X" + event["text"][1:]),
+        lambda event: event["output_ids"].__setitem__(0, 11),
+        lambda event: event["meta_info"]["output_token_logprobs"].__setitem__(0, [-7.0, 1, None]),
+    ],
+    ids=["text", "id", "logprob"],
+)
+def test_change_in_any_event_is_seen(
+    change: Callable[[dict[str, Any]], None], place: int, together: int
+) -> None:
+    """Only one event differs: the last event, from which the answer is recorded, repeats the events before it."""
+    events = _events()
+    change(events[place])
+    recorded = _Recorded()
+    for start in range(0, len(events), together):
+        recorded.stream.feed(_bytes(events[start : start + together]))
+    told = contradiction(recorded.answers[-1], prompt_tokens=None, rid=None)
+    assert recorded.took_back or told is not None  # ids of the second event may be taken for new ones
+
+
+@pytest.mark.parametrize("together", [1, 2, 3])
+def test_answer_so_far_has_all_events_that_came(together: int) -> None:
+    events = _events()[:-1]
+    recorded = _Recorded()
+    for start in range(0, len(events), together):
+        recorded.stream.feed(_bytes(events[start : start + together]))
+        so_far = recorded.stream.so_far()
+        last = events[start + together - 1 :][:1] or events[-1:]
+        assert (so_far.text, so_far.ids) == (last[0]["text"], last[0]["output_ids"])
+    recorded.stream.record_all()
+    assert (recorded.answers, recorded.took_back) == (events[-1:], False)
+
+
+def test_event_that_is_not_understood_leaves_the_answer_so_far() -> None:
+    events = _events()[:4]
+    recorded = _Recorded()
+    for event in events:
+        recorded.stream.feed(_bytes([event]))
+    recorded.stream.feed(b"data: {\n\n")
+    recorded.stream.record_all()
+    assert (recorded.answers, len(recorded.errors)) == (events[-1:], 1)
+
+
+def test_line_break_in_an_event_is_no_part_of_its_data() -> None:
+    """Events of several lines have their data joined."""
+    events = _events()
+    recorded = _Recorded()
+    for event in events:
+        recorded.stream.feed(_bytes([event]).replace(b',"output_ids"', b'\ndata: ,"output_ids"'))
+    assert (recorded.answers, recorded.took_back, recorded.errors) == (events[-1:], False, [])
