@@ -223,9 +223,12 @@ async def _rest_of(reply: Reply) -> bytes:
 
 
 def _goes_on(whole: bytes) -> bool:
-    """Return True when ``whole`` has one finish reason, which is null. Searching for an abort takes twice as long."""
-    place = whole.find(_GOES_ON)
-    return place >= 0 and whole.find(_FINISH, place + 1) < 0 and whole.rfind(_FINISH, 0, place) < 0
+    """Return True when ``whole`` has one finish reason, which is null. Searching for an abort takes longer.
+
+    Searching from the end is faster, too: two thirds of an event are behind the reason, and most bytes are digits.
+    """
+    place = whole.rfind(_FINISH)
+    return place >= 0 and whole.startswith(_GOES_ON, place) and whole.rfind(_FINISH, 0, place) < 0
 
 
 def _find_abort(whole: bytes) -> tuple[int, dict[str, Any] | None]:
