@@ -6,11 +6,15 @@ the events are compared.
 
 from __future__ import annotations
 
+import re
+
 __all__ = ["RepeatedEvents"]
 
 #: Keys as SGLang writes them; the text comes first. Inside a JSON string their quotes would be escaped.
 _TEXT, _IDS, _LOGPROBS = b'"text":', b'"output_ids":', b'"output_token_logprobs":[['
 _FINISH, _GOES_ON, _INDEX = b'"finish_reason":', b'"finish_reason":null', b'"index":'
+#: The end of the logprobs, and the next key or the end of the event: a token's text may have brackets, too.
+_LOGPROBS_END = re.compile(rb'\]\](?:\}?,"\w+":|\}+\Z)')
 _DIGITS = b"0123456789"
 _NOTHING = memoryview(b"")
 
@@ -18,7 +22,7 @@ _NOTHING = memoryview(b"")
 class RepeatedEvents:
     """The events of one sequence. ``took_back``: an event did not repeat the event before it."""
 
-    __slots__ = ("_begin", "_between", "_end", "_ids", "_logprobs", "_piece", "_text", "took_back")
+    __slots__ = ("_begin", "_between", "_end", "_ids", "_logprobs", "_piece", "_stop", "_text", "took_back")
 
     def __init__(self) -> None:
         self.took_back = False
@@ -29,6 +33,8 @@ class RepeatedEvents:
         #: The event that :meth:`see_next` took last is ``_piece[_begin:_end]``. The views are of ``_piece``.
         self._piece = b""
         self._begin = self._end = 0
+        #: The first match of ``_LOGPROBS_END``, the same in each event.
+        self._stop = b"]]"
 
     def take_held(self) -> bytes | None:
         """Return the event that :meth:`see_next` took last, once; None if there is none."""
@@ -83,9 +89,11 @@ class RepeatedEvents:
             return False
         if piece[start + len(ids)] in _DIGITS and ids[-1] in _DIGITS:
             return False  # the last id is another one
-        stop = piece.find(b"]]", ids_end + len(between) - 1, end)
+        stop = piece.find(self._stop, ids_end + len(between) - 1, end)
         quote = piece.rfind(b'"', text_end, start)
         if stop < 0 or quote < 0 or piece.find(_FINISH, stop, end) >= 0 or piece.find(_INDEX, stop, end) >= 0:
+            return False
+        if self._stop[-1:] == b"}" and stop + len(self._stop) != end:
             return False
         view = memoryview(piece)
         self._text, self._ids, self._between = (
@@ -101,7 +109,9 @@ class RepeatedEvents:
         if start < 0:
             return True
         known = bytes(self._logprobs)
-        told = event[start : event.find(b"]]", start + len(known))]
+        match = _LOGPROBS_END.search(event, start + len(known))
+        self._stop = match.group() if match is not None else b"]]"
+        told = event[start : match.start() if match is not None else event.find(b"]]", start + len(known))]
         self._logprobs = memoryview(told)
         return _begins(told, known)
 

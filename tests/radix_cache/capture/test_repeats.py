@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from slime_radix_cache.capture.repeats import RepeatedEvents
 
 
-def _event(ids: str, pairs: str) -> bytes:
-    return f'{{"text":"a","output_ids":[{ids}],"meta_info":{{"output_token_logprobs":[{pairs}]}}}}'.encode()
+def _event(ids: str, pairs: str, after: str = "}}") -> bytes:
+    meta = f'"finish_reason":null,"output_token_logprobs":[{pairs}]'
+    return f'{{"text":"a","output_ids":[{ids}],"meta_info":{{{meta}{after}'.encode()
 
 
 def test_an_id_of_a_logprob_that_becomes_longer_is_another_one() -> None:
@@ -22,3 +25,20 @@ def test_logprobs_that_are_repeated_are_no_others() -> None:
     repeats.see(_event("80", "[-0.5,80]"))
     repeats.see(_event("80,7", "[-0.5,80],[-1.0,7]"))
     assert not repeats.took_back
+
+
+@pytest.mark.parametrize("after", ["}}", ',"completion_tokens":2}}', '},"rid":"x"}'])
+@pytest.mark.parametrize("text", ["a]]b", "]]", "]]}}", "]],", r"\"]],\"x\":", r"]]\\"])
+@pytest.mark.parametrize("changed", [True, False])
+def test_logprobs_after_a_token_with_brackets_are_compared(text: str, after: str, changed: bool) -> None:
+    """A token's text may look like the end of the logprobs."""
+    pairs = [f'[-0.{n},{n},"{text if n == 1 else n}"]' for n in range(1, 6)]
+    repeats = RepeatedEvents()
+    for count in range(1, 5):
+        told = pairs[:count]
+        if changed and count == 4:
+            told[1] = '[-0.7,2,"2"]'
+        event = _event(",".join(map(str, range(1, count + 1))), ",".join(told), after)
+        if not repeats.see_next(event, 0, len(event)):
+            repeats.see(event)
+    assert repeats.took_back == changed
