@@ -78,9 +78,11 @@ def test_stream_is_recorded_alike_however_many_events_come_together(together: in
     [
         lambda event: event.update(text="X" + event["text"][1:]),
         lambda event: event["output_ids"].__setitem__(0, 11),
+        lambda event: event["output_ids"].__setitem__(0, 9),
+        lambda event: event["output_ids"].__setitem__(-2, event["output_ids"][-2] * 10),
         lambda event: event["meta_info"]["output_token_logprobs"].__setitem__(0, [-7.0, 1, None]),
     ],
-    ids=["text", "id", "logprob"],
+    ids=["text", "longer id", "id", "longer last id", "logprob"],
 )
 def test_change_in_any_event_is_seen(
     change: Callable[[dict[str, Any]], None], place: int, together: int
@@ -125,3 +127,32 @@ def test_line_break_in_an_event_is_no_part_of_its_data() -> None:
     for event in events:
         recorded.stream.feed(_bytes([event]).replace(b',"output_ids"', b'\ndata: ,"output_ids"'))
     assert (recorded.answers, recorded.took_back, recorded.errors) == (events[-1:], False, [])
+
+
+def test_broken_stream_is_recorded_with_its_last_event() -> None:
+    events = _events()[:5]
+    recorded = _Recorded()
+    for event in events:
+        recorded.stream.feed(_bytes([event]))
+    recorded.stream.record_all()
+    assert (recorded.answers, recorded.took_back) == (events[-1:], False)
+
+
+def test_later_event_of_another_sequence_is_recorded_for_itself() -> None:
+    events = _events()[:6]
+    events[4] |= {"index": 1}
+    recorded = _Recorded()
+    for event in events:
+        recorded.stream.feed(_bytes([event]))
+    assert recorded.stream.has_begun(1)
+
+
+def test_second_finish_reason_ends_the_stream() -> None:
+    """JSON parsers take the last one of two equal keys."""
+    events = _events()
+    recorded = _Recorded()
+    for event in events[:5]:
+        recorded.stream.feed(_bytes([event]))
+    last = _bytes(events[5:6])
+    recorded.stream.feed(last.replace(b"}}\n", b',"finish_reason":{}}}\n'))
+    assert len(recorded.answers) == 1
