@@ -53,6 +53,6 @@ def _up_to(prompt: Prompt) -> tuple[bytes, bool]:
     parts = [prompt.ids]
     here: Segment = prompt
     while isinstance(here.parent, Prompt):
-        parts.append(here.parent.ids[: 4 * here.kept])
+        parts.append(here.parent.packed[: 4 * here.kept])
         here = here.parent
     return b"".join(reversed(parts)), here.parent is None

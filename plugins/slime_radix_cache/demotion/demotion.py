@@ -195,7 +195,8 @@ class Demotion:
             return self._trajectories.restore_prompt(context, record.ids, text, state.doubt, state.giver)
         sampled = sampled_from(record, text)._replace(doubt=state.doubt, is_decoded=state.is_decoded)
         response = self._trajectories.restore_response(context, text[: record.start], sampled, entry.session)
-        response.continuation_lost = state.continuation_lost
+        if state.continuation_lost:
+            response.continuation_lost = True
         return response
 
     def _merge(self, segment: Segment, serial: int) -> None:

@@ -108,7 +108,7 @@ def _shared(response: Response, ids: bytes, fitting: ContextFilter, since: float
     ``ids``: packed, from the start of ``response`` on. If no token is shared, the context ends before ``response``.
     ``since``: see :func:`with_last_response`. None if ``fitting`` or ``since`` excludes the context.
     """
-    common = _common_tokens(response.ids, ids) if response.ids[:4] == ids[:4] else 0
+    common = _common_tokens(response.ids, ids) if response.packed[:4] == ids[:4] else 0
     if common and (length := fitting(response, common)):
         return (response, length), length
     before = response.parent

@@ -8,18 +8,19 @@ from typing import NamedTuple, Protocol
 
 from slime_radix_cache.index.ages import Ages
 from slime_radix_cache.index.longer_records import LongerRecords
+from slime_radix_cache.index.prompt_segments import confirm, new_prompt
 from slime_radix_cache.index.segments import Context, Giver, Prompt, Response, Segment, Versions
 from slime_radix_cache.index.sessions import Sessions
 from slime_radix_cache.index.starts import Starts
 from slime_radix_cache.index.text_index import TextIndex, nodes_of, prompt_end, text_of
 from slime_radix_cache.index.text_node import Node
 
-__all__ = ["Demotion", "Sampled", "SegmentStore", "confirm"]
+__all__ = ["Demotion", "Sampled", "SegmentStore"]
 
 # Memory of an object of each kind in CPython 3.11, without packed values and text.
 _NODE_BYTES = 136
-_PROMPT_BYTES = 176
-_RESPONSE_BYTES = 391
+_PROMPT_BYTES = 160
+_RESPONSE_BYTES = 263
 _SESSION_BYTES = 92
 
 
@@ -95,9 +96,11 @@ class SegmentStore:
         segment = context[0] if context is not None else None
         remove = self._ages.remove
         while segment is not None:
-            segment.pins += 1
-            if segment.pins == 1:
+            if segment.generation >= 0:
                 remove(segment)
+                segment.generation = -1
+            else:
+                segment.generation -= 1
             segment = segment.parent
 
     def unpin(self, context: Context) -> None:
@@ -105,8 +108,8 @@ class SegmentStore:
         segment = context[0] if context is not None else None
         generation, append = self._generation, self._ages.append
         while segment is not None:
-            segment.pins -= 1
-            if segment.pins == 0:
+            segment.generation += 1
+            if segment.generation == 0:
                 segment.generation = generation
                 append(segment)
             segment = segment.parent
@@ -148,13 +151,16 @@ class SegmentStore:
         node = self._node_of(text, known)
         parent, kept = context if context is not None else (None, 0)
         for segment in node.ends:
-            place = segment.parent, segment.kept, segment.ids
-            if isinstance(segment, Prompt) and place == (parent, kept, ids):
+            if (
+                isinstance(segment, Prompt)
+                and segment.packed == ids
+                and (segment.parent, segment.kept) == (parent, kept)
+            ):
                 confirm(segment, doubt)
                 if segment.giver is not None:  # None: the tokenizer makes these tokens of the text
                     segment.giver = segment.giver.with_another(giver.sessions) if giver is not None else None
                 return segment
-        prompt = Prompt(context, ids, node, doubt, giver)
+        prompt = new_prompt(context, ids, node, giver, doubt)
         self._index.attach(prompt, node)
         self._add(prompt, _PROMPT_BYTES)
         return prompt
@@ -204,8 +210,8 @@ class SegmentStore:
             finish_reason=sampled.finish_reason,
             doubt=sampled.doubt,
             adapter=sampled.adapter,
+            is_decoded=sampled.is_decoded,
         )
-        response.is_decoded = sampled.is_decoded
         self._index.attach(response, node)
         if end is not node:
             self._index.attach(response, end)
@@ -267,12 +273,6 @@ class SegmentStore:
 def _utf8(tail: str) -> bytes:
     """Return ``tail`` in UTF-8. Most responses have the same tail, and so share its bytes."""
     return tail.encode()
-
-
-def confirm(prompt: Prompt, doubt: str | None) -> None:
-    """Drop the doubt of ``prompt`` if another answer to it has no ``doubt``."""
-    if doubt is None:
-        prompt.doubt = None
 
 
 def _is_beginning(part: Response, response: Response) -> bool:

@@ -8,11 +8,19 @@ so cutting copies nothing. Token ids and logprobs are packed bytes; Python objec
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from slime_radix_cache.index.prompt_segments import (
+    ID_BYTES,
+    Context,
+    Giver,
+    Prompt,
+    Segment,
+)
+from slime_radix_cache.index.shared_fields import Versions, shared
 from slime_sglang.evidence import CONTRADICTION
 
 if TYPE_CHECKING:
@@ -35,85 +43,6 @@ __all__ = [
     "read_context",
 ]
 
-#: ``(version, number of tokens)`` of consecutive runs of tokens; the version is None where the engine sent none.
-Versions: TypeAlias = tuple[tuple[str | None, int], ...]
-#: A segment and how many of its tokens belong to the context; ``None`` is the empty context.
-Context: TypeAlias = "tuple[Segment, int] | None"
-
-_ID_BYTES = 4
-#: Sessions remembered as givers of one prompt. For any other session the ids count as another client's.
-_GIVERS = 64
-
-
-class Segment:
-    """Tokens that entered a context in one step.
-
-    ``kept``: how many tokens of ``parent`` precede it. ``ids``: packed int32. ``node``: the end of its visible text
-    in the index. ``doubt``: why records with this segment are inexact, or None. The other fields belong to the cache:
-    ``children`` counts segments that continue it, ``pins`` counts pinned contexts that have it. ``generation`` is the
-    number of new weight versions before its last use; ``older`` and ``newer`` are neighbours by age. ``serial``: its
-    number, which it keeps when it is demoted; 0 without a store.
-    """
-
-    __slots__ = (
-        "children", "doubt", "generation", "ids", "kept", "newer", "node", "older", "parent", "pins", "serial",
-    )  # fmt: skip
-
-    def __init__(self, context: Context, ids: bytes, node: Node, doubt: str | None = None) -> None:
-        self.parent: Segment | None = context[0] if context is not None else None
-        self.kept = context[1] if context is not None else 0
-        self.ids = ids
-        self.node = node
-        self.doubt = doubt
-        self.children = self.pins = self.generation = self.serial = 0
-        self.older: Segment | None = None
-        self.newer: Segment | None = None
-
-    def __len__(self) -> int:
-        return len(self.ids) // _ID_BYTES
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the packed values."""
-        return len(self.ids)
-
-    @property
-    def is_fact(self) -> bool:
-        """False if the segment is known only from contradictory answers; then nothing continues it."""
-        return self.doubt is None or self.doubt != CONTRADICTION
-
-
-class Giver(NamedTuple):
-    """The sessions that gave the tokens of a prompt as ids. A request without a session adds no session.
-
-    ``is_odd``: True if the tokenizer makes other tokens of the text; None until this is checked.
-    """
-
-    sessions: tuple[str, ...]
-    is_odd: bool | None = None
-
-    def with_another(self, sessions: tuple[str, ...]) -> Giver:
-        """Return this giver with ``sessions`` added, which gave the same ids."""
-        new = [one for one in sessions if one not in self.sessions]
-        return (
-            self._replace(sessions=(*self.sessions, *new)) if new and len(self.sessions) < _GIVERS else self
-        )
-
-
-class Prompt(Segment):
-    """Tokens that the router made from text, or got from a client: loss mask 0, logprob 0.0.
-
-    ``giver`` is None if the router made these tokens from text.
-    """
-
-    __slots__ = ("giver",)
-
-    def __init__(
-        self, context: Context, ids: bytes, node: Node, doubt: str | None = None, giver: Giver | None = None
-    ) -> None:
-        super().__init__(context, ids, node, doubt)
-        self.giver = giver
-
 
 class Response(Segment):
     """Tokens that an engine sampled: loss mask 1.
@@ -122,27 +51,14 @@ class Response(Segment):
     ``visible``: number of tokens before the hidden tail; -1 if the text ends inside a token.
     ``end``: the node at which the text plus the decoded hidden tail ends; ``node`` if there is no tail.
     ``start``: bytes of text before the response. ``before``: digest of the ids before it.
-    ``version``: the version of all tokens, or runs of versions. ``finish_reason``: the engine's value, as JSON.
+    ``finish_reason``: the engine's value, as JSON. ``adapter``: name of the LoRA adapter that sampled it.
     ``is_sound``: when this was recorded, no segment up to here had a doubt, and no response up to here lacked a
-    logprob. ``adapter``: name of the LoRA adapter that sampled it.
-    ``continuation_lost``: the session continued this response, and the next response is lost. ``is_decoded``: the text
-    up to ``end`` is the decoding of all ids up to there, and the ids after it can be decoded separately.
+    logprob. ``continuation_lost``: the session continued this response, and the next response is lost.
+    ``is_decoded``: the text up to ``end`` is the decoding of all ids up to there, and the ids after it can be decoded
+    separately. ``fields``: those fields of these that most responses have in common.
     """
 
-    __slots__ = (
-        "adapter",
-        "before",
-        "continuation_lost",
-        "end",
-        "finish_reason",
-        "is_decoded",
-        "is_sound",
-        "logprobs",
-        "session",
-        "start",
-        "version",
-        "visible",
-    )
+    __slots__ = ("before", "end", "fields", "session", "start")
 
     def __init__(
         self,
@@ -159,62 +75,134 @@ class Response(Segment):
         finish_reason: str,
         doubt: str | None = None,
         adapter: str | None = None,
+        is_decoded: bool = False,
     ) -> None:
-        super().__init__(context, ids, node, doubt)
+        super().__init__(context, ids + logprobs if logprobs else ids, node)
         self.end = end
-        self.visible = visible
         self.start = start
-        self.logprobs = logprobs
-        self.version = versions[0][0] if len(versions) == 1 else versions
         self.session = session
-        self.finish_reason = finish_reason
-        self.adapter = adapter
-        self.continuation_lost = False
-        self.is_decoded = False
         self.before = 0
-        self.is_sound = self._is_sound()
+        length = len(ids) // ID_BYTES
+        self.fields = shared(
+            ID_BYTES + (len(logprobs) // (length or 1) if logprobs is not None else 0),
+            length - visible if visible >= 0 else -1,
+            versions[0][0] if len(versions) == 1 else versions,
+            finish_reason,
+            doubt,
+            adapter,
+            doubt is None and _has_logprobs(ids, logprobs) and _is_sound(self.parent),
+            is_decoded,
+        )
 
-    def _is_sound(self) -> bool:
-        """Return ``is_sound``. O(tokens of this response, and segments since the previous one)."""
-        if self.doubt is not None or np.count_nonzero(np.isnan(self.logprob_array(len(self)))):
-            return False
-        before = self.parent
-        while isinstance(before, Prompt) and before.doubt is None:
-            before = before.parent
-        return before is None or (isinstance(before, Response) and before.is_sound)
+    def __len__(self) -> int:
+        return len(self.packed) // self.fields.width
+
+    @property
+    def ids(self) -> bytes:
+        """See :attr:`Segment.ids`."""
+        return self.packed[: ID_BYTES * len(self)]
+
+    @property
+    def doubt(self) -> str | None:
+        """See :attr:`Segment.doubt`."""
+        return self.fields.doubt
+
+    @property
+    def is_fact(self) -> bool:
+        """See :attr:`Segment.is_fact`."""
+        doubt = self.fields.doubt
+        return doubt is None or doubt != CONTRADICTION
+
+    @property
+    def logprobs(self) -> bytes | None:
+        """The packed logprobs, or None. O(tokens)."""
+        width = self.fields.width
+        return self.packed[ID_BYTES * len(self) :] if width > ID_BYTES else None
+
+    @property
+    def visible(self) -> int:
+        """The number of tokens before the hidden tail; -1 if the text ends inside a token."""
+        hidden = self.fields.hidden
+        return len(self) - hidden if hidden >= 0 else -1
+
+    @property
+    def finish_reason(self) -> str:
+        """See Response."""
+        return self.fields.finish_reason
+
+    @property
+    def adapter(self) -> str | None:
+        """See Response."""
+        return self.fields.adapter
+
+    @property
+    def is_decoded(self) -> bool:
+        """See Response."""
+        return self.fields.is_decoded
+
+    @property
+    def is_sound(self) -> bool:
+        """See Response."""
+        return self.fields.is_sound
+
+    @property
+    def continuation_lost(self) -> bool:
+        """See Response."""
+        return self.fields.continuation_lost
+
+    @continuation_lost.setter
+    def continuation_lost(self, value: bool) -> None:
+        self.fields = shared(*self.fields._replace(continuation_lost=value))
 
     @property
     def versions(self) -> Versions:
         """Versions of consecutive runs of tokens."""
-        return self.version if isinstance(self.version, tuple) else ((self.version, len(self)),)
+        version = self.fields.version
+        return version if isinstance(version, tuple) else ((version, len(self)),)
 
     @property
     def reach(self) -> Node:
         """The last node at which a text may cut the response."""
-        return self.node if self.visible >= 0 else self.end
+        return self.node if self.fields.hidden >= 0 else self.end
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the packed values, and of the session's name (shared by its responses)."""
-        name = len(self.session) if self.session is not None else 0
-        return len(self.ids) + (len(self.logprobs) if self.logprobs is not None else 0) + name
+        return len(self.packed) + (len(self.session) if self.session is not None else 0)
 
     @property
     def has_wide_logprobs(self) -> bool:
         """True when the logprobs are float64."""
-        return self.logprobs is not None and len(self.logprobs) > len(self.ids)
+        return self.fields.width > 2 * ID_BYTES
 
     def logprob_array(self, length: int) -> npt.NDArray[np.floating[Any]]:
         """Return the first ``length`` logprobs; NaN where the engine sent none."""
-        if self.logprobs is None:
+        if self.fields.width == ID_BYTES:
             return np.full(length, np.nan)
-        return np.frombuffer(self.logprobs, np.float64 if self.has_wide_logprobs else np.float32, length)
+        kind = np.float64 if self.has_wide_logprobs else np.float32
+        return np.frombuffer(self.packed, kind, length, ID_BYTES * len(self))
 
     def packed_logprobs(self, length: int, *, wide: bool) -> bytes:
         """Return the first ``length`` logprobs as float64 (``wide``) or float32; NaN where none was sent."""
-        if self.logprobs is None or wide != self.has_wide_logprobs:
+        if self.fields.width == ID_BYTES or wide != self.has_wide_logprobs:
             return self.logprob_array(length).astype(np.float64 if wide else np.float32).tobytes()
-        return self.logprobs[: length * (8 if wide else 4)]
+        start = ID_BYTES * len(self)
+        return self.packed[start : start + length * (8 if wide else 4)]
+
+
+def _has_logprobs(ids: bytes, logprobs: bytes | None) -> bool:
+    """Return True if each of ``ids`` has a logprob. O(tokens)."""
+    if not ids or logprobs is None:
+        return not ids
+    kind = np.float64 if len(logprobs) > len(ids) else np.float32
+    return not np.count_nonzero(np.isnan(np.frombuffer(logprobs, kind)))
+
+
+def _is_sound(before: Segment | None) -> bool:
+    """Return True if the context that ends with ``before`` is sound. O(segments since the last response)."""
+    while isinstance(before, Prompt) and before.doubt is None:
+        before = before.parent
+    return before is None or (isinstance(before, Response) and before.is_sound)
 
 
 def links(context: Context) -> Iterator[tuple[Segment, int]]:
@@ -274,8 +262,8 @@ def read_context(context: Context) -> tuple[bytes, int]:
     responses = 0
     segment, length = context
     while True:  # inlined: links() would take 1.5 times as long
-        ids = segment.ids
-        parts.append(ids if length * _ID_BYTES == len(ids) else ids[: length * _ID_BYTES])
+        packed = segment.packed
+        parts.append(packed if length * ID_BYTES == len(packed) else packed[: length * ID_BYTES])
         responses += type(segment) is Response
         if segment.parent is None:
             break

@@ -88,8 +88,8 @@ def _lengths(response: Response, place: int) -> dict[tuple[Segment | None, int],
 
 def id_before(response: Response) -> int:
     """Return the id before ``response``; 0 if there is none."""
-    ids = response.parent.ids if response.parent is not None else b""
-    return int.from_bytes(ids[4 * response.kept - 4 : 4 * response.kept], "little")
+    packed = response.parent.packed if response.parent is not None else b""
+    return int.from_bytes(packed[4 * response.kept - 4 : 4 * response.kept], "little")
 
 
 def _digest_before(response: Response) -> int:
@@ -98,7 +98,7 @@ def _digest_before(response: Response) -> int:
     digest = 0
     here: Segment = response
     while here.parent is not None:
-        since.append(here.parent.ids[: 4 * here.kept])
+        since.append(here.parent.packed[: 4 * here.kept])
         here = here.parent
         if isinstance(here, Response):
             digest = here.before

@@ -196,7 +196,7 @@ class Search:
         node: Node | None = self._path.node
         while node is not None and (end := min(self._path.position, node.depth)) > floor:
             for response, size in self._cuttable(node, end, fitting, exhaustive=exhaustive):
-                start, ids = response.start, response.ids[: 4 * size]
+                start, ids = response.start, response.packed[: 4 * size]
                 if any(start == begin and ids.startswith(known) for begin, known in spelt):
                     continue  # a response with the same first tokens was cut already
                 if len(spelt) == _CUTS_TRIED and not exhaustive:

@@ -9,7 +9,8 @@ from router_core.weights import WeightVersions
 from slime_radix_cache.index.finding import Finder
 from slime_radix_cache.index.limits import Limits
 from slime_radix_cache.index.losses import Count, Digest, Losses
-from slime_radix_cache.index.segment_store import Sampled, SegmentStore, confirm
+from slime_radix_cache.index.prompt_segments import confirm
+from slime_radix_cache.index.segment_store import Sampled, SegmentStore
 from slime_radix_cache.index.segments import Context, Giver, Prompt, Response, Segment, links, prior_response
 from slime_radix_cache.index.sessions import Running, Sessions
 from slime_radix_cache.index.text_index import text_of

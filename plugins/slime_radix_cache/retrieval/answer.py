@@ -105,12 +105,12 @@ def record_of(context: Context, rest: bytes = b"", session: str | None = None) -
     logprobs: list[bytes] = []
     spans: list[tuple[str | int | None, int]] = []
     for segment, length in reversed(chain):
-        ids.append(segment.ids[: 4 * length])
+        ids.append(segment.packed[: 4 * length])
         if segment in trained:
             assert isinstance(segment, Response)  # narrowing: prompts are not trained
             mask.append(b"\1" * length)
             logprobs.append(segment.packed_logprobs(length, wide=wide))
-            spans += segment.versions if 4 * length == len(segment.ids) else _first(segment.versions, length)
+            spans += segment.versions if length == len(segment) else _first(segment.versions, length)
         else:
             mask.append(bytes(length))
             logprobs.append(bytes(size * length))

@@ -127,7 +127,7 @@ async def test_what_may_change_of_a_segment_comes_back() -> None:
         await run.cold.load_text(b"a", "s", asks=True)
         part = kept.record(None, pack(1), b"a", sampled(2), "s", Giver(("s",), is_odd=True))
         generate(kept, "ab<", sampled(6), "s")
-        part.is_decoded = True
+        part.fields = part.fields._replace(is_decoded=True)
         kept.record(None, pack(1), b"a", sampled(2, 1), "s", Giver(("t",)), instead_of=part)
         running = Running("asking", b"aba", None)
         kept.begin(running)

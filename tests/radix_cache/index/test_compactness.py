@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 
 from radix_cache.direct import generate, read
-from radix_cache.toy import EOS, encode, sampled, trajectories
+from radix_cache.toy import EOS, encode, pack, sampled, spell, trajectories
 from slime_radix_cache.index.item_sets import MANY, ItemSet, items_of, with_item, without_item
 
 
@@ -48,6 +50,52 @@ def test_responses_of_a_session_share_its_name_and_their_tail() -> None:
         assert other.session is first.session
         assert other.end is not first.end
         assert other.end.edge is first.end.edge
+
+
+def test_responses_share_the_fields_that_are_equal() -> None:
+    kept = trajectories()
+    for text, answer in (("a", sampled(1, EOS)), ("ab", sampled(2, EOS)), ("b", sampled(1, version="2"))):
+        generate(kept, text, answer, "one")
+    first, second, third = kept.responses_of("one")
+    assert first.fields is second.fields
+    first.continuation_lost = True
+    assert (first.continuation_lost, second.continuation_lost) == (True, False)
+    assert (first.versions, second.versions, third.versions) == (((None, 2),), ((None, 2),), (("2", 1),))
+    third.continuation_lost = True
+    third.continuation_lost = False
+    assert third.versions == (("2", 1),)
+
+
+@pytest.mark.parametrize("kind", ["f", "d", None])
+def test_ids_and_logprobs_of_a_response_come_back_bit_for_bit(kind: str | None) -> None:
+    kept = trajectories()
+    values = array(kind, [-0.1, -1e-300 if kind == "d" else -1e-30, 0.0]) if kind is not None else None
+    logprobs = values.tobytes() if values is not None else None
+    generate(kept, "a", sampled(1, 2, EOS)._replace(logprobs=logprobs), "one")
+    [response] = kept.responses_of("one")
+    assert (len(response), response.ids, response.logprobs) == (3, pack(1, 2, EOS), logprobs)
+    assert (response.has_wide_logprobs, response.is_sound) == (kind == "d", kind is not None)
+    assert response.visible == 2
+    if values is not None:
+        assert response.logprob_array(3).tolist() == values.tolist()
+        wide = array("d", values)
+        assert response.packed_logprobs(2, wide=True) == wide[:2].tobytes()
+        assert response.packed_logprobs(2, wide=False) == array("f", wide[:2]).tobytes()
+
+
+def test_node_keeps_responses_that_begin_there_and_that_pass_it() -> None:
+    kept = trajectories()
+    generate(kept, "a", sampled(1, 2, 1), "one")
+    [passing] = kept.responses_of("one")
+    node = passing.node
+    assert (node.begun, list(node.through)) == (None, [passing])
+    for token in (2, 3):
+        generate(kept, "a" + spell([1, 2, 1]), sampled(token), "one")
+    _, *begun = kept.responses_of("one")
+    assert (list(node.begins), list(node.through)) == (begun, [passing])
+    for response in begun:
+        kept.withdraw(response)
+    assert (node.begun, list(node.through)) == (None, [passing])
 
 
 def test_session_of_one_two_and_one_responses_is_kept() -> None:

@@ -38,7 +38,7 @@ SMALL = ("--radix-tree-max-size", "60", "--gc-threshold-k", "0")
 #: Limits that let go of all that is older than a flood.
 LIMITS = {
     "tokens": SMALL,
-    "bytes": ("--radix-tree-max-bytes", "6000", "--gc-threshold-k", "0"),
+    "bytes": ("--radix-tree-max-bytes", "5400", "--gc-threshold-k", "0"),
     "versions": ("--gc-threshold-k", "1"),
 }
 

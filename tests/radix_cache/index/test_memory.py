@@ -8,10 +8,12 @@ from __future__ import annotations
 import gc
 import os
 import tracemalloc
+from array import array
 from random import Random
 
 from radix_cache.toy import EOS, pack, sampled, spell, trajectories
 from slime_radix_cache.index.losses import Losses, Marks
+from slime_radix_cache.index.segment_store import Sampled
 from slime_radix_cache.index.segments import Segment
 from slime_radix_cache.index.text_node import Node
 from slime_radix_cache.index.trajectories import Limits, Trajectories
@@ -71,3 +73,26 @@ def test_inserts_and_evictions_leave_no_byte_behind() -> None:
     assert len(live()) == len(others) + 1  # the root
     assert peak - start > 200_000
     assert end - start < _HASHES_BYTES
+
+
+def test_turn_of_94_tokens_takes_few_bytes_besides_its_ids_logprobs_and_text() -> None:
+    turns = 1_000
+    kept = Trajectories(Limits(versions=0), lambda ids, text: (0, 0))
+    text_bytes = 0
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number in range(turns):
+            prompt, answer = f"{number} asks", f"{number} answers"
+            text_bytes += len(prompt + answer)
+            ids, logprobs = array("i", range(64)).tobytes(), array("f", [-0.5] * 64).tobytes()
+            response = Sampled(ids, logprobs, answer, 63, "<|im_end|>", (("1", 64),), '{"type":"stop"}')
+            asked = array("i", range(number, number + 30)).tobytes()
+            kept.record(None, asked, prompt.encode(), response, f"rollout-{number:024}")
+        gc.collect()
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    values = turns * (4 * 30 + 8 * 64) + text_bytes
+    assert (taken - values) / turns < 900
+    assert 0.9 < kept.size_bytes / taken < 1.2
