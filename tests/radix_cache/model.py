@@ -331,7 +331,7 @@ class Model(RuleBasedStateMachine):
             kids = node.all_kids
             assert len({kid.edge[0] for kid in kids}) == len(kids)
             assert all(node.kid_at(kid.edge[0]) is kid for kid in kids)
-            assert (len(kids) == 1) == (node.kid is not None)
+            assert (len(kids) == 1) == isinstance(node.kids, Node)
             for kid in kids:
                 assert kid.parent is node
                 assert kid.depth == node.depth + len(kid.edge)

@@ -18,7 +18,7 @@ from slime_radix_cache.index.text_node import Node
 __all__ = ["Demotion", "Sampled", "SegmentStore"]
 
 # Memory of an object of each kind in CPython 3.11, without packed values and text.
-_NODE_BYTES = 136
+_NODE_BYTES = 120
 _PROMPT_BYTES = 160
 _RESPONSE_BYTES = 263
 _SESSION_BYTES = 92

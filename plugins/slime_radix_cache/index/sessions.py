@@ -115,5 +115,5 @@ class Sessions:
 def responses_at(nodes: Iterable[Node], session: str) -> Iterator[Response]:
     """Yield the responses of ``session`` whose prompts end at one of ``nodes``. O(nodes and results)."""
     for node in nodes:
-        if node.begun is not None:
+        if node.responses is not None:
             yield from node.begun_by(session)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from slime_radix_cache.index.item_sets import item_set, with_item, without_item
-from slime_radix_cache.index.text_node import NO_FORK, Node
+from slime_radix_cache.index.text_node import NO_KIDS, Node
 
 if TYPE_CHECKING:
     from slime_radix_cache.index.segments import Response, Segment
@@ -44,13 +44,12 @@ class TextIndex:
         stops: list[Node] = []
         size = len(text)
         while position < size:
-            kid = node.kid
-            if kid is None:
-                fork = node.fork
-                slot = fork[0].find(text[position])
+            kid = node.kids
+            if not isinstance(kid, Node):
+                slot = kid[0].find(text[position])
                 if slot < 0:
                     break
-                kid = fork[slot + 1]
+                kid = kid[slot + 1]
             edge = kid.edge
             if not text.startswith(edge, position):
                 common = _common(edge, text, position)
@@ -59,7 +58,7 @@ class TextIndex:
                 return Path(position + common, kid, stops)
             node = kid
             position += len(edge)
-            if node.ended is not None or node.begun is not None:
+            if node.ended is not None or (node.responses is not None and node.begun is not None):
                 stops.append(node)
         return Path(position, node, stops)
 
@@ -92,7 +91,7 @@ class TextIndex:
         parent.replace(lower, upper)
         lower.parent = upper
         lower.edge = lower.edge[length:]
-        upper.kid = lower
+        upper.kids = lower
         upper.passing = item_set([response for response in lower.through if response.start < upper.depth])
         self.nodes += 1
         return upper
@@ -103,23 +102,35 @@ class TextIndex:
 
     def begin(self, response: Response, node: Node) -> None:
         """Note that the prompt of ``response`` ends at ``node``."""
-        node.begin(response)
+        if node.responses is None:
+            node.responses = response
+        else:
+            node.begin(response)
 
     def unbegin(self, response: Response, node: Node) -> None:
         """Undo :meth:`begin`, and drop the text that no segment needs any more."""
-        node.unbegin(response)
+        if node.responses is response:
+            node.responses = None
+        else:
+            node.unbegin(response)
         if node.begun is None and node.ended is None:
             self._prune(node)
 
     def cover(self, response: Response) -> None:
         """Note that ``response`` may be cut anywhere in its text."""
         for node in _covered(response):
-            node.passing = with_item(node.passing, response)
+            if node.responses is None:
+                node.responses = response
+            else:
+                node.passing = with_item(node.passing, response)
 
     def uncover(self, response: Response) -> None:
         """Undo :meth:`cover`."""
         for node in _covered(response):
-            node.passing = without_item(node.passing, response)
+            if node.responses is response:
+                node.responses = None
+            else:
+                node.passing = without_item(node.passing, response)
 
     def detach(self, segment: Segment, node: Node) -> None:
         """Undo :meth:`attach`, and drop the text that no segment needs any more."""
@@ -128,16 +139,18 @@ class TextIndex:
             self._prune(node)
 
     def _prune(self, node: Node) -> None:
-        while node.parent is not None and node.ended is None and node.begun is None and node.fork is NO_FORK:
-            parent, kid = node.parent, node.kid
-            self.nodes -= 1
-            if kid is not None:
+        while (parent := node.parent) is not None and node.ended is None and node.begun is None:
+            kid = node.kids
+            if kid is NO_KIDS:
+                self.size_bytes -= len(node.edge)
+                parent.drop(node)
+            elif isinstance(kid, tuple):
+                return
+            else:
                 kid.edge = node.edge + kid.edge
                 kid.parent = parent
                 parent.replace(node, kid)
-                return
-            self.size_bytes -= len(node.edge)
-            parent.drop(node)
+            self.nodes -= 1
             node = parent
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from slime_radix_cache.index.segments import Response, Segment
 
-__all__ = ["NO_FORK", "Node"]
+__all__ = ["NO_KIDS", "Node"]
 
 #: Depths as objects that all nodes share: an int takes 32 bytes. A deeper node has an int of its own; that is little
 #: beside the 16 KiB or more of text before the node.
@@ -29,41 +29,81 @@ _DEPTHS = tuple(range(1 << 14))
 #: The first bytes of several edges, followed by their nodes in the same order: one tuple is smaller than two.
 #: ``Any``: mypy knows the type of an element only for a constant index.
 Fork: TypeAlias = "tuple[Any, ...]"
-NO_FORK: Fork = (b"",)
+NO_KIDS: Fork = (b"",)
+#: Responses by their place in the order, or also by their session.
+Begun: TypeAlias = "Response | tuple[Response, ...] | dict[str | None, ItemSet[Response]] | None"
+
+
+class NodeResponses:
+    """``begun`` and ``passing`` of a node with several responses; see Node."""
+
+    __slots__ = ("begun", "passing")
+
+    def __init__(self, begun: Begun, passing: ItemSet[Response]) -> None:
+        self.begun = begun
+        self.passing = passing
 
 
 class Node:
     """A place in a text, ``depth`` bytes after its beginning. ``edge``: the bytes from ``parent`` to here.
 
-    ``kid``: the only child, or None. ``fork``: several children. ``ended``: segments whose text ends here.
+    ``kids``: the only child, or a fork of no or several children. ``ended``: segments whose text ends here.
     ``passing``: responses whose text covers the edge or a part of it. If a text ends inside the edge, only these
     responses can have been cut there. ``begun``: responses whose prompt ends here: None, one response, a tuple of
-    several, or many by session.
+    several, or many by session. ``responses``: both; a single response without an object for it, which most nodes
+    have. The place where it starts tells which of both it is.
     """
 
-    __slots__ = ("begun", "depth", "edge", "ended", "fork", "kid", "parent", "passing")
+    __slots__ = ("depth", "edge", "ended", "kids", "parent", "responses")
 
     def __init__(self, parent: Node | None, edge: bytes, depth: int) -> None:
         self.parent = parent
         self.edge = edge
         self.depth = _DEPTHS[depth] if depth < len(_DEPTHS) else depth
-        self.kid: Node | None = None
-        self.fork: Fork = NO_FORK
+        self.kids: Node | Fork = NO_KIDS
         self.ended: ItemSet[Segment] = None
-        self.begun: Response | tuple[Response, ...] | dict[str | None, ItemSet[Response]] | None = None
-        self.passing: ItemSet[Response] = None
+        self.responses: Response | NodeResponses | None = None
+
+    @property
+    def begun(self) -> Begun:
+        """See Node."""
+        kept = self.responses
+        if kept is None or isinstance(kept, NodeResponses):
+            return kept.begun if kept is not None else None
+        return kept if kept.start == self.depth else None
+
+    @begun.setter
+    def begun(self, begun: Begun) -> None:
+        self._keep(begun, self.passing)
+
+    @property
+    def passing(self) -> ItemSet[Response]:
+        """See Node."""
+        kept = self.responses
+        if kept is None or isinstance(kept, NodeResponses):
+            return kept.passing if kept is not None else None
+        return kept if kept.start < self.depth else None
+
+    @passing.setter
+    def passing(self, passing: ItemSet[Response]) -> None:
+        self._keep(self.begun, passing)
+
+    def _keep(self, begun: Begun, passing: ItemSet[Response]) -> None:
+        one = begun if passing is None else passing if begun is None else ()
+        self.responses = NodeResponses(begun, passing) if isinstance(one, (tuple, dict)) else one
 
     def kid_at(self, byte: int) -> Node | None:
         """Return the child whose edge begins with ``byte``, or None."""
-        if self.kid is not None:
-            return self.kid if self.kid.edge[0] == byte else None
-        slot = self.fork[0].find(byte)
-        return self.fork[slot + 1] if slot >= 0 else None
+        kids = self.kids
+        if isinstance(kids, Node):
+            return kids if kids.edge[0] == byte else None
+        slot = kids[0].find(byte)
+        return kids[slot + 1] if slot >= 0 else None
 
     @property
     def all_kids(self) -> tuple[Node, ...]:
         """All children."""
-        return (self.kid,) if self.kid is not None else self.fork[1:]
+        return self.kids[1:] if isinstance(self.kids, tuple) else (self.kids,)
 
     @property
     def ends(self) -> Items[Segment]:
@@ -85,14 +125,16 @@ class Node:
 
     def begun_by(self, session: str) -> Items[Response]:
         """Return the responses of ``session`` in ``begins``. O(their number + MANY)."""
-        if isinstance(self.begun, dict):
-            return items_of(self.begun.get(session))
+        begun = self.begun
+        if isinstance(begun, dict):
+            return items_of(begun.get(session))
         return tuple([response for response in self.begins if response.session == session])
 
     def begin(self, response: Response) -> None:
         """Add ``response``, whose prompt ends here."""
-        if isinstance(self.begun, dict):
-            self.begun[response.session] = with_item(self.begun.get(response.session), response)
+        begun = self.begun
+        if isinstance(begun, dict):
+            begun[response.session] = with_item(begun.get(response.session), response)
             return
         known = self.begins
         if len(known) < MANY:
@@ -104,52 +146,50 @@ class Node:
 
     def unbegin(self, response: Response) -> None:
         """Undo :meth:`begin`."""
-        if not isinstance(self.begun, dict):
+        begun = self.begun
+        if not isinstance(begun, dict):
             rest = [one for one in self.begins if one is not response]
             self.begun = tuple(rest) if len(rest) > 1 else rest[0] if rest else None
             return
-        own = without_item(self.begun.pop(response.session), response)
+        own = without_item(begun.pop(response.session), response)
         if own is not None:
-            self.begun[response.session] = own
-        if not self.begun:
+            begun[response.session] = own
+        if not begun:
             self.begun = None
 
     def sort(self, place: Callable[[Segment], int]) -> None:
         """Put segments and responses in the order of ``place``, the highest last."""
         self.ended = sorted_set(self.ended, place)
         self.passing = sorted_set(self.passing, place)
-        if isinstance(self.begun, dict):
-            self.begun = {session: sorted_set(own, place) for session, own in self.begun.items()}
-        elif isinstance(self.begun, tuple):
-            self.begun = tuple(sorted(self.begun, key=place))
+        begun = self.begun
+        if isinstance(begun, dict):
+            self.begun = {session: sorted_set(own, place) for session, own in begun.items()}
+        elif isinstance(begun, tuple):
+            self.begun = tuple(sorted(begun, key=place))
 
     def add(self, kid: Node) -> None:
         """Add ``kid``, whose edge begins with a new byte."""
-        if self.kid is not None:
-            self.fork = (_shared(self.kid.edge[:1] + kid.edge[:1]), self.kid, kid)
-            self.kid = None
-        elif self.fork is not NO_FORK:
-            self.fork = (_shared(self.fork[0] + kid.edge[:1]), *self.fork[1:], kid)
+        kids = self.kids
+        if kids is NO_KIDS:
+            self.kids = kid
+        elif isinstance(kids, tuple):
+            self.kids = (_shared(kids[0] + kid.edge[:1]), *kids[1:], kid)
         else:
-            self.kid = kid
+            self.kids = (_shared(kids.edge[:1] + kid.edge[:1]), kids, kid)
 
     def replace(self, old: Node, new: Node) -> None:
         """Put ``new``, whose edge begins with the same byte, in the place of ``old``."""
-        if self.kid is old:
-            self.kid = new
-        else:
-            self.fork = tuple([new if kid is old else kid for kid in self.fork])
+        kids = self.kids
+        self.kids = tuple([new if kid is old else kid for kid in kids]) if isinstance(kids, tuple) else new
 
     def drop(self, kid: Node) -> None:
         """Remove ``kid``."""
-        if self.kid is kid:
-            self.kid = None
+        kids = self.kids
+        if not isinstance(kids, tuple):
+            self.kids = NO_KIDS
             return
-        kids = [one for one in self.fork[1:] if one is not kid]
-        if len(kids) > 1:
-            self.fork = (_shared(self.fork[0].replace(kid.edge[:1], b"")), *kids)
-        else:
-            [self.kid], self.fork = kids, NO_FORK
+        rest = [one for one in kids[1:] if one is not kid]
+        self.kids = (_shared(kids[0].replace(kid.edge[:1], b"")), *rest) if len(rest) > 1 else rest[0]
 
 
 @lru_cache(1 << 12)

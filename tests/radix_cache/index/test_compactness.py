@@ -140,4 +140,4 @@ def test_wide_fork_loses_its_children_one_by_one() -> None:
         assert sorted(kid.edge[:1] for kid in root.all_kids) == sorted(text.encode()[:1] for text in texts)
         for text in texts:
             assert read(kept, text + "a", text)[2] is None
-    assert root.kid is not None
+    assert root.all_kids == (root.kids,)
