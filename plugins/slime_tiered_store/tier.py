@@ -35,8 +35,8 @@ class MemoryTier(Protocol):
     block_bytes: int
     capacity: int
 
-    def view(self, block_id: int) -> memoryview:
-        """Return the writable bytes of a block: ``block_bytes`` long, valid until ``aclose``."""
+    def views(self, block_ids: Sequence[int]) -> list[memoryview]:
+        """Return the writable bytes of each block: ``block_bytes`` long, valid until ``aclose``. Raises IndexError."""
 
     async def aclose(self) -> None:
         """Release the arena."""

@@ -22,8 +22,8 @@ class PlainMemory:
         self.capacity = capacity
         self._arena = memoryview(bytearray(b"\xee" * (block_bytes * capacity)))
 
-    def view(self, block_id: int) -> memoryview:
-        return self._arena[block_id * self.block_bytes :][: self.block_bytes]
+    def views(self, block_ids: Sequence[int]) -> list[memoryview]:
+        return [self._arena[number * self.block_bytes :][: self.block_bytes] for number in block_ids]
 
     async def aclose(self) -> None:
         self._arena.release()

@@ -98,7 +98,7 @@ class Place:
 
     def _frame(self, tier: str, slot: int, key: BlockKey) -> memoryview:
         if tier == "memory":
-            return self.memory.view(slot)
+            return self.memory.views([slot])[0]
         kept = self.ssd.slots[slot] if tier == "ssd" else self.remote.slots[int.from_bytes(key)]
         assert kept[0] == key
         return memoryview(kept[1])
@@ -291,8 +291,8 @@ async def test_a_collision_of_keys_in_a_lower_tier_is_seen() -> None:
 class ReadOnlyMemory(PlainMemory):
     """An arena whose blocks cannot be written."""
 
-    def view(self, block_id: int) -> memoryview:
-        return super().view(block_id).toreadonly()
+    def views(self, block_ids: Sequence[int]) -> list[memoryview]:
+        return [view.toreadonly() for view in super().views(block_ids)]
 
 
 async def test_memory_that_cannot_be_written_is_an_outcome() -> None:

@@ -256,7 +256,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Each ready block's bytes hash to its key, unless the test damaged them since."""
         for block in blocks:
             if engine.name == "memory":
-                frame = self.memory.view(block.id)
+                (frame,) = self.memory.views([block.id])
             else:
                 tier = self.lower[engine.name]
                 place = tier.place(block)

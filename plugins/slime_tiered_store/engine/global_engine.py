@@ -128,7 +128,7 @@ class GlobalCacheEngine:
         """
         memory, ready = self.cpu_cache_engine, found.num_matched_blocks
         plan.hold(found.last_node)
-        plan.frames = [self._arena.view(block.id) for block in found.blocks(0, ready)]
+        plan.frames = self._arena.views([block.id for block in found.blocks(0, ready)])
         plan.outcomes[memory.name] = None
         if plan.num_blocks == ready:
             return None
@@ -145,7 +145,7 @@ class GlobalCacheEngine:
             return None
         leaf = memory.insert(plan.sequence_meta, ids, found)
         plan.hold(leaf)
-        plan.frames += map(self._arena.view, ids)
+        plan.frames += self._arena.views(ids)
         return leaf
 
     def _reads(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from contextlib import suppress
 
 from slime_tiered_store.errors import NotEnoughSpaceError
@@ -29,12 +30,13 @@ class MemoryArena:
             self._arena.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = memoryview(self._arena)
 
-    def view(self, block_id: int) -> memoryview:
-        """Return the writable bytes of a block: ``block_bytes`` long, valid until ``aclose``. Raises IndexError."""
-        if not 0 <= block_id < self.capacity:
-            raise IndexError(f"tier {self.name} has the blocks 0 to {self.capacity - 1}, not {block_id}")
-        start = block_id * self.block_bytes
-        return self._bytes[start : start + self.block_bytes]
+    def views(self, block_ids: Sequence[int]) -> list[memoryview]:
+        """Return the writable bytes of each block: ``block_bytes`` long, valid until ``aclose``. Raises IndexError."""
+        if block_ids and not 0 <= min(block_ids) <= max(block_ids) < self.capacity:
+            wrong = min(block_ids) if min(block_ids) < 0 else max(block_ids)
+            raise IndexError(f"tier {self.name} has the blocks 0 to {self.capacity - 1}, not {wrong}")
+        arena, size = self._bytes, self.block_bytes
+        return [arena[start : start + size] for start in map(size.__mul__, block_ids)]
 
     async def aclose(self) -> None:
         """Release the arena. Memory that views still refer to is released with them."""
