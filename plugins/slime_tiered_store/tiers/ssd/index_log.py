@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 from struct import Struct
 
@@ -43,6 +44,7 @@ _RECORD_BYTES = 32
 _SPARE_RECORDS = 1024
 
 FREE, HELD = 0, 1
+_BYTES = np.dtype([("fields", f"V{_FIELDS.size}"), ("sum", f"V{_SUM.size}")])
 _ROW = np.dtype([("kind", "<u4"), ("slot", "<u4"), ("key", "V16"), ("sum", "<u8")])
 
 
@@ -246,8 +248,6 @@ def _replay(ops: FileOps, fd: int, seed: int, table: SlotTable) -> int:
 def _packed(kind: int, slots: npt.NDArray[np.int64], keys: npt.NDArray[np.void], seed: int) -> bytes:
     rows = np.empty(len(slots), _ROW)
     rows["kind"], rows["slot"], rows["key"] = kind, slots, keys
-    fields = rows.tobytes()
-    starts = range(0, len(fields), _RECORD_BYTES)
-    sums = (xxh3_64_intdigest(fields[at : at + _FIELDS.size], seed) for at in starts)
-    rows["sum"] = np.fromiter(sums, np.uint64, len(slots))
+    fields = rows.view(_BYTES)["fields"].tolist()
+    rows["sum"] = np.fromiter(map(xxh3_64_intdigest, fields, repeat(seed)), np.uint64, len(slots))
     return rows.tobytes()

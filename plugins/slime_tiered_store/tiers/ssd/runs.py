@@ -20,11 +20,14 @@ class SlotRun(NamedTuple):
 
 
 def adjacent(
-    slots: Sequence[int], keys: Sequence[bytes], buffers: Sequence[memoryview], slot_bytes: int
+    slots: list[int], keys: Sequence[bytes], buffers: Sequence[memoryview], slot_bytes: int
 ) -> Iterator[SlotRun]:
     """Cut blocks, given by slot, key and buffer, into runs of at most 1 MiB, or of one block."""
     at_once = longest_run(slot_bytes)
-    gaps = [place for place in range(1, len(slots)) if slots[place] != slots[place - 1] + 1]
+    if slots and slots == list(range(slots[0], slots[0] + len(slots))):
+        gaps = []
+    else:
+        gaps = [place for place in range(1, len(slots)) if slots[place] != slots[place - 1] + 1]
     for begin, end in pairwise([0, *gaps, len(slots)]):
         for first in range(begin, end, at_once):
             last = min(first + at_once, end)
