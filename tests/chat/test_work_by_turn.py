@@ -65,7 +65,7 @@ CONTINUES_THE_CONTEXT = {
     "history.History.add",
     "item_sets.items_of",
     "matching.find_given",
-    "segments.Segment.__len__",
+    "segments.Response.__len__",
     "segments.links",
     "segments.read_context",
     "starts.Starts._search",

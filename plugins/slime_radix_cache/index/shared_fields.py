@@ -29,5 +29,5 @@ class SharedFields(NamedTuple):
     continuation_lost: bool = False
 
 
-#: Returns one object for all equal fields.
+#: Returns one object for equal fields, as long as it remembers them.
 shared = lru_cache(1 << 12)(SharedFields)
