@@ -114,10 +114,11 @@ def _versions(meta: dict[str, Any], count: int) -> Versions:
         position = 0
         try:
             for span in spans:
-                if span["start"] != position or span["end"] <= position:
+                end = span["end"]
+                if span["start"] != position or type(end) is not int or end <= position:
                     break
-                runs.append((_name(span["version"]), span["end"] - position))
-                position = span["end"]
+                runs.append((_name(span["version"]), end - position))
+                position = end
         except (TypeError, KeyError):
             position = -1
         if position == count:

@@ -73,6 +73,7 @@ def test_logprobs_of_other_tokens_are_not_believed(logprobs: Any) -> None:
         ("8", [{"version": "7", "start": 0, "end": 1}], ((None, 2),)),
         ("8", [{"version": "7", "start": 1, "end": 2}], ((None, 2),)),
         ("8", [{"version": "7"}], ((None, 2),)),
+        ("8", [{"version": "7", "start": 0, "end": 2.0}], ((None, 2),)),
         ("8", 5, ((None, 2),)),
     ],
 )
