@@ -187,7 +187,12 @@ async def test_an_index_cut_short_loses_only_the_records_behind_the_cut(tmp_path
         index.write_bytes(content[:size])
         other.write_bytes(b"")
         again = await opened(tmp_path)
-        assert again.recovered() == {key_of(number): number for number in range((size - 32) // 32)}
+        # the start fills the file up with zeros, which may be what was cut off
+        filled = content[:size].ljust(len(content), b"\0")
+        records = [slice(32 + 32 * number, 64 + 32 * number) for number in range(SLOTS)]
+        whole = [number for number, record in enumerate(records) if filled[record] == content[record]]
+        assert again.recovered() == {key_of(number): number for number in whole}
+        assert len(whole) - (size - 32) // 32 in (0, 1)
         await again.aclose()
         other.unlink()
 
