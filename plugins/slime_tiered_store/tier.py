@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-__all__ = ["Block", "BlockKey", "MemoryTier", "SharedTier", "Tier"]
+__all__ = ["Block", "BlockKey", "MemoryTier", "SharedTier", "Tier", "check_ids"]
 
 #: The XXH3-128 digest of a block and all blocks before it: 16 bytes.
 BlockKey: TypeAlias = bytes
@@ -96,3 +96,10 @@ class SharedTier(Tier, Protocol):
 
         Raises ``TierFailed`` when the answer is unknown: never 0 for an error.
         """
+
+
+def check_ids(name: str, capacity: int, ids: Sequence[int]) -> None:
+    """Raise IndexError if one of ``ids`` is no block of the tier ``name``, which has ``capacity`` blocks."""
+    if ids and not 0 <= min(ids) <= max(ids) < capacity:
+        wrong = min(ids) if min(ids) < 0 else max(ids)
+        raise IndexError(f"tier {name} has the blocks 0 to {capacity - 1}, not {wrong}")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from slime_tiered_store.errors import NotEnoughSpaceError
+from slime_tiered_store.tier import check_ids
 
 __all__ = ["MemoryArena"]
 
@@ -32,9 +33,7 @@ class MemoryArena:
 
     def views(self, block_ids: Sequence[int]) -> list[memoryview]:
         """Return the writable bytes of each block: ``block_bytes`` long, valid until ``aclose``. Raises IndexError."""
-        if block_ids and not 0 <= min(block_ids) <= max(block_ids) < self.capacity:
-            wrong = min(block_ids) if min(block_ids) < 0 else max(block_ids)
-            raise IndexError(f"tier {self.name} has the blocks 0 to {self.capacity - 1}, not {wrong}")
+        check_ids(self.name, self.capacity, block_ids)
         arena, size = self._bytes, self.block_bytes
         return [arena[start : start + size] for start in map(size.__mul__, block_ids)]
 

@@ -16,7 +16,7 @@ import anyio.to_thread
 
 from router_core.errors import StartupError
 from slime_tiered_store.errors import BlockCorrupt, BlockMissing, TierFailed, TierFull
-from slime_tiered_store.tier import Block, BlockKey
+from slime_tiered_store.tier import Block, BlockKey, check_ids
 from slime_tiered_store.tiers.backpressure import WriteLimit
 from slime_tiered_store.tiers.calls import settled
 from slime_tiered_store.tiers.counts import TierCounts
@@ -160,9 +160,7 @@ class SsdTier:
         if len(buffers) != len(blocks):
             raise ValueError(f"wanted a buffer for each of {len(blocks)} blocks, got {len(buffers)}")
         ids, keys = list(map(_ID, blocks)), list(map(_KEY, blocks))
-        if ids and not 0 <= min(ids) <= max(ids) < self.capacity:
-            wrong = min(ids) if min(ids) < 0 else max(ids)
-            raise IndexError(f"tier {self.name} has the blocks 0 to {self.capacity - 1}, not {wrong}")
+        check_ids(self.name, self.capacity, ids)
         count, slot_bytes = len(self._directories), self._directories[0].layout.slot_bytes
         if count == 1:  # no need to sort by directory, which would take half of the time
             return {0: list(adjacent(ids, keys, buffers, slot_bytes))} if ids else {}
