@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from statements import statements_in
+
 ROOT = Path(__file__).parent.parent
 _QUESTIONS = {"Who", "What", "Which", "Where", "How", "Whether", "That", "Why", "When"}
 #: The end of a question in the first line.
 _ASKS = re.compile(r"\?(\s|$)")
-#: No expression has a docstring in it. Skipping expressions takes half of the time.
-_MAY_HOLD_DEFINITIONS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 
 
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:
     nodes: list[ast.AST] = [ast.parse(path.read_text())]
     while nodes:
         node = nodes.pop()
-        nodes += [each for each in ast.iter_child_nodes(node) if isinstance(each, _MAY_HOLD_DEFINITIONS)]
+        nodes += statements_in(node)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from deadlines import HANG_S
+from statements import statements_in
 
 ROOT = Path(__file__).parent.parent
 CORE = ROOT / "router_core"
@@ -89,10 +90,6 @@ HEAVY = frozenset(
 )  # fmt: skip
 
 
-#: No expression has an import in it.
-_MAY_HOLD_IMPORTS = (ast.stmt, ast.ExceptHandler, ast.match_case)
-
-
 @dataclass(frozen=True)
 class Import:
     """Line ``line`` of module ``by`` imports module ``of``."""
@@ -139,9 +136,8 @@ def imports_of(path: Path, root: Path) -> Iterator[Import]:
             comment = text.partition("#")[2] or above.removeprefix("#") * above.startswith("#")
             yield Import(name, target, node.lineno, text, comment, in_function, for_types)
         inside = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, _MAY_HOLD_IMPORTS):
-                yield from walk(child, inside, for_types)
+        for child in statements_in(node):
+            yield from walk(child, inside, for_types)
 
     yield from walk(ast.parse(source), False, False)
 
