@@ -32,28 +32,30 @@ _MAY_WAIT, _ASYNC = ("pre_request", "post_response"), "on_weight_update"
 
 
 def hook_names() -> list[str]:
-    """Return the names of all hooks."""
-    return sorted(
-        name for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec")
-    )
+    """Return the names of all hooks, sorted."""
+    mark = f"{hookspecs.PROJECT}_spec"
+    return sorted(name for name, value in vars(hookspecs).items() if hasattr(value, mark))
+
+
+class _Manager(pluggy.PluginManager):
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
+        # A special method is no hook, but most names of a plugin are special methods, and pluggy inspects each.
+        return None if name.startswith("__") else super().parse_hookimpl_opts(plugin, name)
 
 
 def new_plugin_manager() -> pluggy.PluginManager:
     """Make a plugin manager that knows the hooks, and has no plugins."""
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager = _Manager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     return manager
 
 
 def _in_order(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Callable[..., Any]]]:
-    """Return ``(plugin name, function)`` of each implementation: tryfirst, then as registered, then trylast.
-
-    Raises PluginError for an implementation that the router cannot call.
-    """
+    """Return ``(plugin, function)`` for each implementation: tryfirst, as registered, trylast. Raises PluginError."""
     caller, found = getattr(manager.hook, hook), []
-    names = [name for name, _ in manager.list_name_plugin()]  # in order of registration
-    items = sorted(caller.get_hookimpls(), key=lambda item: names.index(item.plugin_name))
-    for item in sorted(items, key=lambda item: (item.trylast, not item.tryfirst)):
+    place = {name: place for place, (name, _) in enumerate(manager.list_name_plugin())}  # as registered
+    items = caller.get_hookimpls()
+    for item in sorted(items, key=lambda item: (item.trylast, not item.tryfirst, place[item.plugin_name])):
         if (wrong := _misfit(hook, item)) is not None:
             raise PluginError(f"plugin {item.plugin_name!r}: {hook} must {wrong}")
         found.append((item.plugin_name, _takes(item.function, item.argnames, caller.spec.argnames)))

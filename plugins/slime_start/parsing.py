@@ -6,7 +6,9 @@ import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any, NoReturn
 
 import configargparse
@@ -47,7 +49,10 @@ class Parser(configargparse.ArgumentParser):  # type: ignore[misc]  # the librar
             add_env_var_help=False,
             add_help=False,
             allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            # argparse makes a formatter for each flag, and asks the terminal for its width each time
+            formatter_class=partial(
+                argparse.RawDescriptionHelpFormatter, width=get_terminal_size().columns - 2
+            ),
         )
         self._failure = failure
         self.add_argument(
