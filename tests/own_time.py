@@ -26,6 +26,8 @@ _Events = list[tuple[selectors.SelectorKey, int]]
 #: Seconds that uvloop waits at most in one go: no more are counted when the machine does other work then.
 _TICK_S = 0.01
 _SHORTEST_TICK_S = 0.001
+#: Seconds for which the time that a thread has computed counts as known: asking the kernel takes 1 us.
+_KNOWN_S = 0.0002
 
 
 class OwnTimeLoop(asyncio.SelectorEventLoop):
@@ -33,13 +35,17 @@ class OwnTimeLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self._waits = _CountingSelector()
-        self._began = (
-            time.monotonic() - time.thread_time()
-        )  # as large as a real clock: far from the zero of "never"
+        self._asked_at = time.monotonic()
+        self._computed_s = time.thread_time()
+        # as large as a real clock: far from the zero of "never"
+        self._began = self._asked_at - self._computed_s
         super().__init__(self._waits)
 
     def time(self) -> float:
-        return self._began + time.thread_time() + self._waits.total_s
+        now = time.monotonic()
+        if now - self._asked_at > _KNOWN_S:
+            self._asked_at, self._computed_s = now, time.thread_time()
+        return self._began + self._computed_s + self._waits.total_s
 
     async def _accept_connection2(
         self, factory: Any, conn: socket, extra: Any, ssl: Any, server: Any, *more: Any
