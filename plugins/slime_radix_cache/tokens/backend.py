@@ -2,67 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from functools import lru_cache
+from typing import Any
 
 import tokenizers
 
 from router_core.types import Tokenizer
-from slime_radix_cache.tokens.byte_tokens import byte_decoder
 
-__all__ = ["Decoder", "decoder_of", "own_copy"]
+__all__ = ["VOCABULARIES", "own_copy"]
 
-#: Returns the text of ids. Arguments: the ids; True to skip special tokens.
-_Decode: TypeAlias = Callable[[Sequence[int], bool], str]
-
-#: From this many ids on, a batch call is used, which does not block other threads.
-_MANY_IDS = 1 << 13
-_TRANSFORMERS = "transformers.tokenization_"
-
-
-class Decoder(NamedTuple):
-    """A function to ``decode`` ids, and the ``special`` ids that it skips on request (empty: not known)."""
-
-    decode: _Decode
-    special: frozenset[int] = frozenset()
+#: Vocabularies whose copies, and what is made from them, are kept: one of 150,000 tokens takes half a second to read.
+VOCABULARIES = 2
 
 
 def own_copy(tokenizer: Tokenizer) -> tokenizers.Tokenizer | None:
-    """Return a copy of the Rust tokenizer inside ``tokenizer``, or None."""
+    """Return a copy of the Rust tokenizer inside ``tokenizer``, or None. All callers share it: do not change it."""
     rust: Any = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(rust, tokenizers.Tokenizer):
         return None
-    own = tokenizers.Tokenizer.from_str(rust.to_str())
-    own.no_truncation()
-    own.no_padding()
+    own: tokenizers.Tokenizer = _read(rust.to_str())
     return own
 
 
-def decoder_of(tokenizer: Tokenizer) -> Decoder:
-    """Return a decoder for ``tokenizer``. If the Rust tokenizer decodes alike, it is called, at half the cost."""
-    own = own_copy(tokenizer)
-    if own is None or not _only_delegates(tokenizer):
-        return Decoder(lambda ids, skip: tokenizer.decode(list(ids), skip_special_tokens=skip))
-    rust = own
-    by_bytes = byte_decoder(own)
-
-    def decode(ids: Sequence[int], skip: bool) -> str:
-        if len(ids) < _MANY_IDS:
-            if by_bytes is not None:
-                return by_bytes(ids, skip)
-            return str(rust.decode(ids, skip_special_tokens=skip))
-        return str(rust.decode_batch([ids], skip_special_tokens=skip)[0])
-
-    added = rust.get_added_tokens_decoder().items()
-    return Decoder(decode, frozenset(number for number, token in added if token.special))
-
-
-def _only_delegates(tokenizer: Tokenizer) -> bool:
-    """Return False if ``tokenizer`` cleans up spaces, or its class has its own ``decode``."""
-    if getattr(tokenizer, "clean_up_tokenization_spaces", True):
-        return False
-    owners = [
-        next((each.__module__ for each in type(tokenizer).__mro__ if name in vars(each)), "")
-        for name in ("decode", "_decode")
-    ]
-    return all(owner.startswith(_TRANSFORMERS) for owner in owners)
+@lru_cache(maxsize=VOCABULARIES)
+def _read(vocabulary: str) -> tokenizers.Tokenizer:
+    own = tokenizers.Tokenizer.from_str(vocabulary)
+    own.no_truncation()
+    own.no_padding()
+    return own

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 import tokenizers
 
+from slime_radix_cache.tokens.backend import VOCABULARIES
+
 __all__ = ["Batch", "ComparedTokenizer", "fast_copy", "reference_of"]
 
 logger = logging.getLogger(__name__)
@@ -81,17 +83,16 @@ def fast_copy(own: tokenizers.Tokenizer) -> _Fast | None:
         read = importlib.import_module("fastokens").Tokenizer.from_json_str
     except ImportError:
         return None
-    return _checked(read, own.to_str())
+    return _checked(read, own)
 
 
-@lru_cache(maxsize=8)
-def _checked(read: Callable[[str], _Fast], vocabulary: str) -> _Fast | None:
+@lru_cache(maxsize=VOCABULARIES)
+def _checked(read: Callable[[str], _Fast], own: tokenizers.Tokenizer) -> _Fast | None:
     try:
-        fast = read(vocabulary)
+        fast = read(own.to_str())
     except Exception as error:
         logger.info("fastokens cannot be used with this tokenizer: %s", error)
         return None
-    own = tokenizers.Tokenizer.from_str(vocabulary)
     probes = list(_probes(own))
     for texts, framed in ((probes, False), (probes[::_FRAMED_EVERY], True)):
         expected = own.encode_batch_fast(texts, add_special_tokens=framed)

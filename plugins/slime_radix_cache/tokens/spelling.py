@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from router_core.types import Tokenizer
-from slime_radix_cache.tokens.backend import Decoder, decoder_of
+from slime_radix_cache.tokens.decoding import Decoder, decoder_of
 
 __all__ = ["Spelling"]
 

@@ -20,9 +20,11 @@ _BYTE_LEVEL = {"qwen", "llama3", "gpt2-prefixed", "dashscope-qwen", "mistral-tek
 
 @pytest.fixture
 def qwen() -> tokenizers.Tokenizer:
-    own = own_copy(next(one for one in VOCABULARIES if one.name == "qwen").build())
-    assert own is not None
-    return own
+    """A tokenizer that a test may change."""
+    rust: tokenizers.Tokenizer = (
+        next(one for one in VOCABULARIES if one.name == "qwen").build().backend_tokenizer
+    )
+    return rust
 
 
 def check(own: tokenizers.Tokenizer) -> None:
@@ -56,7 +58,6 @@ def test_added_tokens_are_written_as_they_are(qwen: tokenizers.Tokenizer) -> Non
 def test_vocabulary_that_is_read_in_another_way_is_not_used(
     qwen: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    qwen.add_tokens(["never compared before"])
     monkeypatch.setitem(byte_tokens._BYTES, "a", 0x62)
     with caplog.at_level(logging.WARNING):
         assert byte_decoder(qwen) is None
