@@ -39,8 +39,9 @@ class PrefixDigests:
     def __init__(self, kind: npt.DTypeLike) -> None:
         self._kind = np.dtype(kind)
         self._last_bits = min(_LAST_BITS, int(np.iinfo(self._kind).max))
-        self._behind = np.full(_LAST_BITS + 1, 0, np.uint32)
-        self._counts = np.full(1 << 64 - _SHIFT, 0, np.uint32)
+        self._behind = np.zeros(_LAST_BITS + 1, np.uint32)
+        # np.zeros gets its memory page by page, when it is first used: filling 4 MiB takes some milliseconds.
+        self._counts = np.zeros(1 << 64 - _SHIFT, np.uint32)
 
     def add(self, digest: int, last: int) -> None:
         """Add a sequence."""
