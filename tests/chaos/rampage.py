@@ -29,7 +29,7 @@ from slime_engine.tokenizer import EngineTokenizer
 __all__ = ["Rampage"]
 
 _FLAGS = (
-    "--middleware-paths", "chaos.counting",
+    "--middleware-paths", "quick_tokenizer", "chaos.counting",
     "--plugin", "radix_cache", "--radix-tree-max-bytes", str(64 << 20), "--gc-threshold-k", "0",
     "--abort-retry-wait-s", "0.2",
     "--health-check-interval-secs", "0.5", "--health-check-timeout-secs", "1", "--health-failure-threshold", "3",
@@ -60,16 +60,14 @@ class Rampage:
     ) -> None:
         self._seconds, self._seed, self._size, self._pace = seconds, seed, crowd, pace
         self._tokenizer: EngineTokenizer = load_model().tokenizer
-        self._tokenizer.save(directory / "tokenizer")
         self.engines = [
             EngineProcess(f"engine{number}", directory, relayed=number > 1) for number in range(4)
         ]
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         workers = ["--worker-urls", *(engine.url for engine in self.engines)]
-        checkpoint = ["--hf-checkpoint", str(directory / "tokenizer")]
         self.router = Program(
-            ["--port", str(port), *_FLAGS, *flags, *checkpoint, *workers],
+            ["--port", str(port), *_FLAGS, *flags, *workers],
             directory / "router.log",
             COUNTS_MEMORY,
         )

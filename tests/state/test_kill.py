@@ -178,12 +178,11 @@ async def journal_of(engine: httpx.AsyncClient) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_nothing_is_lost_that_a_client_was_told_was_done(tmp_path: Path) -> None:
-    load_model().tokenizer.save(tmp_path / "tokenizer")
     port, engine_port, told = free_port(), free_port(), Told()
     engine_flags = ["engine", "--port", str(engine_port), "--tokens-per-second", "100"]
     router_flags = [
         *("--port", str(port), "--log-level", "warn"),
-        *("--plugin", "radix_cache", "--hf-checkpoint", str(tmp_path / "tokenizer"), "--gc-threshold-k", "0"),
+        *("--plugin", "radix_cache", "--middleware-paths", "quick_tokenizer", "--gc-threshold-k", "0"),
         *("--trajectory-log", str(tmp_path / "trajectories")),
         *("--plugin", "state", "--state-dir", str(tmp_path / "state")),
     ]
