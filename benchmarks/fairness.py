@@ -31,7 +31,7 @@ import anyio
 import uvloop
 
 from benchmarks.hostile_bodies import BODIES, Body
-from benchmarks.options import VOCABULARY, Options, parse, present
+from benchmarks.options import Options, parse, present
 from benchmarks.peers import BASELINE, Peer, Running, gateway, router, started
 from benchmarks.processes import LOAD_CORE, PROXY_CORE, CoreClock, child, free_port, leave_cleanly, require
 from benchmarks.report import Column, Report
@@ -67,7 +67,7 @@ async def main(options: Options) -> int:
     report = Report()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
         directory = Path(name)
-        with _worker(directory) as worker:
+        with _worker(options, directory) as worker:
             await _listening(worker)
             peers = _peers(options, directory)
             async with AsyncExitStack() as stack:
@@ -83,9 +83,9 @@ async def main(options: Options) -> int:
 
 
 @contextmanager
-def _worker(directory: Path) -> Iterator[str]:
+def _worker(options: Options, directory: Path) -> Iterator[str]:
     """Run a quick worker. ``directory`` gets its answers, and the tokenizer and template of the routers."""
-    samples = Samples(tokenizer := save_tokenizer(directory / "tokenizer", VOCABULARY))
+    samples = Samples(tokenizer := save_tokenizer(directory / "tokenizer", options.vocabulary))
     template = files("slime_engine").joinpath("chat_template.jinja").read_text()
     (directory / "chat_template.jinja").write_text(template)
     answer = samples.answer(_TOKENS)

@@ -105,7 +105,7 @@ async def main() -> int:
         )
         async with AsyncExitStack() as stack:
             engine = await stack.enter_async_context(served("engine", *engine_flags))
-            plugins = ("--plugin", "radix_cache", "--hf-checkpoint", saved)
+            plugins = ("--plugin", "radix_cache", *options.tokenizer(Path(saved)))
             router = await stack.enter_async_context(served(*plugins, "--worker-urls", str(engine.base_url)))
             await tokens_per_s(engine, ["A first pass loads what later ones find loaded"], "first")
             for requests in options.pick(given.requests, tiny=[2]):

@@ -17,12 +17,11 @@ from benchmarks.simulated.fleets import Earliest, MakeFleet, Servers
 from benchmarks.simulated.gateway import GatewayCacheAware
 from benchmarks.simulated.outcomes import figures, show_outcomes
 from benchmarks.simulated.simulation import simulate_fleet
-from benchmarks.simulated.workloads import WORKLOADS
+from benchmarks.simulated.workloads import TINY, WORKLOADS
 from slime_policies import CacheAware, RoundRobin, Settings
 
 _COSTS, _SHORTEST_FIRST = Costs(), Costs(shortest_first=True)
 _WITHOUT, _WITH = WORKLOADS[0], WORKLOADS[1]  # the same conversations, without sessions and with them
-_TINY = ("sessions, 16 engines",)
 
 
 def _kept(engines: int) -> MakeFleet:
@@ -32,6 +31,7 @@ def _kept(engines: int) -> MakeFleet:
 def main() -> int:
     options = parse(__doc__ or "", rounds=3)
     report = Report()
+    without, with_sessions = options.pick((_WITHOUT, _WITH), tiny=TINY)
     rows: dict[str, MakeFleet] = {
         "gateway's cache_aware": lambda clock, at: Servers(GatewayCacheAware(), 8, _COSTS, at),
         "cache_aware": lambda clock, at: Servers(CacheAware(Settings(), clock), 8, _COSTS, at),
@@ -46,12 +46,12 @@ def main() -> int:
         "sessions, 16 engines": _kept(16),
         "sessions, 800 engines": _kept(800),
     }
-    for name, make in options.pick(rows, tiny={name: rows[name] for name in _TINY}).items():
-        workload = _WITH if name.startswith("sessions") else _WITHOUT
+    for name, make in rows.items():
+        workload = with_sessions if name.startswith("sessions") else without
         for seed in range(options.rounds):
             random.seed(seed)
-            report.add(_WITHOUT.name, name, **figures(simulate_fleet(make, workload, seed=seed)))
-    show_outcomes(report, _WITHOUT.name)
+            report.add(without.name, name, **figures(simulate_fleet(make, workload, seed=seed)))
+    show_outcomes(report, without.name)
     return report.finish(options)
 
 

@@ -19,12 +19,13 @@ from benchmarks.simulated.fleets import At, Fleet, MakeFleet, Servers
 from benchmarks.simulated.outcomes import Makers, figures, show_outcomes
 from benchmarks.simulated.queue import Limited
 from benchmarks.simulated.simulation import simulate_fleet
-from benchmarks.simulated.workloads import WORKLOADS
+from benchmarks.simulated.workloads import TINY, WORKLOADS
 from router_core import Exchange
 from slime_limits.queues import FirstCome, LongestFirst, Queue
 from slime_policies import CacheAware, LeastInflight, Settings
 
 _ENGINES, _REQUESTS, _LIMIT = 8, 512, 256
+_TINY_REQUESTS, _TINY_LIMIT = 6, 2
 _QUEUES: dict[str, Callable[[], Queue[Exchange] | None]] = {
     "no limit": lambda: None,
     "fcfs": FirstCome,
@@ -36,11 +37,11 @@ _POLICIES: Makers = {
 }
 
 
-def _fleet(policy: str, queue: str) -> MakeFleet:
+def _fleet(policy: str, queue: str, limit: int) -> MakeFleet:
     def make(clock: Callable[[], float], at: At) -> Fleet:
         servers = Servers(_POLICIES[policy](clock), _ENGINES, Costs(), at)
         waiting = _QUEUES[queue]()
-        return servers if waiting is None else Limited(servers, _LIMIT, waiting, clock)
+        return servers if waiting is None else Limited(servers, limit, waiting, clock)
 
     return make
 
@@ -49,16 +50,17 @@ def main() -> int:
     options = parse(__doc__ or "", rounds=3)
     report = Report()
     steps = [workload for workload in WORKLOADS if workload.name.startswith(("GRPO 64", "GRPO with a few"))]
-    for workload in options.pick(steps, tiny=steps[:1]):
-        table = workload.name.replace(f"{workload.concurrent}", f"{_REQUESTS}")
-        workload = replace(workload, concurrent=_REQUESTS, steps=options.pick(workload.steps, tiny=1))
+    requests, limit = options.pick((_REQUESTS, _LIMIT), tiny=(_TINY_REQUESTS, _TINY_LIMIT))
+    for workload in options.pick(steps, tiny=[TINY[0]]):
+        table = workload.name.replace(f"{workload.concurrent}", f"{requests}")
+        workload = replace(workload, concurrent=requests)
         if not options.wants(table):
             continue
         for policy in _POLICIES:
             for queue in _QUEUES:
                 for seed in range(options.rounds):
                     random.seed(seed)
-                    outcome = simulate_fleet(_fleet(policy, queue), workload, seed=seed)
+                    outcome = simulate_fleet(_fleet(policy, queue, limit), workload, seed=seed)
                     report.add(table, f"{policy}, {queue}", **figures(outcome))
         show_outcomes(report, table)
     return report.finish(options)

@@ -170,7 +170,7 @@ def _paused(tokens: int, pause_s: float, count: int) -> Callable[[random.Random]
 def _few(rng: random.Random) -> list[Conversation]:
     """Return a few conversations with one system prompt."""
     system = Text().then(400)
-    return [conversation(rng, system.then(length(rng, 100)), 20, 50) for _ in range(10)]
+    return [conversation(rng, system.then(length(rng, 100)), 20, 50) for _ in range(6)]
 
 
 WORKLOADS = (
