@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import socket
 import subprocess
@@ -19,6 +20,15 @@ from ports import free_port
 
 __all__ = ["REDIS", "redis_server", "s3_server"]
 
+#: moto's server without its dispatcher, which looks through the folders of all services at each request.
+_S3 = """
+import logging, sys
+from moto.moto_server.werkzeug_app import create_backend_app
+from werkzeug.serving import run_simple
+
+logging.getLogger("werkzeug").setLevel(logging.ERROR)
+run_simple("127.0.0.1", int(sys.argv[1]), create_backend_app("s3"), threaded=True)
+"""
 REDIS = shutil.which("redis-server") or shutil.which("valkey-server")
 
 
@@ -58,10 +68,11 @@ def redis_server(
 
 @contextmanager
 def s3_server(directory: Path, port: int = 0) -> Iterator[str]:
-    """Run moto's server, which keeps everything in memory. Yields its URL."""
-    pytest.importorskip("moto")
+    """Run moto's S3 server, which keeps everything in memory. Yields its URL."""
+    if importlib.util.find_spec("moto") is None:  # its import takes long, and only the server needs it
+        pytest.skip("moto is not installed")
     pytest.importorskip("obstore")
     port = port or free_port()
-    command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, "-W", "ignore", "-c", _S3, str(port)]
     with (directory / "s3.log").open("ab") as log, running(command, port, log):
         yield f"http://127.0.0.1:{port}"
