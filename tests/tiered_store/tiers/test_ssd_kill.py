@@ -36,6 +36,8 @@ SLOTS = 4
 _ALL_CUTS = os.environ.get("SLIME_ROUTER_STORE_CUTS") == "all"
 #: Each part cuts at every ``_STEP``-th byte; all parts cut at each. The one part of the default meets all alignments.
 _STEP, _PARTS = (8, range(8)) if _ALL_CUTS else (13, range(1))
+#: Files are cut short at every so many bytes.
+_SHORTER = 37 if _ALL_CUTS else 101
 SIZE = Layout(BLOCK_BYTES, SLOTS).total_bytes
 
 
@@ -203,7 +205,7 @@ async def test_blocks_cut_short_are_refused(tmp_path: Path) -> None:
     await tier.aclose()
     blocks = tmp_path / "blocks"
     content = blocks.read_bytes()
-    for size in range(0, len(content), 37):
+    for size in range(0, len(content), _SHORTER):
         blocks.write_bytes(content[:size])
         again = await opened(tmp_path)
         for number in range(SLOTS):
