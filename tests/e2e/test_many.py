@@ -34,7 +34,7 @@ class Crowd:
             "text": PROMPT.format(number),
             "rid": rid,
             "stream": streamed,
-            "sampling_params": {"max_new_tokens": 200 if leaves else 24, "ignore_eos": leaves},
+            "sampling_params": {"max_new_tokens": 200 if leaves else 8, "ignore_eos": leaves},
         }
         headers = {"x-session-id": rid}
         if leaves and not streamed:
