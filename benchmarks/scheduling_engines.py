@@ -211,11 +211,18 @@ def _show(options: Options, report: Report, title: str) -> None:
 
 
 async def _run(options: Options, report: Report, directory: Path) -> None:
-    count = options.pick(_ENGINES, tiny=1)
+    ranked = (*_FLAGS, "--dp-size", f"{_RANKS}")
+    if options.tiny:  # one engine for all
+        async with serving_engine(directory, *ranked) as engine:
+            await _measure_servers(options, report, [engine], directory)
+            await _measure_ranks(options, report, engine, directory)
+        return
     async with AsyncExitStack() as stack:
-        engines = [await stack.enter_async_context(serving_engine(directory, *_FLAGS)) for _ in range(count)]
+        engines = [
+            await stack.enter_async_context(serving_engine(directory, *_FLAGS)) for _ in range(_ENGINES)
+        ]
         await _measure_servers(options, report, engines, directory)
-    async with serving_engine(directory, *_FLAGS, "--dp-size", f"{_RANKS}") as engine:
+    async with serving_engine(directory, *ranked) as engine:
         await _measure_ranks(options, report, engine, directory)
 
 
