@@ -77,50 +77,55 @@ async def test_white_space_that_a_template_trims_makes_no_other_conversation(sta
         assert is_continued(second, first)
 
 
-@pytest.mark.parametrize("family", [QWEN2_5, QWEN3, LLAMA, MISTRAL], ids=lambda family: family.name)
-@pytest.mark.parametrize(
-    ("written", "edited"),
-    [
-        ('{"place": 18446744073709551616}', '{"place": 18446744073709551617}'),
-        ('{"place": 0.12345678901234567890}', '{"place": 0.12345678901234567891}'),
-        ('{"place": "A", "place": "B"}', '{"place": "B"}'),
-        ('{"place": 1}', '{"place": 1.0}'),
-        ('{"place": 1}', '{"place": true}'),
-    ],
-    ids=["large integers", "long fractions", "repeated keys", "a fraction", "a boolean"],
-)
-async def test_edited_arguments_make_another_conversation(
-    start: Start, family: Family, written: str, edited: str
-) -> None:
-    """Of a call that the client itself wrote, and of one that the model made."""
-    call = f'{{"name": "time", "arguments": {written}}}'
-    said_by_model = {
+#: Arguments, and what they may be mistaken for.
+EDITS = {
+    "large integers": ('{"place": 18446744073709551616}', '{"place": 18446744073709551617}'),
+    "long fractions": ('{"place": 0.12345678901234567890}', '{"place": 0.12345678901234567891}'),
+    "repeated keys": ('{"place": "A", "place": "B"}', '{"place": "B"}'),
+    "a fraction": ('{"place": 1}', '{"place": 1.0}'),
+    "a boolean": ('{"place": 1}', '{"place": true}'),
+}
+
+
+def called_by_model(family: Family, arguments: str) -> str:
+    """The text with which a model of ``family`` makes a call."""
+    call = f'{{"name": "time", "arguments": {arguments}}}'
+    return {
         QWEN2_5.name: f"<tool_call>\n{call}\n</tool_call>",
         QWEN3.name: f"<tool_call>\n{call}\n</tool_call>",
         LLAMA.name: call.replace("arguments", "parameters"),
         MISTRAL.name: f"[TOOL_CALLS] [{call}]",
     }[family.name]
+
+
+@pytest.mark.parametrize("family", [QWEN2_5, QWEN3, LLAMA, MISTRAL], ids=lambda family: family.name)
+async def test_edited_arguments_make_another_conversation(start: Start, family: Family) -> None:
+    """Of a call that the client itself wrote, and of one that the model made."""
     async with chatting(start, "Two.", family=family) as chat:
-        begun = [user("a"), calling(written), result("1")]
-        for message in begun[1]["tool_calls"]:
-            message["id"] = begun[2]["tool_call_id"] = "c00000001"
-        first = await chat.post(messages=begun, tools=TOOLS, session_id="s", **ASK)
-        for arguments, same in ((written, True), (edited, False)):
-            changed = json.loads(json.dumps(begun))
-            changed[1]["tool_calls"][0]["function"]["arguments"] = arguments
-            more = [*changed, said(first), user("b")]
-            after = await chat.post(messages=more, tools=TOOLS, session_id="s", **ASK)
-            assert (after["history"] == "exact") is same
-    async with chatting(start, said_by_model, "Two.", family=family) as chat:
-        first = await chat.post(messages=[user("a")], tools=TOOLS, session_id="s", **ASK)
-        message = first["choices"][0]["message"]
-        assert message["tool_calls"][0]["function"]["arguments"] == written
-        for arguments, same in ((written, True), (edited, False)):
-            changed = json.loads(json.dumps(message))
-            changed["tool_calls"][0]["function"]["arguments"] = arguments
-            more = [user("a"), changed, result("1", changed)]
-            after = await chat.post(messages=more, tools=TOOLS, session_id="s", **ASK)
-            assert is_continued(after, first) is same
+        for case, (written, edited) in EDITS.items():
+            named = {"tools": TOOLS, "session_id": f"written, {case}", **ASK}
+            begun = [user(f"a, {case}"), calling(written), result("1")]
+            for message in begun[1]["tool_calls"]:
+                message["id"] = begun[2]["tool_call_id"] = "c00000001"
+            first = await chat.post(messages=begun, **named)
+            assert first["history"] == "fresh", case
+            for arguments, same in ((written, True), (edited, False)):
+                changed = json.loads(json.dumps(begun))
+                changed[1]["tool_calls"][0]["function"]["arguments"] = arguments
+                after = await chat.post(messages=[*changed, said(first), user("b")], **named)
+                assert (after["history"] == "exact") is same, case
+        for case, (written, edited) in EDITS.items():
+            named = {"tools": TOOLS, "session_id": f"made, {case}", **ASK, "max_tokens": 200}
+            chat.script[:] = [called_by_model(family, written), "Two."]
+            first = await chat.post(messages=[user(f"a, {case}")], **named)
+            message = first["choices"][0]["message"]
+            assert message["tool_calls"][0]["function"]["arguments"] == written, case
+            for arguments, same in ((written, True), (edited, False)):
+                changed = json.loads(json.dumps(message))
+                changed["tool_calls"][0]["function"]["arguments"] = arguments
+                more = [user(f"a, {case}"), changed, result("1", changed)]
+                after = await chat.post(messages=more, **named)
+                assert is_continued(after, first) is same, case
 
 
 async def test_arguments_sent_as_objects_lose_nothing(start: Start) -> None:
