@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from deadlines import HANG_S
-from slime_demo import main
+from router_core.cli import main
 from slime_demo.conversations import Conversation
 from slime_demo.verdict import Verdict, expected, judge
 
@@ -37,19 +37,17 @@ def test_every_trajectory_of_the_demo_is_exact() -> None:
     assert sampled[:1] != again[:1]
 
 
-def test_the_table_tells_the_same() -> None:
-    done = subprocess.run([*DEMO, "--samples", "1"], capture_output=True, timeout=HANG_S, check=False)
-    assert done.returncode == 0, done.stderr.decode()
-    shown = done.stdout.decode()
+def test_the_table_tells_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--samples", "1"]) == 0
+    shown = capsys.readouterr().out
     assert "8 of 8" in shown
     assert "cache hits, turn 3" in shown
 
 
-def test_a_turn_has_the_tokens_that_were_asked_for() -> None:
+def test_a_turn_has_the_tokens_that_were_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--json", "--samples", "1", "--max-new-tokens", "5", "--temperature", "0.5"]
-    done = subprocess.run([*DEMO, *flags], capture_output=True, timeout=HANG_S, check=False)
-    assert done.returncode == 0, done.stderr.decode()
-    result = orjson.loads(done.stdout)
+    assert main(["demo", *flags]) == 0
+    result = orjson.loads(capsys.readouterr().out)
     assert 24 < sum(result["sampled_tokens_by_version"].values()) <= 8 * 3 * 5
     assert sum(result["sampled_tokens_by_version"].values()) == result["trained_tokens"]
 
@@ -66,12 +64,12 @@ def test_a_turn_has_the_tokens_that_were_asked_for() -> None:
         ["--model", "nowhere"],
     ],
 )
-def test_bad_arguments_are_one_line(arguments: list[str]) -> None:
-    done = subprocess.run([*DEMO, *arguments], capture_output=True, timeout=HANG_S, check=False)
-    assert done.returncode == 2
-    assert done.stderr.count(b"\n") == 1
-    assert b"--engine" not in done.stderr, "the demo has no such flags"
-    assert callable(main)
+def test_bad_arguments_are_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("slime-router: ")
+    assert said.count("\n") == 1
+    assert "--engine" not in said, "the demo has no such flags"
 
 
 # The judge itself: a fault in the answer must be seen.
