@@ -6,7 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ import httpx
 from deadlines import HANG_S
 from ports import free_port
 
-__all__ = ["Launched", "launched", "our_words"]
+__all__ = ["Launched", "generates", "launched", "our_words", "without_effect"]
 
 _THEIR_PROGRAMS = (
     "python -m sglang_router.launch_router",
@@ -27,6 +27,11 @@ _THEIR_PROGRAMS = (
 )
 
 
+def without_effect(messages: Iterable[str]) -> list[str]:
+    """The flags that one of ``messages`` of a log says are without effect."""
+    return [message.split()[0] for message in messages if " has no effect" in message]
+
+
 @dataclass(frozen=True)
 class Launched:
     """A router that serves: a client of it, and the file with what it has said so far."""
@@ -34,12 +39,10 @@ class Launched:
     client: httpx.AsyncClient
     log: Path
 
-    def warnings(self) -> list[str]:
-        """The lines of the log that warn of flags."""
+    def idle_flags(self) -> list[str]:
+        """The flags that the log says are without effect."""
         lines = self.log.read_text().splitlines()
-        return [
-            line.partition(" WARNING ")[2].partition(": ")[2] for line in lines if " has no effect" in line
-        ]
+        return without_effect(line.partition(" WARNING ")[2].partition(": ")[2] for line in lines)
 
 
 def our_words(line: str, where: Mapping[str, str]) -> list[str]:
@@ -47,6 +50,15 @@ def our_words(line: str, where: Mapping[str, str]) -> list[str]:
     program = next(program for program in _THEIR_PROGRAMS if line.startswith(program))
     words = shlex.split(line.removeprefix(program).replace("\\\n", " "))
     return [where.get(word, word) for word in words]
+
+
+async def generates(client: httpx.AsyncClient, **headers: str) -> None:
+    """A worker joins, and is asked."""
+    with anyio.fail_after(HANG_S):
+        while (await client.get("/readiness", headers=headers)).status_code != 200:  # noqa: ASYNC110
+            await anyio.sleep(0.05)
+    answer = await client.post("/generate", json={"text": "Hi"}, headers=headers)
+    assert answer.json() == {"path": "/generate", "text": "Hi"}
 
 
 @asynccontextmanager

@@ -1,33 +1,21 @@
-"""Published launch lines of the SGLang gateway start this router, as a process, and it serves; or it says why not.
+"""Published launch lines of the SGLang gateway start this router, and it serves; or it says why not.
 
-From SGLang's page on the gateway (``docs/advanced_features/sgl_model_gateway.md``), its router's README, and what
-slime (``slime/ray/rollout.py``), miles (``miles/backends/sglang_utils/router_args_utils.py``) and siiRL make of
-``RouterArgs``; and the line with which prime-rl starts vLLM's router.
+From SGLang's page on the gateway (``docs/advanced_features/sgl_model_gateway.md``), and its router's README; and the
+line with which prime-rl starts vLLM's router.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from datetime import date
 from pathlib import Path
-from typing import Any
 
-import anyio
-import httpx
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse
-from starlette.routing import Route
 
-from compatibility.gateway import GATEWAY
-from compatibility.launching import Launched, launched, our_words
-from deadlines import HANG_S
+from compatibility.launching import Launched, generates, launched, our_words, without_effect
 from router_core.cli import build, main
 from router_core.errors import SettingsError
-from slime_http.serving import serving
+from routers import Start
 
 pytestmark = pytest.mark.anyio
 
@@ -137,6 +125,11 @@ LINES = {
     ),
 }
 
+#: Lines that are run as processes: they have the flags that nothing but a process reads, such as ``--log-dir``.
+AS_PROCESSES = ("regular", "observed", "prefill and decode")
+#: The other lines, each of which makes a router here.
+WITHIN = [name for name in LINES if name not in AS_PROCESSES]
+
 #: Lines that do not start, and the flag or value that is named.
 REFUSED = {
     "python -m sglang_router.launch_router --worker-urls grpc://127.0.0.1:20000"
@@ -148,49 +141,24 @@ REFUSED = {
 }
 
 
-async def echo(request: Request) -> JSONResponse:
-    body = await request.body()
-    return JSONResponse({"path": request.url.path, "text": json.loads(body)["text"] if body else None})
-
-
-#: A worker that says what it was asked.
-ECHO = Starlette(routes=[Route("/{path:path}", echo, methods=["GET", "POST"])])
-
-
-@pytest.fixture
-async def workers() -> AsyncIterator[dict[str, str]]:
-    """The addresses of the published lines, and where a worker is."""
-    names = [
-        f"http://{kind}{number}:800{kind == 'decode':d}"
-        for kind in ("prefill", "decode")
-        for number in (1, 2)
-    ]
-    async with AsyncExitStack() as stack:
-        one, two, *pairs = [await stack.enter_async_context(serving(ECHO)) for _ in range(6)]
-        yield {
-            "http://worker1:8000": one,
-            "http://worker2:8001": two,
-            "http://worker2:8000": two,
-            **dict(zip(names, pairs, strict=True)),
-        }
-
-
-async def generates(client: httpx.AsyncClient, **headers: str) -> None:
-    """A worker joins, and is asked."""
-    with anyio.fail_after(HANG_S):
-        while (await client.get("/readiness", headers=headers)).status_code != 200:  # noqa: ASYNC110
-            await anyio.sleep(0.05)
-    answer = await client.post("/generate", json={"text": "Hi"}, headers=headers)
-    assert answer.json() == {"path": "/generate", "text": "Hi"}
-
-
-@pytest.mark.parametrize(("line", "idle"), LINES.values(), ids=LINES)
+@pytest.mark.parametrize("name", AS_PROCESSES)
 async def test_a_published_line_starts_a_router_that_serves(
-    line: str, idle: list[str], workers: dict[str, str], tmp_path: Path
+    name: str, workers: dict[str, str], tmp_path: Path
 ) -> None:
+    line, idle = LINES[name]
     async with launched(our_words(line, workers), tmp_path) as router:
         await generates(router.client)
-        assert sorted(said.split()[0] for said in router.warnings()) == sorted(idle)
+        assert sorted(router.idle_flags()) == sorted(idle)
+
+
+@pytest.mark.parametrize("name", WITHIN)
+async def test_a_published_line_makes_a_router_that_serves(
+    name: str, start: Start, workers: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    line, idle = LINES[name]
+    async with start(*our_words(line, workers)) as running:
+        await generates(running.client)
+    assert sorted(without_effect(caplog.messages)) == sorted(idle)
 
 
 @pytest.mark.parametrize(("line", "named"), REFUSED.items())
@@ -251,65 +219,6 @@ def test_a_directory_for_logs_that_cannot_be_is_told(
     assert capsys.readouterr().err.startswith(
         f"slime-router: --log-dir: wanted a directory, got {tmp_path}/file/logs: Not a directory"
     )
-
-
-# what trainers make of RouterArgs
-
-
-def rendered(**fields: Any) -> list[str]:
-    """``RouterArgs`` with these fields as a command line, as miles renders it: what differs from the defaults."""
-    words: list[str] = []
-    for name, value in fields.items():
-        theirs = GATEWAY[f"--{name.replace('_', '-')}"]
-        if value != theirs.default:
-            words += [
-                theirs.flag,
-                *([] if value is True else map(str, value if isinstance(value, list) else [value])),
-            ]
-    return words
-
-
-SLIME = {
-    "balance_abs_threshold": 0,
-    "prometheus_port": 4321,
-    "log_level": "warn",
-    "request_timeout_secs": 14400,
-}
-
-TRAINERS: dict[str, dict[str, Any]] = {
-    "slime": SLIME,
-    "slime of 2026": {
-        "prometheus_port": 4321,
-        "log_level": "warn",
-        "request_timeout_secs": 28800,
-        "policy": "round_robin",
-        "disable_health_check": True,
-    },
-    "slime with sessions": SLIME | {"policy": "consistent_hashing", "balance_abs_threshold": 64},
-    "miles": {
-        "policy": "manual",
-        "assignment_mode": "min_load",
-        "prometheus_port": 9000,
-        "log_level": "warn",
-        "request_timeout_secs": 14400,
-        "disable_circuit_breaker": True,
-        "retry_max_retries": 60,
-        "worker_startup_timeout_secs": 600,
-    },
-}
-
-
-@pytest.mark.parametrize("fields", TRAINERS.values(), ids=TRAINERS)
-async def test_router_started_by_a_trainer_serves_registered_engines(
-    fields: dict[str, Any], workers: dict[str, str], tmp_path: Path
-) -> None:
-    words = rendered(host="127.0.0.1", port=3456, **fields)
-    async with launched(words, tmp_path) as router:
-        url = workers["http://worker1:8000"]
-        payload = {"url": url, "worker_type": "regular"}
-        assert (await router.client.post("/workers", json=payload)).status_code == 202
-        await generates(router.client)
-        assert router.warnings() == []
 
 
 # browsers
