@@ -21,6 +21,7 @@ from starlette.routing import Route
 from deadlines import HANG_S
 from installing import install
 from ports import free_port
+from routers import Start
 from slime_http.serving import serving
 from wheels import ROOT
 
@@ -117,9 +118,14 @@ async def test_a_middleware_class_needs_no_installation(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("path", ["slime_turns", "slime_turns.make_plugin", "slime_turns:make_plugin"])
-async def test_a_plugin_needs_no_installation_either(path: str, tmp_path: Path) -> None:
+async def test_a_plugin_needs_no_installation_either(
+    path: str, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLE)
+    monkeypatch.delitem(sys.modules, "slime_turns", raising=False)
     arguments = ("--middleware-paths", path, "--max-turns", "1", "--worker-urls")
-    async with serving(WORKER) as worker, a_router(*arguments, worker, seen=EXAMPLE, cwd=tmp_path) as client:
+    async with serving(WORKER) as worker, start(*arguments, worker) as running:
+        client = running.client
         statuses = [
             (await client.post("/generate", content=b"{}", headers={"x-session-id": "a"})).status_code
             for _ in range(2)
