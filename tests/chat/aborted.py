@@ -46,8 +46,8 @@ async def aborting(
         yield running
 
 
-async def events_of(running: Running, path: str, **body: Any) -> list[dict[str, Any]]:
-    headers = {"x-session-id": "s"}
+async def events_of(running: Running, path: str, session: str = "s", **body: Any) -> list[dict[str, Any]]:
+    headers = {"x-session-id": session}
     async with running.client.stream("POST", path, json={**body, "stream": True}, headers=headers) as answer:
         assert answer.status_code == 200, await answer.aread()
         lines = [line.removeprefix("data: ") async for line in answer.aiter_lines() if line]
@@ -55,10 +55,17 @@ async def events_of(running: Running, path: str, **body: Any) -> list[dict[str, 
     return [orjson.loads(line) for line in lines[:-1]]
 
 
-async def answer_of(running: Running, path: str, **body: Any) -> Any:
-    answer = await running.client.post(path, json=body, headers={"x-session-id": "s"})
+async def answer_of(running: Running, path: str, session: str = "s", **body: Any) -> Any:
+    answer = await running.client.post(path, json=body, headers={"x-session-id": session})
     assert answer.status_code == 200, answer.text
     return answer.json()
+
+
+def begin_again(engine: AbortingEngine, *cuts: int | None) -> None:
+    """Let ``engine`` forget all that it was asked, and take these ``cuts``."""
+    for memory in (engine.asked, engine.consumed, engine.sampled):
+        memory.clear()
+    engine.cuts[:] = cuts
 
 
 def engine_of(shape: Shape, mode: str, *cuts: int | None) -> AbortingEngine:

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aborting_engine import SHAPES, Shape, logprob_of
-from chat.aborted import ALL, MESSAGES, PROMPT, TAPE, TOKENIZER, aborting, answer_of, engine_of, events_of
+from chat.aborted import (
+    ALL,
+    MESSAGES,
+    PROMPT,
+    TAPE,
+    TOKENIZER,
+    aborting,
+    answer_of,
+    begin_again,
+    engine_of,
+    events_of,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,8 +33,8 @@ CUT = 4
 SAID = TOKENIZER.decode(TAPE[:CUT])
 
 
-async def records(running: Running) -> list[dict[str, Any]]:
-    document = (await running.client.get("/trajectories/s")).json()
+async def records(running: Running, session: str = "s") -> list[dict[str, Any]]:
+    document = (await running.client.get(f"/trajectories/{session}")).json()
     found: list[dict[str, Any]] = document.get("trajectories", [])
     return found
 
@@ -133,35 +144,36 @@ async def test_an_aborted_stream_without_logprobs_is_recorded_whole(
     ],
 )
 @pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions"])
-@pytest.mark.parametrize("cuts", [(CUT, 5), (1, 2), (3, 3, 3)])
 async def test_a_resumed_generation_is_one_whatever_its_aborts_look_like(
-    start: Start, tmp_path: Path, shape: Shape, mode: str, path: str, cuts: tuple[int, ...]
+    start: Start, tmp_path: Path, shape: Shape, mode: str, path: str
 ) -> None:
-    engine = engine_of(shape, mode, *cuts)
+    engine = engine_of(shape, mode)
     body: dict[str, Any] = {"rid": "r"}
     body |= {"text": PROMPT} if path == "/generate" else {"messages": MESSAGES, "return_token_ids": True}
     async with aborting(start, tmp_path, engine, "--resume-aborted") as running:
-        if mode == "whole":
-            told = await answer_of(running, path, **body)
-            events = [told]
-        else:
-            events = await events_of(running, path, **body)
-        found = await records(running)
-        doubts = await contradictions(running)
-    assert doubts == {}
-    if path == "/generate":
-        parts = events if mode == "incremental" else events[-1:]
-        assert "".join(event["text"] for event in parts) == ALL
-        assert [token for event in parts for token in event["output_ids"]] == TAPE
-        assert events[-1]["meta_info"]["prompt_tokens"] == len(engine.asked[0]["input_ids"])
-        assert events[-1]["meta_info"]["completion_tokens"] == len(TAPE)
-    else:
-        choices = [choice for event in events for choice in event["choices"]]
-        pieces = [choice["message"] if "message" in choice else choice["delta"] for choice in choices]
-        assert "".join(piece.get("content") or "" for piece in pieces) == ALL
-        assert (ids_of(choices), choices[-1]["exact"]) == (TAPE, True)
-    assert len(found) == 1
-    assert_recorded(found[0], TAPE)
+        for cuts in ((CUT, 5), (1, 2), (3, 3, 3)):
+            begin_again(engine, *cuts)
+            body["session"] = session = f"cut at {cuts}"
+            if mode == "whole":
+                events = [await answer_of(running, path, **body)]
+            else:
+                events = await events_of(running, path, **body)
+            found = await records(running, session)
+            assert await contradictions(running) == {}, cuts
+            assert len(engine.asked) == len(cuts) + 1, cuts
+            if path == "/generate":
+                parts = events if mode == "incremental" else events[-1:]
+                assert "".join(event["text"] for event in parts) == ALL, cuts
+                assert [token for event in parts for token in event["output_ids"]] == TAPE, cuts
+                assert events[-1]["meta_info"]["prompt_tokens"] == len(engine.asked[0]["input_ids"]), cuts
+                assert events[-1]["meta_info"]["completion_tokens"] == len(TAPE), cuts
+            else:
+                choices = [choice for event in events for choice in event["choices"]]
+                pieces = [choice["message"] if "message" in choice else choice["delta"] for choice in choices]
+                assert "".join(piece.get("content") or "" for piece in pieces) == ALL, cuts
+                assert (ids_of(choices), choices[-1]["exact"]) == (TAPE, True), cuts
+            assert len(found) == 1, cuts
+            assert_recorded(found[0], TAPE)
 
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions"])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chat.aborted import ALL, MESSAGES, PROMPT, TAPE, aborting, answer_of, engine_of, events_of
+from chat.aborted import ALL, MESSAGES, PROMPT, TAPE, aborting, answer_of, begin_again, engine_of, events_of
 from slime_radix_cache.capture.turns import Turns
 
 if TYPE_CHECKING:
@@ -41,13 +41,6 @@ def lie_in(engine: AbortingEngine, attempt: int, meta: dict[str, Any] | None) ->
             output["meta_info"] |= meta
 
     engine.edit = edit
-
-
-def forget(engine: AbortingEngine, recorded: list[tuple[int, str | None]], *cuts: int) -> None:
-    """Let ``engine`` begin anew, with these ``cuts``."""
-    for memory in (engine.asked, engine.consumed, engine.sampled, recorded):
-        memory.clear()
-    engine.cuts[:] = cuts
 
 
 @pytest.fixture
@@ -91,7 +84,8 @@ async def test_a_lie_of_one_attempt_makes_the_joined_answer_doubtful(
     )
     async with aborting(start, tmp_path, engine, "--resume-aborted") as running:
         for lie in (*LIES, "text"):
-            forget(engine, recorded, 2, 4)
+            begin_again(engine, 2, 4)
+            recorded.clear()
             lie_in(engine, liar, LIES.get(lie))
             told = (
                 [await answer_of(running, path, **body)]
@@ -112,7 +106,8 @@ async def test_a_lie_of_the_first_attempt_makes_the_joined_answer_doubtful(
     engine = engine_of("running", mode)
     async with aborting(start, tmp_path, engine, "--resume-aborted") as running:
         for lie in (*LIES, "text"):
-            forget(engine, recorded, 2)
+            begin_again(engine, 2)
+            recorded.clear()
             lie_in(engine, 1, LIES.get(lie))
             if mode == "whole":
                 await answer_of(running, "/generate", text=PROMPT, rid="r")
