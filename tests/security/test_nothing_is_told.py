@@ -152,6 +152,8 @@ async def test_odd_requests_to_every_route_bring_nothing_out(
                         what = f"{method} {path} {content[:60]!r}"
                         says_only_what_is_wrong(reply, what, ours=path not in PROXIED)
                         asked += 1
+                    if method == "POST" and reply.status_code == 405 and content is RAW[-1]:
+                        break  # no body is read there
             await running.client.post("/continue_generation", json={}, headers=headers(ADMIN))
         assert asked > 500
     log = told(caplog.records)
