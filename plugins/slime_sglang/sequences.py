@@ -27,11 +27,9 @@ from slime_sglang.answers import (
     with_missing,
     without_queued,
 )
+from slime_sglang.event_facts import EventFacts, abort_repeats
 
 __all__ = ["AnswerSoFar", "whole_answer"]
-
-#: Facts about the request, the same in each event of a sequence.
-_OF_THE_REQUEST = ("id", "prompt_tokens")
 
 
 def whole_answer(event: dict[str, Any]) -> dict[str, Any]:
@@ -46,7 +44,7 @@ class AnswerSoFar:
 
     Inconsistent figures stay as the engine gave them, so that :func:`slime_sglang.contradiction` finds them.
     ``cumulative``: an event repeated the events before it. ``incremental``: an event had only new tokens.
-    ``rewritten``: an event repeated the earlier events with another text, or belonged to another request.
+    ``rewritten``: an event took back or changed a statement of an earlier event.
     """
 
     def __init__(self) -> None:
@@ -62,11 +60,9 @@ class AnswerSoFar:
         self._held: bytes | None = None
         self._text_is_told = False
         self._is_shared = True
-        #: The weight version that an event named last. ``_has_versions``: events named different versions.
-        self._version: Any = None
-        self._has_versions = False
-        #: ``id`` and ``prompt_tokens``, from the first event with tokens that has them.
-        self._request: dict[str, Any] = {}
+        #: An event had not all tokens so far.
+        self._has_deltas = False
+        self._facts = EventFacts()
 
     @property
     def begun(self) -> bool:
@@ -95,7 +91,7 @@ class AnswerSoFar:
         if self._event is None:
             return {}
         meta: dict[str, Any] = self._event["meta_info"]
-        if self._has_versions and not meta.get("weight_versions"):
+        if self._facts.has_versions and not meta.get("weight_versions"):
             meta = {name: value for name, value in meta.items() if name != "weight_version"}
         return meta if self._lists is None else {**meta, **self._lists}
 
@@ -119,7 +115,7 @@ class AnswerSoFar:
         twin = AnswerSoFar()
         vars(twin).update(vars(self))
         self._is_shared = twin._is_shared = True
-        twin._request = dict(self._request)
+        twin._facts = self._facts.copy()
         return twin
 
     def hold(self, event: bytes, text: str | None = None) -> None:
@@ -131,10 +127,10 @@ class AnswerSoFar:
         self._text_is_told = text is not None
         self.text += text or ""
 
-    def take(self, event: dict[str, Any]) -> str:
+    def take(self, event: dict[str, Any], *, repeats: bool = False) -> str:
         """Take a parsed event, or a whole answer. Return the text that is new. Raises ValueError.
 
-        O(new tokens) for a delta.
+        ``repeats``: the event surely repeats all earlier events. O(new tokens) for a delta.
         """
         meta = event.get("meta_info")
         if not isinstance(meta, dict):
@@ -147,25 +143,31 @@ class AnswerSoFar:
             ids = None  # this engine names all new ids: logprobs without ids may be those of the last event
         if self._is_next_delta(ids, count) and not is_abort(meta):
             return self._take_delta(event, meta, ids or [], text)
-        if ids is None or len(ids) != count:
+        if not (repeats or self._text_is_told) or ids is None or len(ids) != count:
             self._catch_up()
         self._held = None
         aborted = is_abort(meta)
         news = self._read_abort(ids or [], meta, text) if aborted else self._read(ids, meta, text)
         if aborted and self._event is not None:
+            is_delta = not (news.has_all or self.cumulative)
+            if self._ids and not abort_repeats(self.meta, meta, len(self._ids), may_be_delta=is_delta):
+                self.rewritten = True
             grown = len(news.ids) > (len(self._ids) if news.has_all else 0)
             event = with_missing(self.answer, event, grown=grown)
-        if self._ids and news.ids:
-            self._see_mode(ids or [], news, aborted)
+        if self._ids and ids is not None:
+            self._see_mode(ids, news, aborted)
+        if (news.has_all or not self._ids) and not aborted:
+            self._facts.see_lists(meta)
         self._names_ids |= event.get("output_ids") is not None
         if news.has_all:
             self._ids, self._lists, self._is_shared = news.ids, None, True
         else:
             self._append(meta, news)
         self._event = event
-        self._see_version(event["meta_info"])
-        self._see_request(meta)
-        return self._read_text(text, news, aborted)
+        if self._ids:  # before the first token, the version may still change
+            self._facts.see(event["meta_info"], is_abort=aborted)
+        self.rewritten |= self._facts.changed or (aborted and not _is_end(ids or [], self._ids))
+        return self._read_text(text, news, aborted, is_last=meta.get("finish_reason") is not None)
 
     def _is_next_delta(self, ids: list[int] | None, count: Any) -> bool:
         known = len(self._ids)
@@ -182,8 +184,8 @@ class AnswerSoFar:
         """Take the usual event of an incremental stream: the fast path of ``take``, with half of its work."""
         self._append(meta, News(ids, has_all=False, is_full=False))
         self._event = event
-        self._see_version(meta)
-        self._see_request(meta)
+        self._facts.see(meta, is_abort=False)
+        self.rewritten |= self._facts.changed
         self._names_ids |= "output_ids" in event
         if text is None:
             return ""
@@ -191,26 +193,14 @@ class AnswerSoFar:
         self.text += text
         return text
 
-    def _see_version(self, meta: dict[str, Any]) -> None:
-        version = meta.get("weight_version")
-        if version is not None and self._ids:  # before the first token, the version may still change
-            self._has_versions |= self._version not in (None, version)
-            self._version = version
-
-    def _see_request(self, meta: dict[str, Any]) -> None:
-        """Note if an event with tokens belongs to another request: then an engine has mixed up its streams."""
-        if self._ids:
-            for figure in _OF_THE_REQUEST:
-                told = meta.get(figure)
-                if told is not None and self._request.setdefault(figure, told) != told:
-                    self.rewritten = True
-
     def _see_mode(self, ids: list[int], news: News, aborted: bool) -> None:
         """Note if the event repeats earlier events or only adds tokens. An abort that fits both shows nothing."""
         if news.has_all:
             self.cumulative |= not aborted or (news.ids is ids and len(ids) > 1)
-        else:
+        elif news.ids:
             self.incremental |= not aborted or not news.is_full
+        self._has_deltas |= not (news.has_all or aborted)
+        self.rewritten |= self.cumulative and self._has_deltas
 
     def _catch_up(self) -> None:
         held, self._held = self._held, None
@@ -270,20 +260,23 @@ class AnswerSoFar:
         has_all = begins and len(ids) > len(known)
         return News(ids, has_all=has_all, is_full=has_all or has_all_text)
 
-    def _read_text(self, text: str | None, news: News, aborted: bool) -> str:
+    def _read_text(self, text: str | None, news: News, aborted: bool, *, is_last: bool) -> str:
         if text is None:
             return ""
         before, self._has_text = self.text, True
         if not news.is_full:
             self.text += text
-        elif not aborted:
-            # The text is shorter than before when a stop string was trimmed.
-            self.rewritten |= not (text.startswith(before) or before.startswith(text))
+            return text
+        # Only the last event may have a shorter text: a stop string is trimmed there.
+        repeats = text.startswith(before) or (is_last and before.startswith(text))
+        if not aborted:
             self.text = text
         elif news.again:
             self.text = without_queued(before, text)
+            repeats |= text == self.text[len(before) :] + self.text
         elif len(text) > len(before):
             self.text = text
+        self.rewritten |= not repeats
         return self.text[len(before) :]
 
     def _append(self, told: dict[str, Any], news: News) -> None:
@@ -298,3 +291,10 @@ class AnswerSoFar:
         for name in PER_TOKEN:
             if told.get(name) is not None:
                 self._lists[name] = extended(self._lists.get(name, []), told[name], len(self._ids), news)
+
+
+def _is_end(ids: list[int], known: list[int]) -> bool:
+    """Return True if the ``ids`` of an abort end the ``known`` ids. The last id may stand there twice."""
+    return ids == known[len(known) - len(ids) :] or (
+        ids[-1:] == known[-1:] and ids[:-1] == known[len(known) - len(ids) + 1 :]
+    )

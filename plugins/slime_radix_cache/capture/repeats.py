@@ -1,122 +1,262 @@
-"""Comparison of the events of a cumulative stream: each must repeat the text, ids and logprobs of the event before.
+"""Comparison of the events of a cumulative stream: each repeats the text, the ids and the logprobs of the event before.
 
-The events of an answer of n tokens have O(n²) bytes, so to parse all of them would be slow. Instead, the raw bytes of
-the events are compared.
+The events of an answer of n tokens have O(n²) bytes, so to parse all of them would be slow. Instead, the bytes that
+repeat the event before are compared. Only the other bytes are parsed: the new text, ids and logprobs, and the figures.
+This suffices only for JSON as SGLang writes it. All other events are parsed and compared by ``AnswerSoFar``.
 """
 
 from __future__ import annotations
 
-import re
+from typing import Any, NamedTuple
+
+import orjson
+
+from slime_sglang import PER_TOKEN
+from slime_sglang.event_facts import versions_agree
 
 __all__ = ["RepeatedEvents"]
 
-#: Keys as SGLang writes them; the text comes first. Inside a JSON string their quotes would be escaped.
-_TEXT, _IDS, _LOGPROBS = b'"text":', b'"output_ids":', b'"output_token_logprobs":[['
-_FINISH, _GOES_ON, _INDEX = b'"finish_reason":', b'"finish_reason":null', b'"index":'
-#: The end of the logprobs, and the next key or the end of the event: a token's text may have brackets, too.
-_LOGPROBS_END = re.compile(rb'\]\](?:\}?,"\w+":|\}+\Z)')
-_DIGITS = b"0123456789"
+_TEXT, _IDS, _META = b'{"text":"', b'","output_ids":[', b'],"meta_info":'
+#: Facts that no event may change. They are compared as bytes.
+_CONSTANT = ("id", "finish_reason", "prompt_tokens", "weight_version")
+_SPANS = "weight_versions"
+_FINISH, _GOES_ON = b'"finish_reason":', b'"finish_reason":null'
+#: Facts that differ in each event.
+_COUNTS = ("completion_tokens", _SPANS)
+_FACTS = frozenset((*_CONSTANT, *PER_TOKEN, _SPANS))
+#: Bytes that may follow a value.
+_BEHIND_VALUE = b",]}"
+_KEYS = ["text", "output_ids", "meta_info"]
 _NOTHING = memoryview(b"")
 
 
-class RepeatedEvents:
-    """The events of one sequence. ``took_back``: an event did not repeat the event before it."""
+class _List(NamedTuple):
+    """A list with an entry for each token. ``key``: its key and bracket. ``stop``: see :func:`_stop_of`."""
 
-    __slots__ = ("_begin", "_between", "_end", "_ids", "_logprobs", "_piece", "_stop", "_text", "took_back")
+    name: str
+    key: bytes
+    stop: bytes
+    entries: Any  # a memoryview, which mypyc does not accept here
+
+
+class RepeatedEvents:
+    """The events of a stream with one sequence. Each is compared with the event before it."""
+
+    __slots__ = (
+        "_after",
+        "_begin",
+        "_count",
+        "_end",
+        "_fixed",
+        "_has_list",
+        "_has_more",
+        "_head",
+        "_head_names",
+        "_ids",
+        "_is_ready",
+        "_keys",
+        "_lists",
+        "_open",
+        "_piece",
+        "_spans",
+        "_stop",
+        "_text",
+    )
 
     def __init__(self) -> None:
-        self.took_back = False
-        self._text = self._ids = self._logprobs = _NOTHING
-        #: The last event's bytes from the end of its ids to the end of its logprobs. Empty if :meth:`see_next` cannot
-        #: take the next event.
-        self._between = _NOTHING
+        self._is_ready = False
+        #: The last event's bytes up to the end of its text, and those of its ids.
+        self._text = self._ids = _NOTHING
+        #: The bytes behind the ids that the next event repeats. They end with the entries of the first list if
+        #: ``_has_list``, else with the constant facts. ``_open`` stands for them in the bytes that are parsed.
+        self._head = _NOTHING
+        self._open = self._stop = b""
+        #: The bytes behind ``meta_info``.
+        self._after = b""
+        self._has_list = True
+        #: The number of facts in ``_head``.
+        self._head_names = 0
+        #: Facts in ``_head`` that are not constant by nature.
+        self._fixed: dict[str, Any] | None = None
+        #: Lists that are not in ``_head``.
+        self._lists: list[_List] = []
+        #: There are such lists, or spans.
+        self._has_more = False
+        #: The names of all facts that are parsed, and the value of ``weight_versions``.
+        self._keys: list[str] = []
+        self._spans: list[Any] = []
         #: The event that :meth:`see_next` took last is ``_piece[_begin:_end]``. The views are of ``_piece``.
         self._piece = b""
-        self._begin = self._end = 0
-        #: The first match of ``_LOGPROBS_END``, the same in each event.
-        self._stop = b"]]"
+        self._begin = self._end = self._count = 0
 
     def take_held(self) -> bytes | None:
         """Return the event that :meth:`see_next` took last, once; None if there is none."""
         piece, self._piece = self._piece, b""
         return piece[self._begin : self._end] if piece else None
 
-    def see(self, event: bytes, *, is_last: bool = False) -> None:
-        """Take the next ``event``. The last event may have a shorter text, since a stop string is trimmed."""
-        if self._between:
-            between = bytes(self._between)
-            self._logprobs = memoryview(between)[between.find(_LOGPROBS) : -1]
-            self._between = _NOTHING
-        start = event.find(_IDS)
-        if start < 0:
-            return
-        end = event.find(b"]", start)
-        ids = event[start:end]
-        begin = max(event.find(_TEXT, 0, start), 0)
-        text = event[begin : event.rfind(b'"', begin, start)]  # without the quote at its end
-        known = bytes(self._text)
-        repeats = text.startswith(known) or (is_last and known.startswith(text))
-        if not (repeats and _begins(ids, bytes(self._ids)) and self._repeats_logprobs(event)):
-            self.took_back = True
-        self._text, self._ids = memoryview(text), memoryview(ids)
-        if self._logprobs and text.startswith(_TEXT) and not (is_last or self.took_back):
-            self._expect(event, begin, end)
+    def expect(self, data: bytes, event: dict[str, Any]) -> bool:
+        """Prepare :meth:`see_next` for the events after ``data``, whose parsed form is ``event``. O(bytes).
 
-    def _expect(self, event: bytes, begin: int, end: int) -> None:
-        """Prepare :meth:`see_next` for events like ``event``. Its text begins at ``begin``; its ids end at ``end``."""
-        start = event.find(_LOGPROBS, end)
-        middle = event[end:start]
-        goes_on = middle.count(_FINISH) == middle.count(_GOES_ON) == 1
-        if begin == 1 and start > end > 0 and goes_on and _INDEX not in middle:
-            self._between = memoryview(middle + bytes(self._logprobs) + b"]")
+        Return False if :meth:`see_next` cannot compare such events.
+        """
+        self._is_ready = False
+        text, ids, meta = event.get("text"), event.get("output_ids"), event["meta_info"]
+        if not (isinstance(text, str) and isinstance(ids, list) and ids and list(event)[:3] == _KEYS):
+            return False
+        names = list(meta)
+        lists = [name for name in PER_TOKEN if name in meta]
+        if not all(isinstance(meta[name], list) and meta[name] for name in lists):
+            return False
+        head = self._head_of(meta, names, lists)
+        rest = names[len(head) :]
+        if not head or any(name in _CONSTANT for name in rest):
+            return False
+        has_list = head[-1] in lists
+        try:
+            self._text = memoryview(_TEXT + orjson.dumps(text)[1:-1])
+            self._ids = memoryview(orjson.dumps(ids)[1:-1])
+            told = _META + orjson.dumps({name: meta[name] for name in head})
+            more = orjson.dumps({name: event[name] for name in event if name not in _KEYS})
+            self._lists = [
+                _List(name, b'"%b":[' % name.encode(), _stop_of(names, name), _entries(meta[name]))
+                for name in rest
+                if name in lists
+            ]
+        except TypeError:  # an array that is no JSON
+            return False
+        self._head = memoryview(told[: -2 if has_list else -1])
+        self._open = b'{"":[0' if has_list else b'{"":0'
+        self._stop = _stop_of(names, head[-1])
+        self._after = b"," + more[1:] if len(event) > len(_KEYS) else b"}"
+        self._head_names, self._keys = len(head), ["", *rest]
+        self._spans = meta.get(_SPANS) or []
+        self._has_more = bool(self._lists) or _SPANS in rest
+        self._is_ready = True
+        # An event repeats itself, if its bytes are as expected.
+        self._is_ready = self.see_next(data, 0, len(data))
+        self._piece = b""
+        return self._is_ready
+
+    def _head_of(self, meta: dict[str, Any], names: list[str], lists: list[str]) -> list[str]:
+        """Return the first names in ``meta`` whose bytes the next event repeats."""
+        end = first_list = 0
+        for place, name in enumerate(names, 1):
+            if name in _COUNTS:
+                break
+            if name in lists:
+                first_list = place
+                break
+            if name in _CONSTANT:
+                end = place
+        fixed = {name: meta[name] for name in names[: first_list - 1] if name not in _CONSTANT}
+        # A fact that has changed will change again. Then only the constant facts are compared as bytes.
+        self._has_list &= first_list > 0 and self._fixed in (None, fixed)
+        self._fixed = fixed
+        return names[: first_list if self._has_list else end]
 
     def see_next(self, piece: bytes, begin: int, end: int) -> bool:
-        """Take the event ``piece[begin:end]`` if it repeats the event before, has no index and is not the last event.
+        """Take the event ``piece[begin:end]`` if it repeats the event before, and is not the last one.
 
         Return True if it is taken. Bytes are only compared where they are: copies would cost more for long answers.
         """
-        text, ids, between = self._text, self._ids, self._between
-        if not (between and piece.startswith(text, begin + 1)):
+        text, ids, head, after = self._text, self._ids, self._head, self._after
+        behind = end - len(after)
+        if not (self._is_ready and piece.startswith(text, begin) and piece.startswith(after, behind)):
             return False
-        text_end = begin + 1 + len(text)
-        start = piece.find(_IDS, text_end, end)
-        ids_end = piece.find(b"]", start + len(ids), end)
+        text_end = begin + len(text)
+        quote = piece.find(_IDS, text_end, end)
+        start = quote + len(_IDS)
+        ids_end = start + len(ids)
+        bracket = piece.find(b"]", ids_end, end)
+        place = bracket + len(head)
         if (
-            start < 0
-            or ids_end < 0
-            or not (piece.startswith(ids, start) and piece.startswith(between, ids_end))
+            quote < 0
+            or bracket < 0
+            or place >= behind
+            or not (piece.startswith(ids, start) and piece.startswith(head, bracket))
+            or piece[ids_end] not in _BEHIND_VALUE
+            or piece[place] not in _BEHIND_VALUE
         ):
             return False
-        if piece[start + len(ids)] in _DIGITS and ids[-1] in _DIGITS:
-            return False  # the last id is another one
-        stop = piece.find(self._stop, ids_end + len(between) - 1, end)
-        quote = piece.rfind(b'"', text_end, start)
-        if stop < 0 or quote < 0 or piece.find(_FINISH, stop, end) >= 0 or piece.find(_INDEX, stop, end) >= 0:
+        if self._has_more:
+            lists: list[_List] = []
+            rest = self._without_entries(piece, place, behind, lists)
+        else:
+            rest = piece[place:behind]
+        try:
+            new_text, new_ids = piece[text_end:quote], piece[ids_end:bracket]
+            told = orjson.loads(b'["%b",[0%b],%b%b]' % (new_text, new_ids, self._open, rest))
+        except orjson.JSONDecodeError:
             return False
-        if self._stop[-1:] == b"}" and stop + len(self._stop) != end:
+        if len(told) != 3 or list(told[2]) != self._keys:
+            return False
+        count = told[2].get("completion_tokens")
+        if type(count) is not int or count < self._count:
             return False
         view = memoryview(piece)
-        self._text, self._ids, self._between = (
-            view[begin + 1 : quote],
-            view[start:ids_end],
-            view[ids_end : stop + 1],
-        )
-        self._piece, self._begin, self._end = piece, begin, end
+        if self._has_list:
+            stop = piece.find(self._stop, place, behind) if self._stop else behind - 2
+            if stop < 0:
+                return False
+            head = view[bracket:stop]
+        if self._has_more:
+            spans = told[2].get(_SPANS) or []
+            if not (self._has_marks(told[2]) and versions_agree(self._spans, spans)):
+                return False
+            self._lists, self._spans = lists, spans
+        self._text, self._ids, self._head = view[begin:quote], view[start:bracket], head
+        self._piece, self._begin, self._end, self._count = piece, begin, end, count
         return True
 
-    def _repeats_logprobs(self, event: bytes) -> bool:
-        start = event.find(_LOGPROBS)
-        if start < 0:
-            return True
-        known = bytes(self._logprobs)
-        match = _LOGPROBS_END.search(event, start + len(known))
-        self._stop = match.group() if match is not None else b"]]"
-        told = event[start : match.start() if match is not None else event.find(b"]]", start + len(known))]
-        self._logprobs = memoryview(told)
-        return _begins(told, known)
+    def repeats_all(self, last: bytes, meta: dict[str, Any]) -> bool:
+        """Return True if ``last`` repeats the last event but for its finish reason. ``meta``: its ``meta_info``.
+
+        It is the last event. False if this is unknown. O(bytes).
+        """
+        rest = list(meta)[self._head_names :]
+        if {*rest} & _FACTS != {*self._keys} & _FACTS:
+            return False
+        self._keys = ["", *rest]
+        data = last.replace(_FINISH + orjson.dumps(meta["finish_reason"]), _GOES_ON, 1)
+        is_repeated = self.see_next(data, 0, len(data))
+        self._piece = b""
+        return is_repeated
+
+    def _without_entries(self, piece: bytes, place: int, end: int, lists: list[_List]) -> bytes:
+        """Return ``piece[place:end]`` with 0 in place of the entries of ``_lists`` that are repeated.
+
+        Put the lists of ``piece`` into ``lists``. Return no bytes if entries are not repeated.
+        """
+        view = memoryview(piece)
+        parts = []
+        for name, key, stop, entries in self._lists:
+            found = piece.find(key, place, end)
+            start = found + len(key)
+            behind = start + len(entries)
+            if found < 0 or behind >= end or not piece.startswith(entries, start):
+                return b""
+            parts.append(piece[place:start])
+            place = behind
+            close = piece.find(stop, place, end) if stop else end - 2
+            if piece[place] not in _BEHIND_VALUE or close < 0:
+                return b""
+            lists.append(_List(name, key, stop, view[start:close]))
+        parts.append(piece[place:end])
+        return b"0".join(parts)
+
+    def _has_marks(self, meta: dict[str, Any]) -> bool:
+        """Return True if the lists in ``meta`` begin with the 0 of :meth:`_without_entries`."""
+        return all(isinstance(meta[one.name], list) and meta[one.name][:1] == [0] for one in self._lists)
 
 
-def _begins(values: bytes, known: bytes) -> bool:
-    """Return True if ``values`` begin with ``known``, and the last number of ``known`` ends there in ``values`` too."""
-    is_cut = known[-1:].isdigit() and values[len(known) : len(known) + 1].isdigit()
-    return values.startswith(known) and not is_cut
+def _entries(values: list[Any]) -> memoryview:
+    return memoryview(orjson.dumps(values)[1:-1])
+
+
+def _stop_of(names: list[str], name: str) -> bytes:
+    """Return the bytes from the end of the list ``name`` to the end of the next key; none if no key follows.
+
+    They are never inside a JSON string, where the quotes would be escaped.
+    """
+    following = names[names.index(name) + 1 :][:1]
+    return b'],"%b":' % following[0].encode() if following else b""

@@ -6,15 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from slime_radix_cache.capture.repeats import RepeatedEvents
-from slime_sglang import AnswerSoFar, is_abort, read_event
+from slime_sglang import AnswerSoFar, read_event
 from slime_sglang.bodies import parsed
 from slime_sglang.events import BEGIN, EventSplitter
 
 __all__ = ["GenerationStream"]
 
-#: Keys as SGLang writes them. Inside a JSON string their quotes would be escaped.
-_FINISH = b'"finish_reason":'
-_INDEX = b'"index":'
 _OF_A_SEQUENCE = {"text", "output_ids"}
 
 
@@ -22,8 +19,8 @@ class GenerationStream:
     """One streamed ``/generate`` answer: takes its bytes, and makes the answers that an unstreamed request would get.
 
     ``record(index, answer, took_back)`` is called for each sequence when its last event has come, before the client
-    gets that event. :meth:`record_all` calls it with the answer so far. ``took_back``: an event had other tokens or
-    another text than an event before it. Errors are not raised; ``fail(error)`` is called with each.
+    gets that event. :meth:`record_all` calls it with the answer so far. ``took_back``: an event took back or changed a
+    statement of an event before it. Errors are not raised; ``fail(error)`` is called with each.
     ``keeps_arrays``: see :func:`slime_sglang.bodies.parsed`.
     """
 
@@ -39,9 +36,9 @@ class GenerationStream:
         self._fail = fail
         self._events = EventSplitter()
         self._answers: dict[int, AnswerSoFar] = {}
-        self._repeats: dict[int, RepeatedEvents] = {}
-        #: The events of the only sequence, while it is cumulative and has not ended. The last one may not be in its
-        #: answer yet.
+        self._repeats = RepeatedEvents()
+        #: ``_repeats`` while the only sequence is cumulative, its events are as SGLang writes them, and it has not
+        #: ended. The last event may not be in its answer yet.
         self._only: RepeatedEvents | None = None
         self._ended: set[int] = set()
         self._recorded: set[int] = set()
@@ -95,25 +92,12 @@ class GenerationStream:
             self._answers[0].hold(event)
 
     def _event(self, data: bytes) -> None:
-        if self._only is not None:
-            if self._only.see_next(data, 0, len(data)):
+        only = self._only
+        if only is not None:
+            if only.see_next(data, 0, len(data)):
                 return
             self._hold()
-        try:
-            self._take(data)
-        finally:
-            self._only = self._repeats.get(0) if self._is_cumulative() else None
-
-    def _is_cumulative(self) -> bool:
-        """Return True while the only sequence is cumulative and has not ended."""
-        only = self._answers.get(0)
-        return only is not None and only.cumulative and 0 not in self._ended
-
-    def _take(self, data: bytes) -> None:
-        if self._is_cumulative() and _INDEX not in data and not _is_last(data):
-            self._answers[0].hold(data)
-            self._compare(0, data)
-            return
+            self._only = None
         event = parsed(data, keeps_arrays=self._keeps_arrays)
         if isinstance(event, dict) and "meta_info" not in event and not event.keys() & _OF_A_SEQUENCE:
             self.failed = True  # an error event: the tokens before it stay valid
@@ -124,41 +108,33 @@ class GenerationStream:
             _check_is_old(event, self._answers[index])
             return
         answer = self._answers.get(index) or AnswerSoFar()
-        answer.take(event)
-        self._answers[index] = answer
         is_last = event["meta_info"].get("finish_reason") is not None
-        if not is_abort(event["meta_info"]):  # an abort repeats only part of what came before
-            self._compare(index, data, is_last=is_last)
+        repeats = is_last and only is not None and only.repeats_all(data, event["meta_info"])
+        answer.take(event, repeats=repeats)
+        self._answers[index] = answer
         if is_last:
             self._ended.add(index)
             self._try_record(index)
-
-    def _compare(self, index: int, data: bytes, *, is_last: bool = False) -> None:
-        answer = self._answers[index]
-        if not (answer.cumulative or answer.incremental) and answer.ids:  # the next event may repeat it
-            self._repeats[index] = RepeatedEvents()
-        if not answer.incremental:
-            self._repeats.setdefault(index, RepeatedEvents()).see(data, is_last=is_last)
+        elif answer.cumulative and "index" not in event and self._repeats.expect(data, event):
+            self._only = self._repeats
 
     def _try_record(self, index: int) -> None:
         try:
-            answer, repeats = self._answers[index], self._repeats.get(index)
-            took_back = answer.rewritten or (repeats is not None and repeats.took_back)
-            self._record(index, answer.answer, took_back)
+            answer = self._answers[index]
+            self._record(index, answer.answer, answer.rewritten)
             self._recorded.add(index)
         except Exception as error:
             self._fail(error)
 
 
 def _check_is_old(event: dict[str, Any], answer: AnswerSoFar) -> None:
-    """Raise ValueError if ``event``, which came after the end of ``answer``, has more or other tokens or text."""
+    """Raise ValueError if ``event``, which came after the end of ``answer``, adds to it or changes it."""
     longer = answer.copy()
     longer.take(event)
-    if (longer.ids, longer.text) != (answer.ids, answer.text):
+    if (longer.ids, longer.text, longer.finish_reason, longer.rewritten) != (
+        answer.ids,
+        answer.text,
+        answer.finish_reason,
+        answer.rewritten,
+    ):
         raise ValueError("a sequence continues after its finish reason")
-
-
-def _is_last(data: bytes) -> bool:
-    """Return True unless the finish reason of the event is null."""
-    place = data.rfind(_FINISH)
-    return place < 0 or not data[place + len(_FINISH) :].lstrip().startswith(b"null")

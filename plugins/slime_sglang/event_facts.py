@@ -1,0 +1,137 @@
+"""Facts that several events of a sequence state: the request, weight versions, logprobs. No event may change them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slime_sglang.answers import PER_TOKEN
+
+__all__ = ["EventFacts", "abort_repeats", "versions_agree"]
+
+#: Facts about the request, the same in each event of a sequence.
+_OF_THE_REQUEST = ("id", "prompt_tokens")
+
+
+class EventFacts:
+    """The facts of the events so far. ``changed``: an event contradicted an event before it.
+
+    ``has_versions``: events named different weight versions.
+    """
+
+    __slots__ = (
+        "_count",
+        "_lists",
+        "_past_versions",
+        "_request",
+        "_spans",
+        "_version",
+        "changed",
+        "has_versions",
+    )
+
+    def __init__(self) -> None:
+        self.changed = self.has_versions = False
+        self._count = 0
+        self._version: Any = None
+        #: Versions that later events replaced by another one.
+        self._past_versions: list[Any] = []
+        #: ``weight_versions`` of the last event that had some.
+        self._spans: list[Any] = []
+        self._request: dict[str, Any] = {}
+        self._lists: dict[str, list[Any]] = {}
+
+    def copy(self) -> EventFacts:
+        """Return an independent copy."""
+        twin = EventFacts()
+        twin.changed, twin.has_versions, twin._version = self.changed, self.has_versions, self._version
+        twin._past_versions, twin._spans, twin._count = list(self._past_versions), self._spans, self._count
+        twin._request, twin._lists = dict(self._request), dict(self._lists)
+        return twin
+
+    def see(self, meta: Mapping[str, Any], *, is_abort: bool) -> None:
+        """Take ``meta``, the ``meta_info`` of an event. No fact is known before an event with tokens."""
+        for figure in _OF_THE_REQUEST:
+            told = meta.get(figure)
+            if told is not None and self._request.setdefault(figure, told) != told:
+                self.changed = True  # an engine has mixed up its streams
+        count = meta.get("completion_tokens")
+        if type(count) is int and not is_abort:
+            self.changed |= count < self._count
+            self._count = count
+        version, spans = meta.get("weight_version"), meta.get("weight_versions")
+        if spans or self._spans:
+            self._see_spans(spans, is_abort)
+        if version is not None:
+            if version != self._version:
+                self._see_version(version, has_spans=bool(spans))
+            self._version = version
+
+    def _see_version(self, version: Any, *, has_spans: bool) -> None:
+        if self._version is not None:
+            self.has_versions = True
+            self._past_versions.append(self._version)
+        if not has_spans and version in self._past_versions:
+            self.changed = True  # the tokens between both have no version that fits all events
+
+    def _see_spans(self, spans: Any, is_abort: bool) -> None:
+        if spans:
+            self.changed |= not versions_agree(self._spans, spans)
+            self._spans = spans if isinstance(spans, list) else []
+        else:
+            self.has_versions |= len(self._spans) > 1
+            self.changed |= not is_abort  # an abort may lack any fact
+
+    def see_lists(self, meta: Mapping[str, Any]) -> None:
+        """Take the lists ``PER_TOKEN`` of an event that has all tokens so far. O(tokens)."""
+        for name in PER_TOKEN:
+            told = meta.get(name)
+            if isinstance(told, list):
+                known = self._lists.get(name)
+                self.changed |= known is not None and told[: len(known)] != known
+                self._lists[name] = told
+
+
+def versions_agree(known: Sequence[Any], told: Any) -> bool:
+    """Return True if the spans ``told`` name the versions of ``known`` for the tokens of ``known``.
+
+    The spans ``known`` agreed with the spans before them. O(spans).
+    """
+    try:
+        place = end = 0
+        for span in told:
+            start, end = end, span["end"]
+            if span["start"] != start or not start <= end:
+                return False
+            while place < len(known) and known[place]["start"] < end:
+                if known[place]["version"] != span["version"]:
+                    return False
+                if known[place]["end"] > end:
+                    break  # the next span has the rest of these tokens
+                place += 1
+        return place == len(known)
+    except (LookupError, TypeError):
+        return False
+
+
+def abort_repeats(
+    known: Mapping[str, Any], told: Mapping[str, Any], tokens: int, *, may_be_delta: bool
+) -> bool:
+    """Return True unless an abort has other entries for earlier tokens in its lists ``PER_TOKEN``.
+
+    ``known``: ``meta_info`` of the answer before the abort, which had ``tokens``. ``told``: that of the abort. A list
+    has the entries of all tokens, or of the new ones followed by all, or, if it ``may_be_delta``, of the new ones.
+    """
+    count = told.get("completion_tokens")
+    for name in PER_TOKEN:
+        before, after = known.get(name), told.get(name)
+        if not (isinstance(before, list) and isinstance(after, list) and type(count) is int) or not after:
+            continue
+        new, more = count - tokens, len(after) - count
+        whole = after[more:] if more > 0 else after
+        repeats = whole[: len(before)] == before
+        if more > 0:
+            repeats = repeats and more == new and whole[-new:] == after[:new]
+        if not (repeats or (may_be_delta and len(after) == new)):
+            return False
+    return True

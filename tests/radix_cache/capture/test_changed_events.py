@@ -1,0 +1,132 @@
+"""Streams whose engine takes back or changes what it said are recorded as not exact."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import anyio
+import orjson
+import pytest
+
+from radix_cache.claims import PROMPT, session_of, until
+from radix_cache.outputs import events, output, stream
+from radix_cache.scripted import Client
+
+pytestmark = pytest.mark.anyio
+
+IDS = [5, 6, 7, 8, 9]
+DOUBTED: set[tuple[bool, str | None]] = {(False, "engine_contradicts_itself")}
+EXACT: set[tuple[bool, str | None]] = {(True, None)}
+
+
+def told_by(client: Client, ids: list[int] = IDS, **facts: Any) -> list[dict[str, Any]]:
+    """Return cumulative events, one for each of ``ids``. ``facts``: figures in each ``meta_info``."""
+    told = [output(client, ids[:end]) for end in range(1, len(ids) + 1)]
+    for one in told:
+        meta = one["meta_info"]
+        order = ("finish_reason", "output_token_logprobs", "completion_tokens")
+        one["meta_info"] = facts | {name: meta[name] for name in order}
+    for one in told[:-1]:
+        one["meta_info"]["finish_reason"] = None
+    return told
+
+
+async def verdicts(client: Client) -> set[tuple[bool, str | None]]:
+    document = await session_of(client, "a")
+    return {(record["exact"], record["inexact_reason"]) for record in document["trajectories"]}
+
+
+async def has_verdicts(client: Client, expected: set[tuple[bool, str | None]]) -> bool:
+    return await verdicts(client) == expected
+
+
+def raw(*data: bytes) -> tuple[int, bytes]:
+    return 200, b"".join(b"data: %s\n\n" % one for one in (*data, b"[DONE]"))
+
+
+async def test_second_event_that_is_shorter_is_a_contradiction(client: Client) -> None:
+    first, second, last = (output(client, [5] * size) for size in (4, 2, 6))
+    first["meta_info"]["finish_reason"] = second["meta_info"]["finish_reason"] = None
+    await stream(client, "a", events(first, second, last))
+    assert await verdicts(client) == DOUBTED
+
+
+@pytest.mark.parametrize(("versions", "expected"), [("11221", DOUBTED), ("11222", EXACT)])
+async def test_weight_version_that_returns_is_a_contradiction(
+    client: Client, versions: str, expected: set[tuple[bool, str | None]]
+) -> None:
+    """No token has the version of the last event alone."""
+    told = told_by(client)
+    for one, version in zip(told, versions, strict=True):
+        one["meta_info"] = {"weight_version": version} | one["meta_info"]
+    await stream(client, "a", events(*told))
+    assert await verdicts(client) == expected
+    (record,) = (await session_of(client, "a"))["trajectories"]
+    assert not {"1", "2"} & {*record["generation_versions"]}
+
+
+@pytest.mark.parametrize("other", ["other", "r"])
+async def test_another_request_id_in_the_middle_is_a_contradiction(client: Client, other: str) -> None:
+    told = told_by(client, id="r")
+    told[3]["meta_info"]["id"] = other
+    await stream(client, "a", events(*told), rid="r")
+    assert await verdicts(client) == (EXACT if other == "r" else DOUBTED)
+
+
+@pytest.mark.parametrize("key", ["x-figure", "completion_tokens"])
+@pytest.mark.parametrize("changed", [True, False])
+async def test_logprobs_after_a_token_with_brackets_are_compared(
+    client: Client, key: str, changed: bool
+) -> None:
+    """The key behind the logprobs may have any name."""
+    told = told_by(client)
+    for one in told:
+        one["meta_info"]["output_token_logprobs"] = [
+            [-0.5, token, "]]"] for _, token, _ in one["meta_info"]["output_token_logprobs"]
+        ]
+        one["meta_info"] = {
+            name: one["meta_info"].get(name, 0)
+            for name in ("finish_reason", "output_token_logprobs", key, "completion_tokens")
+        }
+    if changed:
+        told[3]["meta_info"]["output_token_logprobs"][1][0] = -0.75
+    await stream(client, "a", events(*told))
+    assert await verdicts(client) == (DOUBTED if changed else EXACT)
+
+
+@pytest.mark.parametrize("separators", [(", ", ": "), (",", ": "), (", ", ":")])
+@pytest.mark.parametrize("place", [1, 2, 3, None])
+async def test_logprobs_with_spaces_are_compared(
+    client: Client, separators: tuple[str, str], place: int | None
+) -> None:
+    told = told_by(client)
+    if place is not None:
+        told[place]["meta_info"]["output_token_logprobs"][0][0] = -0.75
+    await stream(client, "a", raw(*(json.dumps(one, separators=separators).encode() for one in told)))
+    assert await verdicts(client) == (EXACT if place is None else DOUBTED)
+
+
+@pytest.mark.parametrize("member", ['"text":""', '"output_ids":[5]'])
+async def test_second_text_or_ids_behind_the_logprobs_are_a_contradiction(
+    client: Client, member: str
+) -> None:
+    """The stream breaks off after the event."""
+    data = [orjson.dumps(one) for one in told_by(client)[:4]]
+    data[3] = data[3][:-1] + f",{member}}}".encode()
+    await stream(client, "a", (200, b"".join(b"data: %s\n\n" % one for one in data)))
+    assert EXACT.isdisjoint(await verdicts(client))
+
+
+async def test_part_that_a_question_recorded_does_not_stay_exact(client: Client) -> None:
+    """The stream goes on with fewer tokens than were recorded."""
+    engine = client.engine
+    engine.hold, engine.hold_after = anyio.Event(), 3
+    engine.script.append([*told_by(client)[:3], output(client, IDS[:2])])
+    body = {"text": PROMPT, "stream": True, "session_id": "a"}
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(client.running.client.post, "/generate", json=body))
+        await until(partial(has_verdicts, client, EXACT))
+        engine.hold.set()
+    assert await verdicts(client) == DOUBTED
