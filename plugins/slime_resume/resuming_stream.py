@@ -168,6 +168,8 @@ class ResumingStream:
         told = self._recorder.so_far()
         so_far = told.copy()
         so_far.take(aborted)
+        if so_far.rewritten:
+            self._recorder.failed(ValueError("the abort contradicts the events before it"))
         goes_on = self._generation.goes_on and bool(so_far.ids)
         self._recorder.keep(so_far.answer)
         if goes_on:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import orjson
@@ -12,7 +12,10 @@ import pytest
 
 from radix_cache.claims import PROMPT, session_of, until
 from radix_cache.outputs import events, output, stream
-from radix_cache.scripted import Client
+from radix_cache.scripted import Client, ScriptedEngine, routed
+
+if TYPE_CHECKING:
+    from routers import Start
 
 pytestmark = pytest.mark.anyio
 
@@ -130,3 +133,27 @@ async def test_part_that_a_question_recorded_does_not_stay_exact(client: Client)
         await until(partial(has_verdicts, client, EXACT))
         engine.hold.set()
     assert await verdicts(client) == DOUBTED
+
+
+@pytest.mark.parametrize(("logprob", "expected"), [(-0.5, EXACT), (-0.75, DOUBTED)])
+async def test_abort_that_contradicts_its_stream_is_no_evidence(
+    start: Start,
+    engine: ScriptedEngine,
+    checkpoint: str,
+    logprob: float,
+    expected: set[tuple[bool, str | None]],
+) -> None:
+    """The client gets deltas, and does not see the abort, which has all logprobs: another attempt continues."""
+    flags = ("--abort-retry-wait-s", "0", "--resume-aborted")
+    async with routed(start, engine, checkpoint, *flags) as client:
+        deltas = [output(client, [token]) for token in IDS[:3]]
+        for place, one in enumerate(deltas, 1):
+            one["meta_info"] |= {"finish_reason": None, "completion_tokens": place}
+        abort = output(client, IDS[:3]) | {"output_ids": IDS[2:3]}
+        abort["meta_info"]["finish_reason"] = {"type": "abort"}
+        abort["meta_info"]["output_token_logprobs"][0][0] = logprob
+        engine.script += [events(*deltas, abort), events(output(client, [9]))]
+        engine.media_type = "text/event-stream"
+        body = {"text": PROMPT, "stream": True, "session_id": "a", "return_logprob": True}
+        await client.running.client.post("/generate", json=body)
+        assert await verdicts(client) == expected
