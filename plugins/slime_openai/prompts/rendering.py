@@ -14,6 +14,7 @@ from router_core.errors import SettingsError
 from router_core.types import Tokenizer
 from slime_fairness.turns import FairThreads
 from slime_openai.errors import InvalidRequest
+from slime_openai.prompts.direct_template import DirectTemplate
 from slime_openai.prompts.locality import is_local, trials
 from slime_openai.prompts.template_traits import TemplateTraits, probe
 from slime_openai.requests.call_arguments import as_written
@@ -115,13 +116,12 @@ class Renderer:
         self, tokenizer: Tokenizer, source: str | None = None, threads: FairThreads | None = None
     ) -> None:
         self._threads = threads if threads is not None else FairThreads()
-        self._apply: Any = getattr(tokenizer, "apply_chat_template", None)
         known = getattr(tokenizer, "chat_template", None)
-        if self._apply is None:
+        if not hasattr(tokenizer, "apply_chat_template"):
             raise SettingsError("the tokenizer has no method apply_chat_template, which chats need")
         if source is None and known is None:
             raise SettingsError("the tokenizer has no chat template; give one with --chat-template FILE")
-        self._override = {} if source is None else {"chat_template": source}
+        self._template = DirectTemplate(tokenizer, source)
         self.source: str = source if source is not None else _text_of(known)
         self._ends: dict[str, str | None] = {}
         self._form = _FORMS[0]
@@ -253,13 +253,11 @@ class Renderer:
             messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}{_MARK}"}
         try:
             messages = [self._form.of(message) for message in messages]
-            text = self._apply(
+            text = self._template.render(
                 messages,
-                tools=conversation.tools,
+                conversation.tools,
+                conversation.variables,
                 add_generation_prompt=conversation.generation_prompt and not conversation.continues,
-                tokenize=False,
-                **self._override,
-                **conversation.variables,
             )
         except Exception as error:  # a template is a program, which may raise anything
             why = str(error) or type(error).__name__
