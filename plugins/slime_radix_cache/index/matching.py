@@ -120,6 +120,8 @@ def _shared(response: Response, ids: bytes, fitting: ContextFilter, since: float
 
 
 def _common_tokens(sampled: bytes, given: bytes) -> int:
+    if given.startswith(sampled):
+        return len(sampled) // 4  # the usual case
     ours, theirs = np.frombuffer(sampled, np.int32), np.frombuffer(given, np.int32)
     length = min(len(ours), len(theirs))
     differing = np.flatnonzero(ours[:length] != theirs[:length])

@@ -6,9 +6,6 @@ digest of a longer sequence follows from the digest of its beginning.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -19,7 +16,11 @@ _FACTOR = 0x9E3779B97F4A7C15  # odd, so that no power of it is 0, and each has a
 #: Values per step, so that the arrays fit in a core's cache.
 _BLOCK = 1 << 15
 _POWERS = np.cumprod(np.full(_BLOCK, _FACTOR, np.uint64), dtype=np.uint64)
-_INVERSES = np.cumprod(np.full(_BLOCK, pow(_FACTOR, -1, _BITS), np.uint64), dtype=np.uint64)
+#: The powers of the inverse, from the power 0 on, as signed numbers; and the sums of the first powers.
+_INVERSES = np.cumprod(np.append(np.uint64(1), np.full(_BLOCK - 1, pow(_FACTOR, -1, _BITS), np.uint64))).view(
+    np.int64
+)
+_INVERSE_SUMS = _INVERSES.cumsum().view(np.uint64)
 #: The same powers as signed numbers, highest first; and the sums of the first powers.
 _SIGNED_POWERS = _POWERS.view(np.int64)[::-1].copy()
 _SUMS = _POWERS.cumsum(dtype=np.uint64)
@@ -40,17 +41,20 @@ class PrefixDigests:
         self._kind = np.dtype(kind)
         self._last_bits = min(_LAST_BITS, int(np.iinfo(self._kind).max))
         self._behind = np.zeros(_LAST_BITS + 1, np.uint32)
+        self._is_behind = np.zeros(_LAST_BITS + 1, np.bool_)  # a look-up takes less time than in ``_behind``
         # np.zeros gets its memory page by page, when it is first used: filling 4 MiB takes some milliseconds.
         self._counts = np.zeros(1 << 64 - _SHIFT, np.uint32)
 
     def add(self, digest: int, last: int) -> None:
         """Add a sequence."""
         self._behind[last & self._last_bits] += 1
+        self._is_behind[last & self._last_bits] = True
         self._counts[digest >> _SHIFT] += 1
 
     def remove(self, digest: int, last: int) -> None:
         """Undo :meth:`add`."""
         self._behind[last & self._last_bits] -= 1
+        self._is_behind[last & self._last_bits] = self._behind[last & self._last_bits]
         self._counts[digest >> _SHIFT] -= 1
 
     def along(self, values: bytes) -> list[tuple[int, int]]:
@@ -60,18 +64,18 @@ class PrefixDigests:
         """
         digest = 0
         found = [(0, 0)] if self._counts[0] else []
-        item = self._kind.itemsize
-        for start, terms in _blocks(values, self._kind):
-            size = len(terms)
-            terms[1:] *= _INVERSES[: size - 1]
-            sums = terms.cumsum()
-            sums += np.uint64(digest)
-            lasts = np.frombuffer(values, self._kind, size, item * start) & self._last_bits
-            places = self._behind.take(lasts).nonzero()[0]
-            digests = sums[places] * _POWERS[places]
-            hits = self._counts[digests >> np.uint64(_SHIFT)].nonzero()[0]
+        packed = np.frombuffer(values, self._kind)
+        for start in range(0, len(packed), _BLOCK):
+            block = packed[start : start + _BLOCK]
+            size = len(block)
+            # As signed numbers modulo 2**64, see ``extended``.
+            sums = (block * _INVERSES[:size]).cumsum().view(np.uint64)
+            places = self._is_behind.take(block & self._last_bits).nonzero()[0]
+            digests = (sums[places] + _INVERSE_SUMS[places] + np.uint64(digest)) * _POWERS[places]
+            hits = self._counts.take((digests >> np.uint64(_SHIFT)).view(np.int64)).nonzero()[0]
             found += zip((places[hits] + (start + 1)).tolist(), digests[hits].tolist(), strict=True)
-            digest = int(sums[-1]) * int(_POWERS[size - 1]) % _BITS
+            ahead = int(sums[-1]) + int(_INVERSE_SUMS[size - 1]) + digest
+            digest = ahead * int(_POWERS[size - 1]) % _BITS
         return found
 
 
@@ -85,10 +89,3 @@ def extended(digest: int, values: bytes, kind: npt.DTypeLike) -> int:
         ahead = int(block.dot(_SIGNED_POWERS[-size:])) + int(_SUMS[size - 1])
         digest = (digest * int(_POWERS[size - 1]) + ahead) % _BITS
     return digest
-
-
-def _blocks(values: bytes, kind: np.dtype[Any]) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
-    """Yield ``values`` in blocks, each value plus one as in the digest, and the place where each block begins."""
-    packed = np.frombuffer(values, kind)
-    for start in range(0, len(packed), _BLOCK):
-        yield start, packed[start : start + _BLOCK].astype(np.uint64) + np.uint64(1)

@@ -274,4 +274,4 @@ def read_context(context: Context) -> tuple[bytes, int]:
 
 def ids_before(segment: Segment) -> bytes:
     """Return the token ids of the context that ``segment`` continues, packed int32."""
-    return context_ids((segment.parent, segment.kept) if segment.parent is not None else None)
+    return read_context((segment.parent, segment.kept) if segment.parent is not None else None)[0]

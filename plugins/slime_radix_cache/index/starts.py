@@ -6,11 +6,11 @@ tokenizer may compose characters (NFC) that a client sent decomposed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-from slime_radix_cache.index.item_sets import ItemSet, items_of, sorted_set, with_item, without_item
+from slime_radix_cache.index.item_sets import Items, ItemSet, sorted_set, with_item, without_item
 from slime_radix_cache.index.prefix_digests import PrefixDigests, extended
-from slime_radix_cache.index.segments import Response, Segment, ids_before, links
+from slime_radix_cache.index.segments import Response, Segment, ids_before
 
 __all__ = ["Starts", "id_before"]
 
@@ -55,35 +55,40 @@ class Starts:
         """
         known, found = self._last
         if known is not ids or not ids:
-            found = list(self._search(ids))
+            found = self._search(ids)
             self._last = ids, found
         return found
 
-    def _search(self, ids: bytes) -> Iterator[tuple[Response, int]]:
+    def _search(self, ids: bytes) -> list[tuple[Response, int]]:
+        found: list[tuple[Response, int]] = []
         #: Lengths of contexts in tokens; -1 for a context that ``ids`` do not begin with.
         lengths: dict[tuple[Segment | None, int], int] = {}
         for place, digest in reversed(self._digests.along(ids)):
-            for response in reversed(items_of(self._by_digest.get(digest))):
+            alike = self._by_digest.get(digest)
+            group: Items[Response] = (alike,) if isinstance(alike, Response) else alike or ()
+            for response in reversed(group):
                 context = response.parent, response.kept
                 if context not in lengths:
                     before = ids_before(response)
                     lengths[context] = -1
                     if ids.startswith(before):
-                        lengths |= _lengths(response, len(before) // 4)
+                        _add_lengths(lengths, response, len(before) // 4)
                 if lengths[context] == place:
-                    yield response, place
+                    found.append((response, place))
+        return found
 
 
-def _lengths(response: Response, place: int) -> dict[tuple[Segment | None, int], int]:
-    """Return the lengths in tokens of the context before ``response``, and of each beginning of this context.
+def _add_lengths(lengths: dict[tuple[Segment | None, int], int], here: Segment, place: int) -> None:
+    """Add the lengths in tokens of the context before ``here``, and of each beginning of this context.
 
-    ``place``: the token at which ``response`` begins.
+    ``place``: the token at which ``here`` begins.
     """
-    lengths: dict[tuple[Segment | None, int], int] = {(response.parent, response.kept): place}
-    for segment, length in links((response.parent, response.kept) if response.parent is not None else None):
-        place -= length
-        lengths[segment.parent, segment.kept] = place
-    return lengths
+    while True:
+        lengths[here.parent, here.kept] = place
+        if here.parent is None:
+            return
+        place -= here.kept
+        here = here.parent
 
 
 def id_before(response: Response) -> int:
