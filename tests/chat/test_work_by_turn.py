@@ -37,7 +37,6 @@ READS_THE_MESSAGES = {
     "fields.string",
     "fields.text",
     "identity._answer",
-    "identity._digest",
     "identity.keys",
     "identity.next_key",
     "messages._arguments",
@@ -49,7 +48,6 @@ READS_THE_MESSAGES = {
     "messages._tool_calls",
     "messages._with_refusal",
     "template_traits.TemplateTraits.content",
-    "template_traits.Trim.of",
 }
 #: A recorded turn is continued only if all answers before it came back as they were recorded.
 COMPARES_THE_ANSWERS = {
@@ -60,13 +58,11 @@ COMPARES_THE_ANSWERS = {
 READS_WHAT_WAS_ASKED = {"speakers.Speakers.contexts"}
 #: The ids of all segments are compared with those of the prompt, and each segment counts as used once more.
 CONTINUES_THE_CONTEXT = {
-    "ages.Ages.append",
-    "ages.Ages.remove",
     "history.History.add",
-    "item_sets.items_of",
     "matching.find_given",
     "segments.Response.__len__",
-    "segments.links",
+    "segment_store.SegmentStore.pin",
+    "segment_store.SegmentStore.unpin",
     "segments.read_context",
     "starts.Starts._search",
     "text_index.text_of",

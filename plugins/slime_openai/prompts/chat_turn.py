@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from slime_openai.prompts.identity import Key
@@ -82,12 +82,12 @@ class Turn:
         words = [text, reply.content, reply.reasoning, *(call.arguments for call in reply.tool_calls)]
         self.size_bytes = _TURN_BYTES + len(asked) + len(sampled) + sum(map(_size_of, words))
 
-    def chain(self) -> Iterator[Turn]:
-        """Yield this turn and the turns before it, the latest first."""
-        turn: Turn | None = self
-        while turn is not None:
-            yield turn
-            turn = turn.parent
+    def chain(self) -> list[Turn]:
+        """Return this turn and the turns before it, the latest first."""
+        turns = [self]
+        while (before := turns[-1].parent) is not None:
+            turns.append(before)
+        return turns
 
     def has_answers(self, answers: Answers) -> bool:
         """Return True when ``answers`` returns the recorded digest for this turn, and for each turn before it."""
@@ -108,15 +108,11 @@ class Turn:
 
     def ids(self) -> bytes:
         """Return all ids up to the end of this turn. O(tokens)."""
-        parts = [part for turn in self.chain() for part in (turn.sampled, turn.asked)]
-        parts.reverse()
-        return b"".join(parts)
+        return b"".join([part for turn in reversed(self.chain()) for part in (turn.asked, turn.sampled)])
 
     def whole_text(self) -> str:
         """Return the text of :meth:`ids`, with special tokens."""
-        parts = [turn.text for turn in self.chain()]
-        parts.reverse()
-        return "".join(parts)
+        return "".join([turn.text for turn in reversed(self.chain())])
 
 
 def _size_of(text: str | None) -> int:

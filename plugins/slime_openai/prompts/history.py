@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import takewhile
 from typing import NamedTuple
 
 from slime_openai.prompts.chat_turn import Answers, Turn
@@ -192,6 +191,7 @@ def _turns_in(contexts: Iterable[Turn | None]) -> set[Turn]:
     """Return ``contexts`` and all turns before them. O(turns): contexts share their beginnings."""
     found: set[Turn] = set()
     for context in contexts:
-        if context is not None:
-            found.update(takewhile(lambda turn: turn not in found, context.chain()))
+        while context is not None and context not in found:
+            found.add(context)
+            context = context.parent
     return found

@@ -61,7 +61,7 @@ class StoredHistory(History):
     def add(self, turn: Turn) -> None:
         """See History."""
         if self._records is not None:
-            for one in reversed(list(turn.chain())):
+            for one in reversed(turn.chain()):
                 if one.record not in self._records:  # a new turn, or its session was forgotten
                     self._record(one, self._records)
                 self._by_record[one.record] = one

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from slime_radix_cache.index.segments import Segment
 
 __all__ = ["Ages"]
 
 
 class Ages:
-    """All segments that may be evicted, oldest first, linked by ``older`` and ``newer``. Each operation is O(1).
+    """All segments that may be evicted, oldest first, linked by ``older`` and ``newer``. O(1) for each segment.
 
     A segment's ancestors are added or refreshed right after it. So a segment is always older than its parent, and the
     oldest segment is a leaf.
@@ -18,24 +20,28 @@ class Ages:
         self.oldest: Segment | None = None
         self._newest: Segment | None = None
 
-    def append(self, segment: Segment) -> None:
-        """Add ``segment`` as the newest."""
-        segment.older = self._newest
-        if self._newest is None:
-            self.oldest = segment
-        else:
-            self._newest.newer = segment
-        self._newest = segment
+    def append(self, segments: Iterable[Segment]) -> None:
+        """Add ``segments``, each as the newest."""
+        newest = self._newest
+        for segment in segments:
+            segment.older = newest
+            if newest is None:
+                self.oldest = segment
+            else:
+                newest.newer = segment
+            newest = segment
+        self._newest = newest
 
-    def remove(self, segment: Segment) -> None:
-        """Remove ``segment``."""
-        older, newer = segment.older, segment.newer
-        if older is None:
-            self.oldest = newer
-        else:
-            older.newer = newer
-        if newer is None:
-            self._newest = older
-        else:
-            newer.older = older
-        segment.older = segment.newer = None
+    def remove(self, segments: Iterable[Segment]) -> None:
+        """Remove ``segments``."""
+        for segment in segments:
+            older, newer = segment.older, segment.newer
+            if older is None:
+                self.oldest = newer
+            else:
+                older.newer = newer
+            if newer is None:
+                self._newest = older
+            else:
+                newer.older = older
+            segment.older = segment.newer = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
@@ -94,25 +94,26 @@ class SegmentStore:
     def pin(self, context: Context) -> None:
         """Protect ``context`` from eviction until :meth:`unpin`, which must follow once for each call."""
         segment = context[0] if context is not None else None
-        remove = self._ages.remove
+        unpinned: list[Segment] = []
         while segment is not None:
             if segment.generation >= 0:
-                remove(segment)
+                unpinned.append(segment)
                 segment.generation = -1
             else:
                 segment.generation -= 1
             segment = segment.parent
+        self._ages.remove(unpinned)
 
     def unpin(self, context: Context) -> None:
         """Undo one :meth:`pin`; the context counts as used now."""
         segment = context[0] if context is not None else None
-        generation, append = self._generation, self._ages.append
+        unpinned: list[Segment] = []
         while segment is not None:
             segment.generation += 1
             if segment.generation == 0:
-                segment.generation = generation
-                append(segment)
+                unpinned.append(segment)
             segment = segment.parent
+        self._append(unpinned)
 
     def restore_prompt(
         self, context: Context, ids: bytes, text: bytes, doubt: str | None, giver: Giver | None
@@ -231,18 +232,19 @@ class SegmentStore:
         self.segments += 1
         self.tokens += len(segment)
         self._payload_bytes += segment.size_bytes + overhead
-        self._append(segment)
+        self._append((segment,))
         if self.demotion is not None:
             self.demotion.added(segment)
 
-    def _append(self, segment: Segment) -> None:
-        segment.generation = self._generation
-        self._ages.append(segment)
+    def _append(self, segments: Sequence[Segment]) -> None:
+        for segment in segments:
+            segment.generation = self._generation
+        self._ages.append(segments)
 
     def _remove(self, segment: Segment) -> None:
         if self.demotion is not None:
             self.demotion.removed(segment)
-        self._ages.remove(segment)
+        self._ages.remove((segment,))
         self._sessions.unanswered.evicted(segment)
         if isinstance(segment, Response):
             self._remove_response(segment)

@@ -158,10 +158,9 @@ class Trajectories(SegmentStore):
         for version, _ in sampled.versions:
             if version is not None:
                 self._see(version)
-        for segment in (response, asked):
-            if segment is not None and segment.pins == 0:
-                self._ages.remove(segment)
-                self._append(segment)
+        used = [one for one in (response, asked) if one is not None and one.generation >= 0]
+        self._ages.remove(used)
+        self._append(used)
         if instead_of is not None and instead_of is not response:
             self.withdraw(instead_of)
         self._keep_to_limits(response)
