@@ -158,9 +158,9 @@ async def test_next_turn_is_rendered_once_if_every_turn_ends_alike(
         sizes = []
         render = Renderer._render
 
-        def counted(self: Renderer, conversation: Conversation) -> str:
+        def counted(self: Renderer, conversation: Conversation, *messages: Any) -> str:
             sizes.append(len(conversation.messages))
-            return render(self, conversation)
+            return render(self, conversation, *messages)
 
         monkeypatch.setattr(Renderer, "_render", counted)
         second = await chat.post(messages=messages, return_token_ids=True)

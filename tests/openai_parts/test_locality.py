@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -204,7 +205,8 @@ def test_template_that_lies_is_found_out(
     assert not caplog.records
     of_words = Sandboxed(each("", behind="{% if 'think' in messages[0].content %}<think>{% endif %}"))
     renderer = Renderer(of_words)
-    chat = a_chat(3).with_message(0, {"role": "user", "content": "think"})
+    chat = a_chat(3)
+    chat = replace(chat, messages=[{"role": "user", "content": "think"}, *chat.messages[1:]])
     of_words.lengths.clear()
     for _ in range(3):
         assert behind(renderer, chat, 5) == "<user>?<think>"

@@ -74,13 +74,9 @@ class Conversation:
     def since(self, place: int) -> Conversation:
         """Return the messages from ``place`` on."""
         messages = [for_template(message) for message in self.messages[place:]]
-        spoken = sum(len(message["content"]) for message in messages)
-        calls = self.tools or any("tool_calls" in message for message in messages)
+        spoken = sum([len(message["content"]) for message in messages])
+        calls = self.tools or [message for message in messages if "tool_calls" in message]
         return replace(self, messages=messages, size=self.size if calls else min(spoken, self.size))
-
-    def with_message(self, place: int, message: Mapping[str, Any]) -> Conversation:
-        """Return the conversation with ``message`` at ``place``."""
-        return replace(self, messages=[*self.messages[:place], message, *self.messages[place + 1 :]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +92,7 @@ class _Form:
     def of(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return ``message`` in this form."""
         calls = message.get("tool_calls")
-        if not calls or self == _Form():
+        if not calls:
             return message
         changed = dict(message)
         if self.content_as_none and not message["content"]:
@@ -170,8 +166,10 @@ class Renderer:
         return self._text_behind(conversation, place)
 
     def _text_behind(self, conversation: Conversation, place: int) -> str | None:
-        for message in _marked(for_template(conversation.messages[place])):
-            before, mark, behind = self._render(conversation.with_message(place, message)).rpartition(_MARK)
+        messages = [for_template(message) for message in conversation.messages]
+        for marked in _marked(messages[place]):
+            messages[place] = marked
+            before, mark, behind = self._render(conversation, messages).rpartition(_MARK)
             if mark and _MARK not in before:
                 return behind
         return None
@@ -247,12 +245,14 @@ class Renderer:
         except InvalidRequest:
             return None
 
-    def _render(self, conversation: Conversation) -> str:
-        messages = [for_template(message) for message in conversation.messages]
+    def _render(self, conversation: Conversation, messages: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Return the text of ``messages``; none: those of ``conversation``."""
+        messages = [*(messages or map(for_template, conversation.messages))]
         if conversation.continues:
             messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}{_MARK}"}
         try:
-            messages = [self._form.of(message) for message in messages]
+            if self._form is not _FORMS[0]:
+                messages = [self._form.of(message) for message in messages]
             text = self._template.render(
                 messages,
                 conversation.tools,
