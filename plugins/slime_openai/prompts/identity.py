@@ -62,7 +62,7 @@ def keys(start: Key, messages: Iterable[Message], traits: TemplateTraits) -> lis
     for message in messages:
         call = 0
         if message.role == "assistant":
-            open_calls = [each.id for each in message.tool_calls]
+            open_calls = [each.id for each in message.tool_calls] if message.tool_calls else []
         elif open_calls:
             if message.tool_call_id in open_calls:
                 call = open_calls.index(message.tool_call_id)
@@ -79,19 +79,24 @@ def next_key(key: Key, message: Message, traits: TemplateTraits, call: int = 0) 
     ``call``: for a result, the index of its call among the calls that have no result yet.
     """
     if message.role == "assistant":
-        return _digest(key, _answer(message))
-    role = _ROLES.get(message.role, message.role)
-    content = traits.content(role, message.content or "")
-    if role != "tool":
-        return _digest(key, orjson.dumps([role, content, message.name]))
-    name = message.name if traits.shows_tool_name else None
-    answered = message.tool_call_id if traits.shows_call_ids else call
-    return _digest(key, orjson.dumps([role, content, name, answered]))
+        said = _answer(message)
+    else:
+        role = _ROLES.get(message.role, message.role)
+        content = traits.content(role, message.content or "")
+        if role != "tool":
+            said = orjson.dumps([role, content, message.name])
+        else:
+            name = message.name if traits.shows_tool_name else None
+            answered = message.tool_call_id if traits.shows_call_ids else call
+            said = orjson.dumps([role, content, name, answered])
+    digest = blake2b(key, digest_size=_DIGEST_BYTES)
+    digest.update(said)  # joining both would copy a whole message
+    return digest.digest()
 
 
 def unreachable_key(place: Key) -> Key:
     """Return a key behind ``place`` that no conversation has, for an answer that no request may continue."""
-    return _digest(place, b"unreachable")
+    return _digest(place + b"unreachable")
 
 
 def answers_of(messages: Iterable[Message], traits: TemplateTraits) -> bytes:
@@ -127,7 +132,9 @@ def _answer(message: Message) -> bytes:
         content = _THOUGHTS.sub("", content)
     if not tool_calls and _CALLS_FOLLOW in content:
         content, tool_calls = _written_calls(content)
-    calls = [(call.name, canonical(call.arguments, sort=True).strip()) for call in tool_calls]
+    calls: list[tuple[str, str]] = []
+    if tool_calls:
+        calls = [(call.name, canonical(call.arguments, sort=True).strip()) for call in tool_calls]
     return orjson.dumps([message.role, content.strip(), calls])
 
 
@@ -152,7 +159,5 @@ def _name(name: object) -> str:
     return name
 
 
-def _digest(first: bytes, second: bytes = b"") -> Key:
-    digest = blake2b(first, digest_size=_DIGEST_BYTES)
-    digest.update(second)  # joining the parts would copy a whole prompt
-    return digest.digest()
+def _digest(written: bytes) -> Key:
+    return blake2b(written, digest_size=_DIGEST_BYTES).digest()

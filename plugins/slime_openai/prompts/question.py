@@ -45,7 +45,7 @@ class Question:
     @property
     def place(self) -> Key:
         """The key of the messages before the answer."""
-        return self.keys[self.asked]
+        return self.keys[len(self.messages) - self.continues]
 
     def answers(self, first: int, last: int) -> bytes:
         """Return :func:`answers_of` the messages from index ``first`` up to ``last``."""

@@ -57,7 +57,7 @@ class TemplateTraits:
     def content(self, role: str, content: str) -> str:
         """Return the part of ``content`` that the template shows."""
         trim = self.trims.get(role)
-        return content if trim is None else trim.of(content)
+        return content if trim is None or trim.left == trim.right == "" else trim.of(content)
 
 
 #: Traits of a template that leaves nothing out.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
 from router_core.types import Tokenizer
 from slime_openai.prompts.chat_turn import Turn
@@ -47,20 +48,21 @@ class Turns:
         that no request continues: only the client says that the ids spell its messages. The turn shows that the session
         has asked ``question``, so the session will not continue another session's answer to it.
         """
+        ids, reason = output.ids, output.reason or {}
         if not is_usable:
-            if output.ids or output.text:
+            if ids or output.text:
                 self._history.lose(question.session)
             return
-        if not output.ids:
+        if not ids:
             return
         if prompt.origin == "given":
             self._add_unreachable(question)
             return
         key, count, whole = question.with_reply(reply, prompt.begun)
         first = prompt.parent.count if prompt.parent is not None else 0
-        text = self._decode(output.ids)
-        hidden, ending = self._ending(output, text)
-        matched = (output.reason or {}).get("matched")
+        text = self._decode(ids)
+        matched = reason.get("matched")
+        hidden, ending = self._ending(ids, matched, text)
         closed = (
             isinstance(matched, int) and matched not in question.stop_token_ids and self._is_special(matched)
         )
@@ -71,7 +73,7 @@ class Turns:
                 count,
                 question.session,
                 prompt.asked,
-                array("i", output.ids).tobytes(),
+                array("i", ids).tobytes(),
                 whole,
                 prompt.text + text,
                 ending,
@@ -90,14 +92,13 @@ class Turns:
             turn = Turn(None, key, question.asked + 1, session, b"", b"", reply, "", "", 0, False, place, b"")
             self._history.add(turn)
 
-    def _ending(self, output: Output, text: str) -> tuple[int, str]:
-        """Return the number of last tokens that spell the stop token or stop string, and the text of this ending."""
-        matched = (output.reason or {}).get("matched")
-        if isinstance(matched, int) and output.ids[-1] == matched:
+    def _ending(self, ids: Sequence[int], matched: Any, text: str) -> tuple[int, str]:
+        """Return the number of last ``ids`` that spell the stop token or stop string, and the text of this ending."""
+        if isinstance(matched, int) and ids[-1] == matched:
             return 1, self._decode([matched])
         if isinstance(matched, str) and matched and text.endswith(matched):
             for hidden in range(1, len(matched) + 1):
-                ending = self._decode(output.ids[-hidden:])
+                ending = self._decode(ids[-hidden:])
                 if ending == matched:
                     return hidden, matched
                 if len(ending) > len(matched):
