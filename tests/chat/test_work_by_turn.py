@@ -42,7 +42,7 @@ READS_THE_MESSAGES = {
     "messages._arguments",
     "messages._has_objects",
     "messages._message",
-    "messages._plain",
+    "messages.read_messages",
     "messages._reasoning",
     "messages._tool_call",
     "messages._tool_calls",

@@ -50,7 +50,7 @@ class Formats:
 
     def thinks_before_grammar(self, request: ChatRequest) -> bool:
         """Return True when the engine must let the model think before a grammar binds its answer."""
-        return self._reasoning is not None and any(request.sampling.get(name) for name in _GRAMMARS)
+        return self._reasoning is not None and any(map(request.sampling.get, _GRAMMARS))
 
     def needs_special_tokens(self, request: ChatRequest) -> bool:
         """Return True when the engine must return special tokens: some formats are made of them."""

@@ -61,7 +61,18 @@ def read_messages(value: Any, param: str = "messages") -> tuple[Message, ...]:
     """Return the conversation in ``value``. Raises InvalidRequest, which names the place in ``param``."""
     if not isinstance(value, list) or not value:
         raise wrong(param, "a list of messages that is not empty", value)
-    return tuple([_plain(item) or _message(f"{param}.[{index}]", item) for index, item in enumerate(value)])
+    messages = []
+    for index, item in enumerate(value):
+        if (
+            type(item) is dict
+            and len(item) == 2
+            and type(role := item.get("role")) is type(content := item.get("content")) is str
+            and role in _KEYS
+        ):
+            messages.append(Message(role, content))  # most messages have only a role and a text
+        else:
+            messages.append(_message(f"{param}.[{index}]", item))
+    return tuple(messages)
 
 
 def with_exact_arguments(body: Any, raw: bytes) -> Any:
@@ -85,14 +96,6 @@ def _has_objects(messages: Any) -> bool:
         if isinstance(message, dict) and isinstance(calls := message.get("tool_calls"), list)
         for call in calls
     )
-
-
-def _plain(value: Any) -> Message | None:
-    """Return the message in ``value`` if it has only a role and a text, as most messages; else None."""
-    if type(value) is not dict or len(value) != 2:
-        return None
-    role, content = value.get("role"), value.get("content")
-    return Message(role, content) if type(content) is str and type(role) is str and role in _KEYS else None
 
 
 def _message(param: str, value: Any) -> Message:
