@@ -45,6 +45,8 @@ class Choice:
         self._record = record
         self._inexact_reason = inexact_reason
         self._deltas: list[Delta] = []
+        #: A number of first deltas, and the message of them.
+        self._merged = 0, Message("assistant", "")
         self._begun = False
         self._ids_given = self._logprobs_given = 0
 
@@ -79,7 +81,9 @@ class Choice:
 
     def message(self) -> Message:
         """Return the message so far."""
-        return message(self._deltas)
+        if self._merged[0] < len(self._deltas):
+            self._merged = len(self._deltas), message(self._deltas)
+        return self._merged[1]
 
     def whole(self) -> dict[str, Any]:
         """Return the choice of an answer that is not streamed."""

@@ -105,8 +105,10 @@ def usage(
 
     ``outputs``: ``samples`` outputs of each prompt. As in SGLang, cached tokens are of each prompt's first output.
     """
-    completion = sum(output.meta.get("completion_tokens", len(output.ids)) for output in outputs)
-    cached = sum(output.meta.get("cached_tokens") or 0 for output in outputs[::samples])
+    metas = [output.meta for output in outputs]
+    tokens = [meta.get("completion_tokens", len(one.ids)) for meta, one in zip(metas, outputs, strict=True)]
+    completion = sum(tokens)
+    cached = sum([meta.get("cached_tokens") or 0 for meta in metas[::samples]])
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion,
@@ -155,6 +157,6 @@ def root_version(output: Output, options: Options) -> dict[str, Any]:
 
     Gateways expect a number in this member. So a version that is no number is left out, such as SGLang's ``default``.
     """
-    version = output.meta.get("weight_version")
+    version = output.meta.get("weight_version") if options.return_token_ids else None
     is_number = is_int(version) or (isinstance(version, str) and version.isascii() and version.isdecimal())
-    return {"weight_version": version} if options.return_token_ids and is_number else {}
+    return {"weight_version": version} if is_number else {}
