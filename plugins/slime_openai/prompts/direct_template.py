@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 _HOME = "transformers.tokenization_utils_base"
 #: So many first texts, and then one in ``_COMPARED_EVERY``, are also rendered by transformers, to compare the texts.
-#: The first texts are those of the router's own probes of the template.
+#: Most of the first texts are those of the router's own probes of the template.
 _COMPARED_FIRST = 100
 _COMPARED_EVERY = 101
 #: A message with this key gets further keys from transformers.
@@ -37,7 +37,7 @@ class DirectTemplate:
         self._compiled: Any = None
         self._globals: dict[str, Any] = {}
         #: Names of variables that would be arguments of transformers' functions.
-        self._reserved: set[str] = set()
+        self._reserved = {"messages", "self"}
         self._rendered = 0
         known = getattr(tokenizer, "chat_template", None)
         template = known if source is None else source
@@ -86,7 +86,7 @@ class DirectTemplate:
         if text is not None and text != whole:
             self._compiled = None
             logger.error(
-                "from now on, transformers copies all messages: a template reads the copies differently"
+                "from now on, transformers renders all messages: a template gave two texts for the same messages"
             )
         return whole
 
