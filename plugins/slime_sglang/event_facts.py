@@ -7,14 +7,14 @@ from typing import Any
 
 from slime_sglang.answers import PER_TOKEN
 
-__all__ = ["EventFacts", "abort_repeats", "versions_agree"]
+__all__ = ["EventFacts", "abort_repeats", "is_end", "names_last_version", "versions_agree"]
 
 #: Facts about the request, the same in each event of a sequence.
 _OF_THE_REQUEST = ("id", "prompt_tokens")
 
 
 class EventFacts:
-    """The facts of the events so far. ``changed``: an event contradicted an event before it.
+    """The facts of the events so far. ``changed``: an event contradicted itself or an event before it.
 
     ``has_versions``: events named different weight versions.
     """
@@ -22,8 +22,9 @@ class EventFacts:
     __slots__ = (
         "_count",
         "_lists",
-        "_past_versions",
         "_request",
+        "_run",
+        "_runs",
         "_spans",
         "_version",
         "changed",
@@ -34,8 +35,10 @@ class EventFacts:
         self.changed = self.has_versions = False
         self._count = 0
         self._version: Any = None
-        #: Versions that later events replaced by another one.
-        self._past_versions: list[Any] = []
+        #: The first and the last token that events without spans gave to ``_version``, as a range.
+        self._run = (0, 0)
+        #: Earlier versions, each with such a range.
+        self._runs: list[tuple[Any, int, int]] = []
         #: ``weight_versions`` of the last event that had some.
         self._spans: list[Any] = []
         self._request: dict[str, Any] = {}
@@ -45,12 +48,17 @@ class EventFacts:
         """Return an independent copy."""
         twin = EventFacts()
         twin.changed, twin.has_versions, twin._version = self.changed, self.has_versions, self._version
-        twin._past_versions, twin._spans, twin._count = list(self._past_versions), self._spans, self._count
+        twin._run, twin._runs, twin._spans, twin._count = (
+            self._run,
+            list(self._runs),
+            self._spans,
+            self._count,
+        )
         twin._request, twin._lists = dict(self._request), dict(self._lists)
         return twin
 
-    def see(self, meta: Mapping[str, Any], *, is_abort: bool) -> None:
-        """Take ``meta``, the ``meta_info`` of an event. No fact is known before an event with tokens."""
+    def see(self, meta: Mapping[str, Any], tokens: int, *, is_abort: bool) -> None:
+        """Take ``meta``, the ``meta_info`` of an event after ``tokens``. No fact is known before the first token."""
         for figure in _OF_THE_REQUEST:
             told = meta.get(figure)
             if told is not None and self._request.setdefault(figure, told) != told:
@@ -61,22 +69,27 @@ class EventFacts:
             self._count = count
         version, spans = meta.get("weight_version"), meta.get("weight_versions")
         if spans or self._spans:
-            self._see_spans(spans, is_abort)
+            self._see_spans(spans, version, is_abort)
         if version is not None:
             if version != self._version:
-                self._see_version(version, has_spans=bool(spans))
+                self._see_version(version, tokens, has_spans=bool(spans))
             self._version = version
+            if not (spans or is_abort):
+                self._run = (self._run[0], tokens)
 
-    def _see_version(self, version: Any, *, has_spans: bool) -> None:
+    def _see_version(self, version: Any, tokens: int, *, has_spans: bool) -> None:
         if self._version is not None:
             self.has_versions = True
-            self._past_versions.append(self._version)
-        if not has_spans and version in self._past_versions:
+            self._runs.append((self._version, *self._run))
+            self._run = (tokens, tokens)  # an older version may have sampled the tokens so far
+        if not has_spans and any(version == known for known, _, _ in self._runs):
             self.changed = True  # the tokens between both have no version that fits all events
 
-    def _see_spans(self, spans: Any, is_abort: bool) -> None:
+    def _see_spans(self, spans: Any, version: Any, is_abort: bool) -> None:
         if spans:
-            self.changed |= not versions_agree(self._spans, spans)
+            if not self._spans:
+                self.changed |= not _spans_fit([*self._runs, (self._version, *self._run)], spans)
+            self.changed |= not (versions_agree(self._spans, spans) and names_last_version(version, spans))
             self._spans = spans if isinstance(spans, list) else []
         else:
             self.has_versions |= len(self._spans) > 1
@@ -112,6 +125,38 @@ def versions_agree(known: Sequence[Any], told: Any) -> bool:
         return place == len(known)
     except (LookupError, TypeError):
         return False
+
+
+def names_last_version(version: Any, spans: Any) -> bool:
+    """Return True if ``version`` is the version of the last of ``spans``, as SGLang writes it.
+
+    Missing figures agree. One token may have another version: that of the prefill worker, which sampled it.
+    """
+    if version is None or not spans:
+        return True
+    try:
+        return bool(spans[-1]["version"] == version or spans[-1]["end"] == 1)
+    except (LookupError, TypeError):
+        return False
+
+
+def _spans_fit(runs: Sequence[tuple[Any, int, int]], spans: Any) -> bool:
+    """Return True if ``spans`` name no other version for tokens in ``runs``: (version, start, end). Null fits all."""
+    try:
+        return all(
+            span["version"] in (version, None) or span["end"] <= start or end <= span["start"]
+            for version, start, end in runs
+            for span in spans
+        )
+    except (LookupError, TypeError):
+        return False
+
+
+def is_end(ids: list[int], known: list[int]) -> bool:
+    """Return True if the ``ids`` of an abort end the ``known`` ids. The last id may stand there twice."""
+    return ids == known[len(known) - len(ids) :] or (
+        ids[-1:] == known[-1:] and ids[:-1] == known[len(known) - len(ids) + 1 :]
+    )
 
 
 def abort_repeats(

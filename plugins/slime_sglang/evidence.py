@@ -9,6 +9,8 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from slime_sglang.event_facts import names_last_version
+
 __all__ = ["CONTRADICTION", "Columns", "columns_of", "contradiction"]
 
 #: The ``inexact_reason`` in records of answers with a contradiction.
@@ -131,9 +133,11 @@ def _of_versions(meta: Mapping[str, Any], count: int | None) -> str | None:
     version, spans = meta.get("weight_version"), meta.get("weight_versions")
     if not (version is None or type(version) in (str, int)):
         return "weight_version"
-    if spans is None or spans == [] or (count is None and isinstance(spans, list)):
+    if spans is None or spans == []:
         return None
-    return None if isinstance(spans, list) and _covers(spans, count) else "weight_versions"
+    if not isinstance(spans, list) or (count is not None and not _covers(spans, count)):
+        return "weight_versions"
+    return None if names_last_version(version, spans) else "weight_version"
 
 
 def _covers(spans: list[Any], count: int | None) -> bool:

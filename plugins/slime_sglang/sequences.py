@@ -27,7 +27,7 @@ from slime_sglang.answers import (
     with_missing,
     without_queued,
 )
-from slime_sglang.event_facts import EventFacts, abort_repeats
+from slime_sglang.event_facts import EventFacts, abort_repeats, is_end
 
 __all__ = ["AnswerSoFar", "whole_answer"]
 
@@ -165,8 +165,8 @@ class AnswerSoFar:
             self._append(meta, news)
         self._event = event
         if self._ids:  # before the first token, the version may still change
-            self._facts.see(event["meta_info"], is_abort=aborted)
-        self.rewritten |= self._facts.changed or (aborted and not _is_end(ids or [], self._ids))
+            self._facts.see(event["meta_info"], len(self._ids), is_abort=aborted)
+        self.rewritten |= self._facts.changed or (aborted and not is_end(ids or [], self._ids))
         return self._read_text(text, news, aborted, is_last=meta.get("finish_reason") is not None)
 
     def _is_next_delta(self, ids: list[int] | None, count: Any) -> bool:
@@ -184,7 +184,7 @@ class AnswerSoFar:
         """Take the usual event of an incremental stream: the fast path of ``take``, with half of its work."""
         self._append(meta, News(ids, has_all=False, is_full=False))
         self._event = event
-        self._facts.see(meta, is_abort=False)
+        self._facts.see(meta, len(self._ids), is_abort=False)
         self.rewritten |= self._facts.changed
         self._names_ids |= "output_ids" in event
         if text is None:
@@ -291,10 +291,3 @@ class AnswerSoFar:
         for name in PER_TOKEN:
             if told.get(name) is not None:
                 self._lists[name] = extended(self._lists.get(name, []), told[name], len(self._ids), news)
-
-
-def _is_end(ids: list[int], known: list[int]) -> bool:
-    """Return True if the ``ids`` of an abort end the ``known`` ids. The last id may stand there twice."""
-    return ids == known[len(known) - len(ids) :] or (
-        ids[-1:] == known[-1:] and ids[:-1] == known[len(known) - len(ids) + 1 :]
-    )

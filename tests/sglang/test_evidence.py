@@ -124,6 +124,12 @@ def test_a_contradictory_figure_is_named(name: str, value: Any) -> None:
     assert fault(answer(**{name: value})) == name
 
 
+@pytest.mark.parametrize(("version", "named"), [("7", None), (None, None), ("6", "weight_version")])
+def test_version_is_that_of_the_last_span(version: str | None, named: str | None) -> None:
+    spans = [{"version": "6", "start": 0, "end": 1}, {"version": "7", "start": 1, "end": 3}]
+    assert fault(answer(weight_version=version, weight_versions=spans)) == named
+
+
 @pytest.mark.parametrize(
     "ids",
     ["11", [11, "1", 13], [11, 1.0, 13], [11, True, 13], [11, None, 13], [11, -1, 13], [11, 1 << 40, 13]],

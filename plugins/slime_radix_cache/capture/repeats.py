@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from slime_sglang import PER_TOKEN
-from slime_sglang.event_facts import versions_agree
+from slime_sglang.event_facts import names_last_version, versions_agree
 
 __all__ = ["RepeatedEvents"]
 
@@ -61,6 +61,7 @@ class RepeatedEvents:
         "_spans",
         "_stop",
         "_text",
+        "_version",
     )
 
     def __init__(self) -> None:
@@ -85,6 +86,7 @@ class RepeatedEvents:
         #: The names of all facts that are parsed, and the value of ``weight_versions``.
         self._keys: list[str] = []
         self._spans: list[Any] = []
+        self._version: Any = None
         #: The event that :meth:`see_next` took last is ``_piece[_begin:_end]``. The views are of ``_piece``.
         self._piece = b""
         self._begin = self._end = self._count = 0
@@ -129,7 +131,7 @@ class RepeatedEvents:
         self._stop = _stop_of(names, head[-1])
         self._after = b"," + more[1:] if len(event) > len(_KEYS) else b"}"
         self._head_names, self._keys = len(head), ["", *rest]
-        self._spans = meta.get(_SPANS) or []
+        self._spans, self._version = meta.get(_SPANS) or [], meta.get("weight_version")
         self._has_more = bool(self._lists) or _SPANS in rest
         self._is_ready = True
         # An event repeats itself, if its bytes are as expected.
@@ -201,7 +203,9 @@ class RepeatedEvents:
             head = view[bracket:stop]
         if self._has_more:
             spans = told[2].get(_SPANS) or []
-            if not (self._has_marks(told[2]) and versions_agree(self._spans, spans)):
+            if bool(spans) != bool(self._spans) or not self._has_marks(told[2]):
+                return False
+            if not (versions_agree(self._spans, spans) and names_last_version(self._version, spans)):
                 return False
             self._lists, self._spans = lists, spans
         self._text, self._ids, self._head = view[begin:quote], view[start:bracket], head

@@ -70,6 +70,58 @@ async def test_weight_version_that_returns_is_a_contradiction(
     assert not {"1", "2"} & {*record["generation_versions"]}
 
 
+def spans_of(versions: str) -> list[dict[str, Any]]:
+    """Return one span for each of ``versions``."""
+    return [{"version": one, "start": place, "end": place + 1} for place, one in enumerate(versions)]
+
+
+@pytest.mark.parametrize("empty", [None, []])
+@pytest.mark.parametrize("first", [0, 2, 4])
+@pytest.mark.parametrize(
+    ("before", "versions", "expected"),
+    [
+        ("1111", "55555", DOUBTED),
+        ("1111", "51111", DOUBTED),
+        ("1111", "11112", EXACT),
+        ("1122", "11255", DOUBTED),
+        ("1122", "11122", EXACT),
+        ("1122", "11222", EXACT),
+    ],
+)
+async def test_spans_contradict_versions_before_them(
+    client: Client,
+    before: str,
+    versions: str,
+    expected: set[tuple[bool, str | None]],
+    first: int,
+    empty: list[Any] | None,
+) -> None:
+    """The spans come only with the last event. ``first``: facts in front of the logprobs differ from this event on."""
+    told = told_by(client)
+    for place, one in enumerate(told):
+        last = place == len(told) - 1
+        facts = {"weight_version": (before + versions[-1])[place], "x-figure": place >= first}
+        one["meta_info"] = (
+            facts | one["meta_info"] | {"weight_versions": spans_of(versions) if last else empty}
+        )
+    await stream(client, "a", events(*told))
+    assert await verdicts(client) == expected
+
+
+@pytest.mark.parametrize("place", [0, 2, 4])
+@pytest.mark.parametrize("version", ["1", "9", None])
+async def test_version_that_is_not_that_of_the_last_span_is_a_contradiction(
+    client: Client, place: int, version: str | None
+) -> None:
+    """The first token may have another version: a prefill worker's."""
+    told = told_by(client)
+    for end, one in enumerate(told, 1):
+        one["meta_info"] |= {"weight_version": "1", "weight_versions": spans_of("1" * end)}
+    told[place]["meta_info"]["weight_version"] = version
+    await stream(client, "a", events(*told))
+    assert await verdicts(client) == (DOUBTED if version == "9" and place else EXACT)
+
+
 @pytest.mark.parametrize("other", ["other", "r"])
 async def test_another_request_id_in_the_middle_is_a_contradiction(client: Client, other: str) -> None:
     told = told_by(client, id="r")
