@@ -156,8 +156,11 @@ class AnswerSoFar:
             event = with_missing(self.answer, event, grown=grown)
         if self._ids and ids is not None:
             self._see_mode(ids, news, aborted)
-        if (news.has_all or not self._ids) and not aborted:
-            self._facts.see_lists(meta)
+        if not aborted:
+            if news.has_all or not self._ids:
+                self._facts.see_lists(meta)
+            elif ids is None and not self.incremental:
+                self._facts.see_lists({name: told for name, told in meta.items() if told})
         self._names_ids |= event.get("output_ids") is not None
         if news.has_all:
             self._ids, self._lists, self._is_shared = news.ids, None, True

@@ -70,6 +70,23 @@ async def test_weight_version_that_returns_is_a_contradiction(
     assert not {"1", "2"} & {*record["generation_versions"]}
 
 
+@pytest.mark.parametrize("place", [1, 2, 3])
+@pytest.mark.parametrize("changed", [None, 0, 1, 2])
+@pytest.mark.parametrize("is_null", [True, False])
+async def test_logprobs_of_an_event_without_ids_are_compared(
+    client: Client, place: int, changed: int | None, is_null: bool
+) -> None:
+    told = told_by(client)
+    del told[place]["output_ids"]
+    if is_null:
+        told[place]["output_ids"] = None
+    logprobs = told[place]["meta_info"]["output_token_logprobs"]
+    if changed is not None:
+        logprobs[min(changed, place)] = [-9.0, 7, None]
+    await stream(client, "a", events(*told))
+    assert await verdicts(client) == (EXACT if changed is None else DOUBTED)
+
+
 def spans_of(versions: str) -> list[dict[str, Any]]:
     """Return one span for each of ``versions``."""
     return [{"version": one, "start": place, "end": place + 1} for place, one in enumerate(versions)]
