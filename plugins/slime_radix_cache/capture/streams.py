@@ -6,13 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 from slime_radix_cache.capture.repeats import RepeatedEvents
-from slime_sglang import AnswerSoFar, read_event
+from slime_sglang import PER_TOKEN, AnswerSoFar, read_event
+from slime_sglang.answers import TOKEN_ARRAYS
 from slime_sglang.bodies import parsed
 from slime_sglang.events import BEGIN, EventSplitter
 
 __all__ = ["GenerationStream"]
 
 _OF_A_SEQUENCE = {"text", "output_ids"}
+#: Facts that no event after the end may change, beside the facts that ``AnswerSoFar`` compares.
+_AT_THE_END = (
+    *("completion_tokens", "weight_version", "weight_versions", *TOKEN_ARRAYS),
+    *("output_token_logprobs_length", "output_token_sampling_mask_length"),
+)
 
 
 class GenerationStream:
@@ -40,7 +46,8 @@ class GenerationStream:
         #: ``_repeats`` while the only sequence is cumulative, its events are as SGLang writes them, and it has not
         #: ended. The last event may not be in its answer yet.
         self._only: RepeatedEvents | None = None
-        self._ended: set[int] = set()
+        #: ``meta_info`` of the last event of each sequence that has ended.
+        self._ended: dict[int, dict[str, Any]] = {}
         self._recorded: set[int] = set()
         #: The engine has sent an error event.
         self.failed = False
@@ -62,7 +69,7 @@ class GenerationStream:
     def record_all(self) -> None:
         """Record the received part of each sequence that has not ended."""
         self._hold()
-        for index in self._answers.keys() - self._ended:
+        for index in self._answers.keys() - self._ended.keys():
             self._try_record(index)
 
     def record_again(self) -> None:
@@ -105,7 +112,7 @@ class GenerationStream:
         event = read_event(event)
         index = event.get("index", 0)
         if index in self._ended:
-            _check_is_old(event, self._answers[index])
+            _check_is_old(event, self._answers[index], self._ended[index])
             return
         answer = self._answers.get(index) or AnswerSoFar()
         is_last = event["meta_info"].get("finish_reason") is not None
@@ -113,7 +120,7 @@ class GenerationStream:
         answer.take(event, repeats=repeats)
         self._answers[index] = answer
         if is_last:
-            self._ended.add(index)
+            self._ended[index] = event["meta_info"]
             self._try_record(index)
         elif answer.cumulative and "index" not in event and self._repeats.expect(data, event):
             self._only = self._repeats
@@ -127,14 +134,20 @@ class GenerationStream:
             self._fail(error)
 
 
-def _check_is_old(event: dict[str, Any], answer: AnswerSoFar) -> None:
-    """Raise ValueError if ``event``, which came after the end of ``answer``, adds to it or changes it."""
+def _check_is_old(event: dict[str, Any], answer: AnswerSoFar, last: dict[str, Any]) -> None:
+    """Raise ValueError if ``event``, which came after the end of ``answer``, adds to it or changes a fact.
+
+    ``last``: ``meta_info`` of the event at the end. A fact that ``event`` lacks is no change.
+    """
     longer = answer.copy()
     longer.take(event)
-    if (longer.ids, longer.text, longer.finish_reason, longer.rewritten) != (
-        answer.ids,
-        answer.text,
-        answer.finish_reason,
-        answer.rewritten,
-    ):
+    known, told = answer.meta, longer.meta
+    is_same = (
+        longer.ids == answer.ids
+        and longer.text == answer.text
+        and longer.rewritten == answer.rewritten
+        and all(told.get(name) == known.get(name) for name in PER_TOKEN if event["meta_info"].get(name))
+        and all(event["meta_info"].get(name) in (None, last.get(name)) for name in _AT_THE_END)
+    )
+    if not (is_same and longer.finish_reason == answer.finish_reason):
         raise ValueError("a sequence continues after its finish reason")

@@ -87,6 +87,27 @@ async def test_logprobs_of_an_event_without_ids_are_compared(
     assert await verdicts(client) == (EXACT if changed is None else DOUBTED)
 
 
+@pytest.mark.parametrize(
+    ("facts", "is_exact"),
+    [
+        ({}, True),
+        ({"completion_tokens": None, "routed_experts": None, "e2e_latency": 2}, True),
+        ({"weight_version": "2"}, False),
+        ({"weight_versions": [{"version": "1", "start": 0, "end": 5}]}, False),
+        ({"completion_tokens": 99}, False),
+        ({"routed_experts": "AAAA"}, False),
+        ({"output_token_logprobs": [[-0.5, one, None] for one in [*IDS, 4]]}, False),
+    ],
+)
+async def test_event_behind_the_end_that_changes_a_fact_is_a_contradiction(
+    client: Client, facts: dict[str, Any], is_exact: bool
+) -> None:
+    told = told_by(client, weight_version="1")
+    again = told[-1] | {"meta_info": told[-1]["meta_info"] | facts}
+    await stream(client, "a", events(*told, again))
+    assert (await verdicts(client) == EXACT) == is_exact
+
+
 def spans_of(versions: str) -> list[dict[str, Any]]:
     """Return one span for each of ``versions``."""
     return [{"version": one, "start": place, "end": place + 1} for place, one in enumerate(versions)]
