@@ -44,7 +44,7 @@ class AnswerSoFar:
 
     Inconsistent figures stay as the engine gave them, so that :func:`slime_sglang.contradiction` finds them.
     ``cumulative``: an event repeated the events before it. ``incremental``: an event had only new tokens.
-    ``rewritten``: an event took back or changed a statement of an earlier event.
+    ``rewritten``: an event contradicted itself, or changed a statement of an earlier event.
     """
 
     def __init__(self) -> None:
