@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -539,4 +540,53 @@ async def test_concurrent_writes_share_a_wait_for_the_device(tmp_path: Path) -> 
         await until(lambda: tier.counts.pending_bytes == 12 * BLOCK_BYTES)
         disk.go.set()
     assert len(syncs) - before == 4  # two of the first write, two of all others
+    await tier.aclose()
+
+
+async def test_write_that_cannot_start_is_not_made_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    tier = await opened(tmp_path)
+    source = bytearray(content_of(1))
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            await tier.write([Block(0, key_of(1))], [memoryview(source)])
+    source[:] = content_of(9)  # the caller uses its memory again
+    await put(tier, {2: 1})
+    assert tier.recovered() == {key_of(2): 1}
+    assert await is_intact(tier, 2, 1)
+    await tier.aclose()
+
+
+async def test_write_that_cannot_start_in_one_directory_waits_for_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, started, ended = SlowDisk(), list[threading.Thread](), anyio.Event()
+    start = threading.Thread.start
+
+    def start_one(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    tier = await opened(tmp_path / "a", tmp_path / "b", ops=disk.ops)
+
+    async def write() -> None:
+        monkeypatch.setattr(threading.Thread, "start", start_one)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            await put(tier, {1: 0, 2: 1})
+        ended.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(write)
+        await until(disk.began.is_set)
+        monkeypatch.undo()
+        await anyio.sleep(0.01)
+        assert not ended.is_set()  # a thread still reads a source
+        disk.go.set()
     await tier.aclose()

@@ -36,9 +36,11 @@ class Committer:
     def write(self, runs: Write) -> Future[None]:
         """Start to write blocks. The future ends when they are on the device. Its result raises OSError."""
         done: Future[None] = Future()
-        with self._lock:
+        with (
+            self._lock
+        ):  # which the commit takes, too: so runs whose commit is refused are not kept for a later one
+            self._thread.submit(self._commit)
             self._writes.append((runs, done))
-        self._thread.submit(self._commit)
         return done
 
     def free(self, runs: Sequence[SlotRun]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from errno import EDQUOT, ENOSPC
 from functools import partial
 from itertools import compress
@@ -94,8 +95,12 @@ class SsdTier:
         """
         parts = self._runs(blocks, sources)
         async with self._limit.hold(sum(map(len, sources))):
-            calls = {number: self._committers[number].write(part) for number, part in parts.items()}
-            await settled(list(calls.values()))
+            calls: dict[int, Future[None]] = {}
+            try:
+                for number, part in parts.items():
+                    calls[number] = self._committers[number].write(part)
+            finally:  # if one cannot start, others already use the sources
+                await settled(list(calls.values()))
         for number, call in calls.items():
             if (error := call.exception()) is not None:
                 raise self._failure("write", number, error, len(blocks))
