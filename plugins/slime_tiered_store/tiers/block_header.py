@@ -22,7 +22,8 @@ from struct import Struct
 from typing import TypeAlias
 
 import numpy as np
-from xxhash import xxh3_64_intdigest
+import numpy.typing as npt
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 __all__ = ["HEADER_BYTES", "Buffer", "HeaderRows", "block_header", "header_of", "mismatch"]
 
@@ -87,7 +88,7 @@ def mismatch(block: memoryview, key: bytes, at_least: int) -> str | None:
 
 
 class HeaderRows:
-    """The headers of blocks that lie ``slot_bytes`` apart in ``data``, compared all at once.
+    """The headers of blocks that lie ``slot_bytes`` apart in ``data``, filled or compared all at once.
 
     A slot begins with a header. ``data`` may be filled anew between two calls.
     """
@@ -105,12 +106,28 @@ class HeaderRows:
         ``keys`` and ``contents`` are those of the blocks that the first slots should hold.
         """
         count = len(keys)
-        wanted, fields = self._wanted[:count], self._fields[:count]
+        rows = self._rows(keys, contents)
+        # the checksum of the fields found: if these are not the wanted fields, the row differs anyway
+        rows[:, -1] = self._sums(count)
+        differing: list[int] = np.flatnonzero((rows != self._found[:count]).any(axis=1)).tolist()
+        return differing
+
+    def fill(self, keys: Sequence[bytes], contents: Sequence[Buffer]) -> None:
+        """Let the first slots begin with the headers that :func:`block_header` returns. ``data`` must be writable."""
+        count = len(keys)
+        self._found[:count] = self._rows(keys, contents)
+        self._found[:count, -1] = self._sums(count)
+
+    def _rows(self, keys: Sequence[bytes], contents: Sequence[Buffer]) -> npt.NDArray[np.uint64]:
+        """Return the headers of these blocks, but for the checksums of the headers."""
+        count = len(keys)
+        wanted = self._wanted[:count]
         wanted["length"] = np.fromiter(map(len, contents), np.uint32, count)
         wanted["key"] = np.frombuffer(b"".join(keys), "V16")
         wanted["checksum"] = np.fromiter(map(xxh3_64_intdigest, contents), np.uint64, count)
-        # the checksum of the fields found: if these are not the wanted fields, the row differs anyway
-        wanted["sum"] = np.fromiter(map(xxh3_64_intdigest, fields), np.uint64, count)
-        rows = wanted.view("<u8").reshape(count, _WORDS)
-        differing: list[int] = np.flatnonzero((rows != self._found[:count]).any(axis=1)).tolist()
-        return differing
+        return wanted.view("<u8").reshape(count, _WORDS)
+
+    def _sums(self, count: int) -> npt.NDArray[np.uint64]:
+        """Return the checksums of the first headers in ``data``."""
+        digests = b"".join(map(xxh3_64_digest, self._fields[:count]))  # numbers would take twice the time
+        return np.frombuffer(digests, ">u8").astype(np.uint64)

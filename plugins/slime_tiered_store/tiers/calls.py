@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from itertools import count
 from typing import Any
 
 from anyio import CancelScope
@@ -22,17 +23,27 @@ async def settled(calls: Sequence[Future[Any]]) -> None:
     """
     if not calls:
         return
-    waiting = [asyncio.wrap_future(call) for call in calls]
+    loop = asyncio.get_running_loop()
+    waiter = loop.create_future()
+    left = count(len(calls) - 1, -1)
+
+    def wake() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    def end(_: Future[Any]) -> None:
+        if not next(left) and not loop.is_closed():
+            loop.call_soon_threadsafe(wake)  # once, for all calls
+
+    for call in calls:
+        call.add_done_callback(end)
     try:
-        await asyncio.wait(waiting)
+        await waiter
     except asyncio.CancelledError:
         for call in calls:
             call.cancel()
-        while not all(each.done() for each in waiting):
+        while not all(call.done() for call in calls):
+            waiter = loop.create_future()
             with CancelScope(shield=True), suppress(asyncio.CancelledError):
-                await asyncio.wait(waiting)
+                await waiter
         raise
-    finally:
-        for each in waiting:
-            if each.done() and not each.cancelled():
-                each.exception()  # else asyncio would log it; the caller finds the error in ``calls``

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -20,8 +21,14 @@ from slime_tiered_store.tiers.ssd.tier import SsdTier
 
 BLOCK_BYTES = 200
 
+
+def open_unsynced(path: Path, flags: int, mode: int) -> int:
+    """Open a file such that no write waits for the device."""
+    return os.open(path, flags & ~os.O_DSYNC, mode)
+
+
 #: Does not wait for the device: enough for a process that is killed, and fast.
-UNSYNCED = FileOps(fdatasync=lambda fd: None)
+UNSYNCED = FileOps(os_open=open_unsynced, fdatasync=lambda fd: None)
 
 
 def key_of(number: int) -> bytes:
@@ -54,26 +61,44 @@ def newer_index(path: Path) -> tuple[Path, Path]:
     return (zero, one) if zero.read_bytes().startswith(b"SLIMEIDX") else (one, zero)
 
 
+def is_direct(fd: int) -> bool:
+    """Return True if transfers bypass the page cache."""
+    return bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
+
+
+def write_any(fd: int, data: bytes, offset: int) -> None:
+    """Write any number of bytes at any place, also to a file that is open for direct transfers."""
+    cached = os.open(_path(fd), os.O_RDWR)
+    os.pwrite(cached, data, offset)
+    os.close(cached)
+
+
 class Killed(Exception):
     """The process is dead: no system call is made any more."""
 
 
 @dataclass
 class Kill:
-    """Kills the process when ``after`` bytes were written; what it wrote stays. Zeros at an end count as one byte."""
+    """Kills the process when ``after`` bytes were written; what it wrote stays. Zeros at an end count as one byte.
+
+    ``direct_bytes``: see ``FileOps``.
+    """
 
     after: int
+    direct_bytes: int = FileOps().direct_bytes
     written: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def pwritev(self, fd: int, pieces: Sequence[Buffer], offset: int) -> int:
-        data = b"".join(pieces)
-        cost = len(data.rstrip(b"\0")) + 1
-        left = max(0, self.after - self.written)
-        os.pwrite(fd, data if left >= cost else data[:left], offset)
-        self.written += cost
-        if left < cost:
-            raise Killed
-        return len(data)
+        with self._lock:
+            data = b"".join(pieces)
+            cost = len(data.rstrip(b"\0")) + 1
+            left = max(0, self.after - self.written)
+            write_any(fd, data if left >= cost else data[:left], offset)
+            self.written += cost
+            if left < cost:
+                raise Killed
+            return len(data)
 
     def fdatasync(self, fd: int) -> None:
         if self.written > self.after:
@@ -81,25 +106,35 @@ class Kill:
 
     @property
     def ops(self) -> FileOps:
-        return FileOps(pwritev=self.pwritev, fdatasync=self.fdatasync)
+        return replace(
+            UNSYNCED, pwritev=self.pwritev, fdatasync=self.fdatasync, direct_bytes=self.direct_bytes
+        )
 
 
 @dataclass
 class PowerCut:
     """Remembers what reached the device for certain. At a power cut any part of the other writes did, too.
 
-    A write is cut into sectors of ``sector`` bytes, each of which is lost or kept. The process dies after ``left``
-    calls; before, calls fail with the probability ``fails``. After a failed fdatasync, as on Linux, the kernel takes
-    for written what it lost.
+    Files that are open with ``O_DSYNC`` have reached it after each write. Any other write is cut into sectors of
+    ``sector`` bytes, each of which is lost or kept. The process dies after ``left`` calls; before, calls fail with the
+    probability ``fails``. After a failed fdatasync, as on Linux, the kernel takes for written what it lost.
     """
 
     random: Random
     sector: int = 64
     left: int = 1 << 30
     fails: float = 0.0
+    direct_bytes: int = FileOps().direct_bytes
     _durable: dict[str, bytearray] = field(default_factory=dict)
     _since: dict[str, list[tuple[int, bytes]]] = field(default_factory=dict)
+    _synced: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def os_open(self, path: Path, flags: int, mode: int) -> int:
+        fd = open_unsynced(path, flags, mode)
+        if flags & os.O_DSYNC:
+            self._synced.add(_path(fd))
+        return fd
 
     def pwritev(self, fd: int, pieces: Sequence[Buffer], offset: int) -> int:
         with self._lock:
@@ -109,7 +144,13 @@ class PowerCut:
             is_bad = self.random.random() < self.fails
             if is_bad:
                 data = data[: self.random.randrange(len(data) + 1)]
-            os.pwrite(fd, data, offset)
+            write_any(fd, data, offset)
+            if name in self._synced and not is_bad:
+                end = offset + len(data)
+                self._image(fd)[offset:end] = data
+                before = self._since.get(name, [])  # an earlier write that failed does not come back
+                before[:] = [(at, old) for at, old in before if at + len(old) <= offset or end <= at]
+                return len(data)
             for at in range(0, len(data), self.sector):
                 self._since.setdefault(name, []).append((offset + at, data[at : at + self.sector]))
             if is_bad:
@@ -148,7 +189,12 @@ class PowerCut:
 
     @property
     def ops(self) -> FileOps:
-        return FileOps(pwritev=self.pwritev, fdatasync=self.fdatasync)
+        return FileOps(
+            os_open=self.os_open,
+            pwritev=self.pwritev,
+            fdatasync=self.fdatasync,
+            direct_bytes=self.direct_bytes,
+        )
 
 
 def _path(fd: int) -> str:

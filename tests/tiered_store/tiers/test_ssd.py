@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -319,8 +320,9 @@ async def test_a_file_in_the_place_of_a_directory_is_refused(tmp_path: Path) -> 
 # disks that fail
 
 
-@pytest.mark.parametrize("call", ["pwritev", "fdatasync"])
-@pytest.mark.parametrize("where", ["blocks", "index"])
+@pytest.mark.parametrize(
+    ("call", "where"), [("pwritev", "blocks"), ("fdatasync", "blocks"), ("pwritev", "index")]
+)
 @pytest.mark.parametrize(
     ("code", "error"), [(errno.EIO, TierFailed), (errno.ENOSPC, TierFull), (errno.EDQUOT, TierFull)]
 )
@@ -530,7 +532,12 @@ async def test_concurrent_writes_share_a_wait_for_the_device(tmp_path: Path) -> 
     def fdatasync(fd: int) -> None:
         syncs.append(fd)
 
-    tier = await opened(tmp_path, ops=FileOps(pwritev=disk.pwritev, fdatasync=fdatasync))
+    def pwritev(fd: int, pieces: Sequence[Buffer], offset: int) -> int:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DSYNC:
+            syncs.append(fd)
+        return disk.pwritev(fd, pieces, offset)
+
+    tier = await opened(tmp_path, ops=FileOps(pwritev=pwritev, fdatasync=fdatasync))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(put, tier, {0: 0})
         await until(disk.began.is_set)
@@ -543,49 +550,55 @@ async def test_concurrent_writes_share_a_wait_for_the_device(tmp_path: Path) -> 
     await tier.aclose()
 
 
-async def test_write_that_cannot_start_is_not_made_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    tier = await opened(tmp_path)
-    source = bytearray(content_of(1))
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            await tier.write([Block(0, key_of(1))], [memoryview(source)])
-    source[:] = content_of(9)  # the caller uses its memory again
-    await put(tier, {2: 1})
-    assert tier.recovered() == {key_of(2): 1}
-    assert await is_intact(tier, 2, 1)
+async def test_reads_and_writes_start_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system that has no more threads could refuse one after the caller's memory was given away."""
+    tier = await opened(tmp_path / "a", tmp_path / "b")
+    monkeypatch.setattr(threading.Thread, "start", refuse_to_start)
+    await put(tier, {1: 0, 2: 1})
+    assert await is_intact(tier, 1, 0)
+    tier.forget([Block(1, key_of(2))])
+    monkeypatch.undo()
     await tier.aclose()
 
 
-async def test_write_that_cannot_start_in_one_directory_waits_for_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def refuse_to_start(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("left", range(16))
+async def test_start_without_enough_threads_fails_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
 ) -> None:
-    disk, started, ended = SlowDisk(), list[threading.Thread](), anyio.Event()
-    start = threading.Thread.start
+    paths = [tmp_path / "a", tmp_path / "b"]
+    await (await opened(*paths)).aclose()  # the thread of anyio has started
+    before, start = set(threading.enumerate()), threading.Thread.start
 
-    def start_one(thread: threading.Thread) -> None:
-        if started:
-            raise RuntimeError("can't start new thread")
-        started.append(thread)
-        start(thread)
+    def start_some(thread: threading.Thread) -> None:
+        nonlocal left
+        left -= 1
+        (start if left >= 0 else refuse_to_start)(thread)
 
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    with pytest.raises(StartupError, match="cannot be made: can't start new thread; raise the limit of"):
+        await opened(*paths)
+    monkeypatch.undo()
+    assert set(threading.enumerate()) == before
+    await (await opened(*paths)).aclose()
+
+
+async def test_write_that_cannot_start_in_one_directory_waits_for_the_others(tmp_path: Path) -> None:
+    disk, ended = SlowDisk(), anyio.Event()
     tier = await opened(tmp_path / "a", tmp_path / "b", ops=disk.ops)
+    tier._committers[1].close()
 
     async def write() -> None:
-        monkeypatch.setattr(threading.Thread, "start", start_one)
-        with pytest.raises(RuntimeError, match="can't start new thread"):
+        with pytest.raises(RuntimeError, match="the threads have ended"):
             await put(tier, {1: 0, 2: 1})
         ended.set()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(write)
         await until(disk.began.is_set)
-        monkeypatch.undo()
         await anyio.sleep(0.01)
         assert not ended.is_set()  # a thread still reads a source
         disk.go.set()

@@ -1,15 +1,17 @@
-"""Group commit: one thread writes and removes blocks of a directory, many blocks for each wait for the device."""
+"""Group commit: one thread orders the writes and removals of a directory, many blocks for each wait for the device."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 from slime_tiered_store.tiers.ssd.directory import SsdDirectory
 from slime_tiered_store.tiers.ssd.index_log import FREE, HELD
 from slime_tiered_store.tiers.ssd.runs import SlotRun
+from slime_tiered_store.tiers.ssd.threads import StartedThreads
+from slime_tiered_store.tiers.ssd.writers import Writers
 
 __all__ = ["Committer", "Write"]
 
@@ -28,7 +30,12 @@ class Committer:
 
     def __init__(self, directory: SsdDirectory, name: str) -> None:
         self._directory = directory
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._writers = Writers(directory, f"{name}-blocks")
+        try:
+            self._thread = StartedThreads(1, name)
+        except BaseException:
+            self._writers.close()
+            raise
         self._lock = threading.Lock()
         self._writes: list[tuple[Write, Future[None]]] = []
         self._free: list[SlotRun] = []
@@ -36,10 +43,10 @@ class Committer:
     def write(self, runs: Write) -> Future[None]:
         """Start to write blocks. The future ends when they are on the device. Its result raises OSError."""
         done: Future[None] = Future()
-        with (
-            self._lock
-        ):  # which the commit takes, too: so runs whose commit is refused are not kept for a later one
-            self._thread.submit(self._commit)
+        with self._lock:  # which the commit takes, too
+            self._thread.submit(
+                self._commit
+            )  # first: if it raises, no later commit may use the caller's memory
             self._writes.append((runs, done))
         return done
 
@@ -61,21 +68,22 @@ class Committer:
             self._thread.submit(self._commit)
 
     def close(self) -> None:
-        """Wait for all calls, and end the thread. Blocks the caller."""
+        """Wait for all calls, and end the threads. Blocks the caller."""
         if self._free:  # the record of these slots could not be written before
             self._thread.submit(self._commit)
-        self._thread.shutdown()
+        self._thread.close()
+        self._writers.close()
 
     def _commit(self) -> None:
         with self._lock:
             writes, self._writes = self._writes, []
             freed, self._free = self._free, []
         writes = [each for each in writes if each[1].set_running_or_notify_cancel()]
-        log = self._directory.log
-        runs = [run for each, _ in writes for run in each]
-        held = [block for run in runs for block in log.table.held(run.slot, run.slot + len(run.keys))]
-        free = freed + [SlotRun(slot, [key], []) for slot, key in held]  # they get other blocks
         try:
+            log = self._directory.log
+            runs = [run for each, _ in writes for run in each]
+            held = [block for run in runs for block in log.table.held(run.slot, run.slot + len(run.keys))]
+            free = freed + [SlotRun(slot, [key], []) for slot, key in held]  # they get other blocks
             if log.needs_rewrite:
                 log.rewrite()
             if free:
@@ -99,13 +107,7 @@ class Committer:
 
     def _write(self, writes: Sequence[tuple[Write, Future[None]]]) -> list[tuple[Write, Future[None]]]:
         """Write the blocks of each call. Return the calls without an error. The other futures have their errors."""
-        written = []
-        for runs, done in writes:
-            try:
-                for run in runs:
-                    self._directory.write(run)
-            except OSError as error:
-                done.set_exception(error)
-            else:
-                written.append((runs, done))
-        return written
+        errors = self._writers.write([runs for runs, _ in writes])
+        for place, error in errors.items():
+            writes[place][1].set_exception(error)
+        return [each for place, each in enumerate(writes) if place not in errors]

@@ -23,20 +23,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from router_core.errors import StartupError
-from slime_tiered_store.tiers.block_header import HEADER_BYTES, Buffer, block_header
+from slime_tiered_store.tiers.block_header import HEADER_BYTES
+from slime_tiered_store.tiers.ssd.block_file import ALIGNMENT, BlockFile
 from slime_tiered_store.tiers.ssd.file_ops import FileOps
 from slime_tiered_store.tiers.ssd.index_log import IndexLog, index_bytes, index_paths
-from slime_tiered_store.tiers.ssd.run_buffer import RunBuffer
-from slime_tiered_store.tiers.ssd.runs import SlotRun
+from slime_tiered_store.tiers.ssd.run_buffer import RunBuffer, RunBuffers, device_memory
+from slime_tiered_store.tiers.ssd.runs import SlotRun, longest_run
 
 __all__ = ["Layout", "SsdDirectory", "lock_directory", "read_layout"]
 
 logger = logging.getLogger(__name__)
 
-_ALIGNMENT = 4096
 _FORMAT = "slime-store-ssd-1"
-_ZEROS = memoryview(bytes(_ALIGNMENT))
-_LONG_BYTES = 512 << 10
 _MAX_SLOTS = 1 << 32  # a record of the index has four bytes for a slot
 
 
@@ -50,7 +48,7 @@ class Layout:
     @property
     def slot_bytes(self) -> int:
         """Distance between two slots in the file."""
-        return -(-(HEADER_BYTES + self.block_bytes) // _ALIGNMENT) * _ALIGNMENT
+        return -(-(HEADER_BYTES + self.block_bytes) // ALIGNMENT) * ALIGNMENT
 
     @property
     def total_bytes(self) -> int:
@@ -59,7 +57,7 @@ class Layout:
 
     def buffer(self, slots: int) -> RunBuffer:
         """Return memory for runs of at most ``slots`` slots."""
-        return RunBuffer(slots, self.slot_bytes, self.block_bytes)
+        return RunBuffer(device_memory(slots * self.slot_bytes), self.slot_bytes, self.block_bytes)
 
     @classmethod
     def within(cls, size_bytes: int, block_bytes: int) -> Layout:
@@ -88,7 +86,7 @@ class SsdDirectory:
         self.path = path
         self.layout = layout
         self._ops = ops
-        self._fd = self._lock = -1
+        self._lock = -1
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = lock_directory(path)
@@ -99,7 +97,7 @@ class SsdDirectory:
             if former is not None and former.block_bytes != layout.block_bytes:
                 raise ValueError(f"it has blocks of {former.block_bytes} bytes, not of {layout.block_bytes}")
             self._allocate()
-            self._fd = ops.open(path / "blocks", writable=True)
+            self._file = BlockFile(path / "blocks", ops, writable=True)
             self.log = IndexLog(path, layout.slots, ops, is_new=former is None)
             if self.log.skipped:
                 logger.warning(
@@ -124,36 +122,45 @@ class SsdDirectory:
         """Close all files and give the lock back."""
         if hasattr(self, "log"):
             self.log.close()
-        for fd in (self._fd, self._lock):
-            if fd >= 0:
-                os.close(fd)
-        self._fd = self._lock = -1
+        if hasattr(self, "_file"):
+            self._file.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
 
-    def write(self, run: SlotRun) -> None:
-        """Write blocks. They are on the device after the next :meth:`sync`."""
-        slot_bytes, pieces = self.layout.slot_bytes, list[Buffer]()
-        first = run.slot
-        for slot, (key, source) in enumerate(zip(run.keys, run.buffers, strict=True), run.slot):
-            # Whole pages: the kernel would have to read the rest of a page that is written in part.
-            padding = -(HEADER_BYTES + len(source)) % _ALIGNMENT
-            pieces += (block_header(key, source), source)
-            if padding:
-                pieces.append(_ZEROS[:padding])
-            if HEADER_BYTES + len(source) + padding < slot_bytes:  # a gap: the next block does not follow
-                self._ops.write(self._fd, pieces, first * slot_bytes)
-                pieces, first = [], slot + 1
-        if pieces:
-            self._ops.write(self._fd, pieces, first * slot_bytes)
-        if (size := len(run.keys) * slot_bytes) >= _LONG_BYTES:  # written while the next run is prepared
-            self._ops.begin_sync(self._fd, run.slot * slot_bytes, size)
+    def buffers(self, count: int) -> RunBuffers:
+        """Return ``count`` buffers for the longest run."""
+        layout = self.layout
+        return RunBuffers(count, longest_run(layout.slot_bytes), layout.slot_bytes, layout.block_bytes)
 
-    def read(self, run: SlotRun, buffer: RunBuffer) -> tuple[list[memoryview], dict[bytes, str]]:
+    def is_long(self, blocks: int, runs: int) -> bool:
+        """Return True if ``runs`` runs of ``blocks`` blocks in all are long enough for direct transfers."""
+        return blocks * self.layout.slot_bytes >= runs * self._ops.direct_bytes
+
+    def is_direct(self, run: SlotRun) -> bool:
+        """Return True if a write of the run may bypass the page cache: it is long, and no slot has unused pages."""
+        unused = self.layout.slot_bytes - HEADER_BYTES - min(map(len, run.buffers))
+        return unused < ALIGNMENT and self.is_long(len(run.keys), 1)
+
+    def write(self, run: SlotRun, buffer: RunBuffer, *, direct: bool) -> bool:
+        """Write blocks. They are on the device after the next :meth:`sync`.
+
+        Return False if a ``direct`` write is refused. See :class:`BlockFile`.
+        """
+        if direct:
+            return buffer.write_directly(self._file, run)
+        buffer.write(self._file, run)
+        return True
+
+    def read(
+        self, run: SlotRun, buffer: RunBuffer, *, direct: bool
+    ) -> tuple[list[memoryview], dict[bytes, str]]:
         """Read blocks, see :meth:`RunBuffer.read`."""
-        return buffer.read(self._ops, self._fd, run)
+        return buffer.read(self._file, run, direct=direct)
 
     def sync(self) -> None:
         """Return when all written blocks are on the device."""
-        self._ops.sync(self._fd)
+        self._file.sync()
 
     def _allocate(self) -> None:
         """Allocate all files, or leave them as they were."""

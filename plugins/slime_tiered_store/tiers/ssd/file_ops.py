@@ -1,10 +1,9 @@
-"""Reads, writes, syncs and allocations of the SSD tier, in one object, so that a test can make each of them fail."""
+"""System calls of the SSD tier, in one object, so that a test can make each of them fail."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from errno import EIO
 from pathlib import Path
@@ -21,18 +20,25 @@ _Vectored: TypeAlias = Callable[[int, Sequence[Buffer], int], int]
 class FileOps:
     """Positional I/O. A call transfers all bytes, or raises OSError. A read may transfer fewer at the end of the file.
 
-    The fields are functions of ``os``. All calls block.
+    The fields are functions of ``os``, and ``direct_bytes``: shorter writes of blocks go through the page cache. All
+    calls block.
     """
 
+    os_open: Callable[[Path, int, int], int] = os.open
     pwritev: _Vectored = os.pwritev
     preadv: _Vectored = os.preadv
     fdatasync: Callable[[int], None] = os.fdatasync
     posix_fallocate: Callable[[int, int, int], None] = os.posix_fallocate
+    direct_bytes: int = 64 << 10
 
-    def open(self, path: Path, *, writable: bool) -> int:
-        """Return a descriptor of the file, which is created if it is to be ``writable``."""
-        flags = os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY
-        return os.open(path, flags | os.O_CLOEXEC, 0o600)
+    def open(self, path: Path, *, writable: bool, flags: int = 0) -> int:
+        """Return a descriptor of the file, which is created if it is to be ``writable``.
+
+        ``flags``: further flags. With ``O_DSYNC``, a write returns when its bytes are on the device. With ``O_DIRECT``,
+        transfers bypass the page cache; a file system may refuse this, here or at a transfer.
+        """
+        flags |= os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY
+        return self.os_open(path, flags | os.O_CLOEXEC, 0o600)
 
     def allocate(self, fd: int, size: int) -> None:
         """Give the file at least ``size`` bytes on the device. Its content stays."""
@@ -46,12 +52,6 @@ class FileOps:
     def read(self, fd: int, into: Sequence[Buffer], offset: int) -> int:
         """Fill ``into`` in order. Return the number of bytes, which is smaller only at the end of the file."""
         return self._transfer(self.preadv, fd, into, offset)
-
-    def begin_sync(self, fd: int, offset: int, size: int) -> None:
-        """Let the device begin to write these bytes, without waiting. A later :meth:`sync` raises the errors."""
-        # Linux begins to write dirty pages that are not needed any more. This is only a hint, so errors do not matter.
-        with suppress(OSError):
-            os.posix_fadvise(fd, offset, size, os.POSIX_FADV_DONTNEED)
 
     def sync(self, fd: int) -> None:
         """Return when the content of the file is on the device."""

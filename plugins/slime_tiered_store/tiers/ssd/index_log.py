@@ -29,7 +29,7 @@ from struct import Struct
 
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from slime_tiered_store.tiers.ssd.file_ops import FileOps
 from slime_tiered_store.tiers.ssd.runs import SlotRun
@@ -111,7 +111,7 @@ class IndexLog:
         self._fds: list[int] = []
         try:
             for path in index_paths(directory):
-                self._fds.append(ops.open(path, writable=True))
+                self._fds.append(ops.open(path, writable=True, flags=os.O_DSYNC))
             self.table, self.skipped, self._generation, self._current = _newest(self._fds, slots, ops)
             if is_new:
                 self.table = SlotTable(slots)  # a first start was interrupted, or the format was removed
@@ -167,9 +167,8 @@ class IndexLog:
         self._next = len(live) // _RECORD_BYTES
 
     def _write(self, fd: int, data: bytes, offset: int) -> None:
-        """Write, and wait for the device."""
+        """Write, and wait for the device: the files are open with ``O_DSYNC``, which takes less than fdatasync."""
         self._ops.write(fd, [data], offset)
-        self._ops.sync(fd)
 
     def _drop_duplicates(self) -> None:
         """Free all but one slot of each key: a forgotten block must not come back from another slot."""
@@ -249,5 +248,5 @@ def _packed(kind: int, slots: npt.NDArray[np.int64], keys: npt.NDArray[np.void],
     rows = np.empty(len(slots), _ROW)
     rows["kind"], rows["slot"], rows["key"] = kind, slots, keys
     fields = rows.view(_BYTES)["fields"].tolist()
-    rows["sum"] = np.fromiter(map(xxh3_64_intdigest, fields, repeat(seed)), np.uint64, len(slots))
+    rows["sum"] = np.frombuffer(b"".join(map(xxh3_64_digest, fields, repeat(seed))), ">u8")
     return rows.tobytes()

@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from errno import ETIMEDOUT
+from functools import partial
 from time import monotonic
 
 from slime_tiered_store.tiers.ssd.directory import SsdDirectory
 from slime_tiered_store.tiers.ssd.run_buffer import RunBuffer
-from slime_tiered_store.tiers.ssd.runs import SlotRun, longest_run
+from slime_tiered_store.tiers.ssd.runs import SlotRun
+from slime_tiered_store.tiers.ssd.threads import StartedThreads
 
 __all__ = ["Readers"]
 
 _THREADS = 4
-_READ_BYTES = 4 << 20  # read by one call in a thread
+_LEAST_LONG_RUNS = (
+    16  # or fewer that are as long: a direct read of less takes longer than one through the page cache
+)
+_PART_BYTES = 4 << 20  # read through the page cache by one call in a thread
+_SEEK_BYTES = 128 << 10  # an NVMe disk reads about as many bytes in the time that it takes to answer
 
 
 class Readers:
@@ -29,97 +34,132 @@ class Readers:
     def __init__(self, directory: SsdDirectory, name: str, limit_s: float) -> None:
         self._directory = directory
         self._limit_s = limit_s
-        self._threads = ThreadPoolExecutor(_THREADS, name)
+        self._buffers = directory.buffers(_THREADS)
+        self._threads = StartedThreads(_THREADS, name)
         self._latest_end = 0.0
-        self._running: set[_Read] = set()
-        #: Buffers that no thread uses now. To allocate one would cost more than to copy a read out of it.
-        self._idle_buffers: list[RunBuffer] = []
+        self._running: set[_Part] = set()
 
     async def read(self, runs: Sequence[SlotRun]) -> dict[bytes, str]:
         """Fill the buffers with the beginnings of blocks. Return what is wrong with each damaged block, by key.
 
         Raises OSError. No thread uses the buffers when the call has ended.
         """
-        reads = [_Read(self._directory, some) for some in _pieces(runs)]
-        calls = {asyncio.wrap_future(self._threads.submit(self._run, one)): one for one in reads}
+        call = _Call(self._directory, runs)
         try:
-            await self._end(calls)
-            return {key: reason for call in calls for key, reason in call.result().items()}
+            for part in tuple(call.parts):
+                self._threads.submit(partial(self._run, call, part))
+            self._watch(call, monotonic())
+            await call.ended
+            return call.damaged
         finally:
-            for call, read in calls.items():
-                call.cancel()
-                read.abandon()
+            call.abandon()
 
     def close(self) -> None:
         """Return when no thread reads any more. Blocks the caller."""
-        self._threads.shutdown()
+        self._threads.close()
 
-    def _run(self, read: _Read) -> dict[bytes, str]:
-        read.began = monotonic()
-        self._running.add(read)
+    def _run(self, call: _Call, part: _Part) -> None:
+        if call.is_abandoned:
+            return
+        part.began = monotonic()
+        self._running.add(part)
+        error: BaseException | None = None
         try:
-            buffer = self._idle_buffers.pop()
-        except IndexError:
-            layout = self._directory.layout
-            buffer = layout.buffer(longest_run(layout.slot_bytes))
-        try:
-            return read.run(buffer)
-        finally:
-            self._idle_buffers.append(buffer)
-            self._running.remove(read)
-            self._latest_end = monotonic()
+            with self._buffers.take() as buffer:
+                call.read(part.runs, buffer)
+        except OSError as raised:
+            error = raised.with_traceback(None)  # the frames refer to the call, which will refer to the error
+        except BaseException as raised:  # a bug in this code must reach the caller, too
+            error = raised
+        self._running.remove(part)
+        self._latest_end = monotonic()
+        call.end(part, error)
 
     @property
     def _is_stuck(self) -> bool:
         latest = monotonic() - self._limit_s
-        return sum(read.began <= latest for read in self._running.copy()) == _THREADS
+        return sum(part.began <= latest for part in self._running.copy()) == _THREADS
 
-    async def _end(self, calls: dict[asyncio.Future[dict[bytes, str]], _Read]) -> None:
-        """Wait until all calls have ended, or one has failed. Raises OSError when the device does not answer."""
-        called, waiting = monotonic(), set(calls)
-        while waiting:
-            waits = max(called, self._latest_end)
-            left = min(calls[call].began or waits for call in waiting) + self._limit_s - monotonic()
-            if left <= 0 or self._is_stuck:
-                raise OSError(ETIMEDOUT, f"no answer within {self._limit_s:g} s")
-            done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_EXCEPTION)
-            for call in done:
-                call.result()
+    def _watch(self, call: _Call, called: float) -> None:
+        """Let a call fail when the device does not answer. Calls itself until the call has ended."""
+        waits = max(called, self._latest_end)
+        began = min((part.began or waits for part in call.parts.copy()), default=monotonic())
+        left = began + self._limit_s - monotonic()
+        if left <= 0 or self._is_stuck:
+            call.fail(OSError(ETIMEDOUT, f"no answer within {self._limit_s:g} s"))
+        else:
+            call.watch = call.loop.call_later(left, self._watch, call, called)
 
 
-class _Read:
-    """A read in a thread. ``began``: its start, in seconds of the monotonic clock; 0 before the start."""
+class _Part:
+    """Runs that one thread reads. ``began``: its start, in seconds of the monotonic clock; 0 before the start."""
+
+    def __init__(self, runs: Sequence[SlotRun]) -> None:
+        self.began = 0.0
+        self.runs = runs
+
+
+class _Call:
+    """A call of :meth:`Readers.read`. ``parts`` have not ended yet. ``ended``: wakes the event loop once, at the end.
+
+    ``damaged`` is complete at the end. The fields belong to the event loop, but for ``parts`` and ``damaged``.
+    """
 
     def __init__(self, directory: SsdDirectory, runs: Sequence[SlotRun]) -> None:
-        self.began = 0.0
+        self.loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = self.loop.create_future()
+        self.watch: asyncio.TimerHandle | None = None
+        # A long call needs no pages of the cache, and each run is a part, so that all threads end at the same time. For
+        # a short one, Linux reads ahead.
+        blocks = sum(len(run.keys) for run in runs)
+        self._is_direct = directory.is_long(blocks, max(len(runs), _LEAST_LONG_RUNS))
+        parts = [[run] for run in runs] if self._is_direct else _cut(runs)
+        self.parts = dict.fromkeys(map(_Part, parts))
+        self.damaged: dict[bytes, str] = {}
+        self.is_abandoned = False
         self._directory = directory
-        self._runs = runs
         self._lock = threading.Lock()
-        self._is_abandoned = False
 
-    def run(self, buffer: RunBuffer) -> dict[bytes, str]:
-        damaged: dict[bytes, str] = {}
-        for run in self._runs:
-            contents, wrong = self._directory.read(run, buffer)
-            damaged |= wrong
+    def read(self, runs: Sequence[SlotRun], buffer: RunBuffer) -> None:
+        """Read runs in a thread."""
+        for run in runs:
+            contents, damaged = self._directory.read(run, buffer, direct=self._is_direct)
             with self._lock:
-                if self._is_abandoned:
+                if self.is_abandoned:
                     break
+                self.damaged |= damaged
                 for into, content in zip(run.buffers, contents, strict=True):
                     into[:] = content
-        return damaged
+
+    def end(self, part: _Part, error: BaseException | None) -> None:
+        """Note in a thread that a part has ended."""
+        with self._lock:
+            del self.parts[part]
+            if not self.is_abandoned and (error is not None or not self.parts):
+                self.loop.call_soon_threadsafe(self.fail, error)
+
+    def fail(self, error: BaseException | None) -> None:
+        """End the call, with ``error`` or without one."""
+        if self.ended.done():
+            return
+        if error is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(error)
 
     def abandon(self) -> None:
-        """Keep the thread from using the buffers from now on."""
+        """Keep the threads from using the buffers from now on."""
         with self._lock:
-            self._is_abandoned = True
+            self.is_abandoned = True
+        if self.watch is not None:
+            self.watch.cancel()
 
 
-def _pieces(runs: Sequence[SlotRun]) -> Iterator[Sequence[SlotRun]]:
-    """Cut reads into parts of about 4 MiB, one call in a thread each."""
+def _cut(runs: Sequence[SlotRun]) -> Iterator[Sequence[SlotRun]]:
+    """Cut reads into parts of about 4 MiB, or fewer if they are scattered. A thread reads a part."""
     size = begin = 0
     for end, run in enumerate(runs, 1):
-        size += sum(map(len, run.buffers))
-        if size >= _READ_BYTES or end == len(runs):
+        size += _SEEK_BYTES + sum(map(len, run.buffers))
+        if size >= _PART_BYTES or end == len(runs):
             yield runs[begin:end]
             size, begin = 0, end

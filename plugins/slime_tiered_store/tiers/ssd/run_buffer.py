@@ -1,39 +1,83 @@
-"""Memory into which runs of slots are read, and in which their blocks are verified."""
+"""Memory in which runs of slots are laid out and verified, between the device and the callers' buffers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from errno import EIO
+from mmap import MADV_DONTFORK, MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, mmap
+
+import numpy as np
 
 from slime_tiered_store.tiers.block_header import HEADER_BYTES, HeaderRows, mismatch
-from slime_tiered_store.tiers.ssd.file_ops import FileOps
+from slime_tiered_store.tiers.ssd.block_file import ALIGNMENT, BlockFile
 from slime_tiered_store.tiers.ssd.runs import SlotRun
 
-__all__ = ["RunBuffer"]
+__all__ = ["RunBuffer", "RunBuffers", "device_memory"]
+
+_HUGE_PAGE = 2 << 20
+_ZEROS = memoryview(bytes(ALIGNMENT))
 
 
 class RunBuffer:
-    """Memory for runs of at most ``slots`` slots. One thread uses it at a time.
+    """Memory for runs of slots, in ``data``. One thread uses it at a time, for reads only or for writes only.
 
-    The views of the slots are made once: to make them for each read would cost more than the checksums.
+    The views of the slots are made once: to make them for each run would cost more than the checksums.
     """
 
-    def __init__(self, slots: int, slot_bytes: int, block_bytes: int) -> None:
+    def __init__(self, data: memoryview, slot_bytes: int, block_bytes: int) -> None:
         self._slot_bytes = slot_bytes
         self._block_bytes = block_bytes
-        self._data = memoryview(bytearray(slots * slot_bytes))
-        begins = range(HEADER_BYTES, len(self._data), slot_bytes)
-        self._blocks = [self._data[begin : begin + block_bytes] for begin in begins]
-        self._headers = HeaderRows(self._data, slot_bytes)
+        self._data = data
+        begins = range(HEADER_BYTES, len(data), slot_bytes)
+        self._blocks = [data[begin : begin + block_bytes] for begin in begins]
+        self._headers = HeaderRows(data, slot_bytes)
 
-    def read(self, ops: FileOps, fd: int, run: SlotRun) -> tuple[list[memoryview], dict[bytes, str]]:
+    def write(self, file: BlockFile, run: SlotRun) -> None:
+        """Write blocks through the page cache, and of each slot only the pages that its block needs. Raises OSError."""
+        first = run.slot * self._slot_bytes
+        for begin, end in self._lay_out(run):
+            file.write(self._data[begin:end], first + begin)
+
+    def write_directly(self, file: BlockFile, run: SlotRun) -> bool:
+        """Write blocks that need all pages of their slots, see :meth:`BlockFile.write_directly`. Raises OSError."""
+        self._lay_out(run)
+        return file.write_directly(
+            self._data[: len(run.keys) * self._slot_bytes], run.slot * self._slot_bytes
+        )
+
+    def _lay_out(self, run: SlotRun) -> list[tuple[int, int]]:
+        """Fill the memory with the blocks of a run. Return begin and end of each stretch of pages that they need."""
+        count, begin = len(run.keys), 0
+        stretches: list[tuple[int, int]] = []
+        self._headers.fill(run.keys, run.buffers)
+        if sum(map(len, run.buffers)) == count * self._block_bytes:
+            for block, source in zip(self._blocks, run.buffers, strict=False):
+                block[:] = source
+        else:
+            for number, source in enumerate(run.buffers):
+                self._blocks[number][: len(source)] = source
+                slot, end = number * self._slot_bytes, HEADER_BYTES + len(source)
+                padding = -end % ALIGNMENT  # an earlier block may have left bytes there
+                self._data[slot + end : slot + end + padding] = _ZEROS[:padding]
+                if end + padding < self._slot_bytes:  # a gap: the next block does not follow
+                    stretches.append((begin, slot + end + padding))
+                    begin = slot + self._slot_bytes
+        if begin < count * self._slot_bytes:
+            stretches.append((begin, count * self._slot_bytes))
+        return stretches
+
+    def read(
+        self, file: BlockFile, run: SlotRun, *, direct: bool
+    ) -> tuple[list[memoryview], dict[bytes, str]]:
         """Return the beginning of each block, and what is wrong with each damaged block, by key.
 
         A beginning is as long as the buffer in ``run``, and valid until the next read. Checksums are of whole blocks.
-        The buffers of ``run`` stay as they are. Raises OSError.
+        The buffers of ``run`` stay as they are. ``direct``: bypass the page cache. Raises OSError.
         """
         count = len(run.keys)
         size = count * self._slot_bytes
-        if ops.read(fd, [self._data[:size]], run.slot * self._slot_bytes) < size:
+        if file.read(self._data[:size], run.slot * self._slot_bytes, direct=direct) < size:
             raise OSError(EIO, f"the file ends within the slots {run.slot} to {run.slot + count - 1}")
         contents = self._blocks[:count]
         if sum(map(len, run.buffers)) < count * self._block_bytes:
@@ -45,3 +89,41 @@ class RunBuffer:
             if reason is not None:
                 damaged[key] = reason
         return contents, damaged
+
+
+class RunBuffers:
+    """``count`` buffers for as many threads. All memory is reserved at once, so that none can lack later."""
+
+    def __init__(self, count: int, slots: int, slot_bytes: int, block_bytes: int) -> None:
+        size = slots * slot_bytes
+        data = device_memory(count * size)
+        self._unused = [data[number * size :][:size] for number in range(count)]
+        self._idle: list[RunBuffer] = []
+        self._slot_bytes = slot_bytes
+        self._block_bytes = block_bytes
+
+    @contextmanager
+    def take(self) -> Iterator[RunBuffer]:
+        """Take a buffer that no other thread uses."""
+        try:
+            buffer = self._idle.pop()
+        except IndexError:
+            buffer = RunBuffer(self._unused.pop(), self._slot_bytes, self._block_bytes)
+        try:
+            yield buffer
+        finally:
+            self._idle.append(buffer)
+
+
+def device_memory(size: int) -> memoryview:
+    """Return memory for direct transfers, which begins at a huge page.
+
+    A huge page is one piece for the device. Small pages are up to 256 pieces for each MiB, which takes twice the time.
+    """
+    memory = mmap(-1, size + _HUGE_PAGE, MAP_PRIVATE | MAP_ANONYMOUS)
+    with suppress(OSError):  # kernels without huge pages
+        memory.madvise(MADV_HUGEPAGE)
+    # After a fork, a page that the device fills could belong to the other process.
+    memory.madvise(MADV_DONTFORK)
+    begin = -np.frombuffer(memory, np.uint8).ctypes.data % _HUGE_PAGE
+    return memoryview(memory)[begin : begin + size]

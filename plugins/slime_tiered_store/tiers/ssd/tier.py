@@ -61,10 +61,20 @@ class SsdTier:
         self.block_bytes = layout.block_bytes
         self.capacity = layout.slots * len(directories)
         self._directories = directories
-        self._committers = [Committer(each, f"{name}-write") for each in directories]
-        self._readers = [Readers(each, f"{name}-read", wait_s) for each in directories]
+        self._committers: list[Committer] = []
+        self._readers: list[Readers] = []
         where = ",".join(str(each.path) for each in directories)
         self._limit = WriteLimit(name, where, pending_bytes * len(directories), wait_s, self.counts)
+        try:
+            for each in directories:
+                self._committers.append(Committer(each, f"{name}-write"))
+                self._readers.append(Readers(each, f"{name}-read", wait_s))
+        except (OSError, RuntimeError) as error:
+            self._close()
+            raise StartupError(
+                f"--store-ssd {where}: its threads and buffers cannot be made: {error}; raise the limit of threads "
+                "(ulimit -u, or pids.max of the container) or of memory"
+            ) from None
 
     @classmethod
     async def open(
@@ -129,9 +139,12 @@ class SsdTier:
             except Exception as error:
                 errors[number] = error
 
-        async with anyio.create_task_group() as tasks:
-            for number in parts:
-                tasks.start_soon(read, number)
+        if len(parts) == 1:
+            await read(*parts)
+        else:
+            async with anyio.create_task_group() as tasks:
+                for number in parts:
+                    tasks.start_soon(read, number)
         for number, error in errors.items():
             raise self._failure("read", number, error, len(blocks))
         for _, key in blocks if corrupt else ():

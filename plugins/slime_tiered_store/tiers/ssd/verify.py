@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from slime_tiered_store.tiers.ssd.block_file import BlockFile
 from slime_tiered_store.tiers.ssd.directory import lock_directory, read_layout
 from slime_tiered_store.tiers.ssd.file_ops import FileOps
 from slime_tiered_store.tiers.ssd.index_log import read_index
@@ -56,18 +57,18 @@ def verify_directory(path: Path, ops: FileOps | None = None) -> DirectoryReport:
         table, skipped = read_index(path, layout.slots, ops)
         damaged = []
         nothing, buffer = memoryview(b""), layout.buffer(1)
-        fd = ops.open(path / "blocks", writable=False)
+        file = BlockFile(path / "blocks", ops, writable=False)
         try:
             for slot, key in table.held():
                 try:
-                    _, wrong = buffer.read(ops, fd, SlotRun(slot, [key], [nothing]))
+                    _, wrong = buffer.read(file, SlotRun(slot, [key], [nothing]), direct=False)
                     reason = wrong.get(key)
                 except OSError as error:
                     reason = str(error.strerror)
                 if reason is not None:
                     damaged.append({"slot": slot, "key": key.hex(), "reason": reason})
         finally:
-            os.close(fd)
+            file.close()
         return DirectoryReport(str(path), layout.block_bytes, layout.slots, table.count(), skipped, damaged)
     finally:
         os.close(lock)
