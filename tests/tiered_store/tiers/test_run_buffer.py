@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,6 +122,60 @@ def test_written_run_has_headers_zeros_and_gaps(tmp_path: Path, sizes: list[int]
             buffer.write(file, run)
         file.close()
         assert path.read_bytes() == expected
+
+
+@pytest.mark.parametrize("size", [0, 7, 12_224])
+def test_sources_of_any_format_are_written_as_bytes(tmp_path: Path, size: int) -> None:
+    layout = Layout(12_224, 8)
+    content = content_of(1, size)
+    sources: list[Any] = [
+        np.frombuffer(content, np.int8).data,
+        memoryview(content).cast("c"),
+        memoryview((ctypes.c_ubyte * size).from_buffer_copy(content)),
+        np.frombuffer(content, np.uint8).reshape(size, 1).data,
+        memoryview(content),
+    ]
+    keys = [key_of(number) for number in range(len(sources))]
+    path, buffer = tmp_path / "blocks", layout.buffer(5)
+    path.write_bytes(bytes(8 * layout.slot_bytes))
+    file = BlockFile(path, FileOps(), writable=True)
+    buffer.write(file, SlotRun(0, keys, sources))
+    into = [memoryview(bytearray(size)) for _ in keys]
+    contents, damaged = buffer.read(file, SlotRun(0, keys, into), direct=False)
+    assert (list(map(bytes, contents)), damaged) == ([content] * len(keys), {})
+    file.close()
+
+
+def test_source_that_is_too_long_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "blocks"
+    path.write_bytes(bytes(LAYOUT.slot_bytes))
+    file = BlockFile(path, FileOps(), writable=True)
+    with pytest.raises(ValueError, match="different structures"):
+        LAYOUT.buffer(1).write(file, SlotRun(0, KEYS[:1], [np.zeros(SIZE, np.int16).data]))
+    file.close()
+    assert not any(path.read_bytes())
+
+
+FORK = """
+import mmap, os
+from slime_tiered_store.tiers.ssd.run_buffer import device_memory
+memory = device_memory(4096)
+memory[:] = bytes([7]) * 4096
+child = os.fork()
+if not child:
+    assert bytes(memory) == bytes([7]) * 4096
+    others = [mmap.mmap(-1, 6 << 20) for _ in range(3)]
+    del memory
+    for other in others:
+        other[:] = bytes(len(other))
+    os._exit(0)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_forked_process_has_its_own_memory() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", FORK], env=environment).returncode == 0
 
 
 def test_each_buffer_begins_at_a_page_and_is_used_by_one_thread() -> None:

@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 
 from deadlines import HANG_S, until
@@ -586,13 +588,37 @@ async def test_start_without_enough_threads_fails_and_leaves_nothing(
     await (await opened(*paths)).aclose()
 
 
+@pytest.mark.parametrize("left", range(16))
+async def test_start_without_enough_memory_fails_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    paths = [tmp_path / "a", tmp_path / "b"]
+    await (await opened(*paths)).aclose()  # the thread of anyio has started
+    threads, files, zeros = set(threading.enumerate()), os.listdir("/proc/self/fd"), np.zeros
+
+    def some_zeros(*arguments: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise MemoryError
+        return zeros(*arguments)
+
+    monkeypatch.setattr(np, "zeros", some_zeros)
+    with pytest.raises(StartupError, match="cannot be made: out of memory; raise the limit of"):
+        await opened(*paths)
+    monkeypatch.undo()
+    assert set(threading.enumerate()) == threads
+    assert os.listdir("/proc/self/fd") == files
+    await (await opened(*paths)).aclose()
+
+
 async def test_write_that_cannot_start_in_one_directory_waits_for_the_others(tmp_path: Path) -> None:
     disk, ended = SlowDisk(), anyio.Event()
     tier = await opened(tmp_path / "a", tmp_path / "b", ops=disk.ops)
     tier._committers[1].close()
 
     async def write() -> None:
-        with pytest.raises(RuntimeError, match="the threads have ended"):
+        with pytest.raises(RuntimeError, match="cannot schedule new futures after shutdown"):
             await put(tier, {1: 0, 2: 1})
         ended.set()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import threading
@@ -20,7 +21,7 @@ from slime_tiered_store.tiers.block_header import HEADER_BYTES, Buffer
 from slime_tiered_store.tiers.ssd.directory import Layout
 from slime_tiered_store.tiers.ssd.file_ops import FileOps
 from slime_tiered_store.tiers.ssd.tier import SsdTier
-from tiered_store.tiers.disks import SlowDisk, content_of, is_direct, key_of, write_any
+from tiered_store.tiers.disks import HungDisk, SlowDisk, content_of, is_direct, key_of, write_any
 
 pytestmark = pytest.mark.anyio
 
@@ -93,6 +94,22 @@ async def test_long_calls_are_direct_and_short_ones_are_not(tmp_path: Path, slot
     if slot_bytes > PAGE:  # an unused page
         assert await write(places[:3], short[:3]) == {False}
     await tier.aclose()
+
+
+def test_read_that_ends_after_its_loop_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    disk = HungDisk()
+    loop = asyncio.new_event_loop()
+    tier = loop.run_until_complete(SsdTier.open([tmp_path], Layout(40, 8).total_bytes, 40, disk.ops))
+    loop.run_until_complete(tier.write(blocks_at([0]), contents_of([0], 40)))
+    reading = loop.create_task(contents(tier, [0], 40))
+    while not disk.waiting:
+        loop.run_until_complete(asyncio.sleep(0.005))
+    loop.close()
+    disk.go.set()
+    anyio.run(tier.aclose)
+    assert not reading.done()
+    reading.get_coro().close()
+    assert not caplog.records
 
 
 async def test_failed_run_fails_its_own_call_only(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from random import Random
 
+import anyio
 import pytest
 
 from slime_tiered_store.command import main
@@ -20,12 +21,16 @@ pytestmark = pytest.mark.anyio
 KILLS = 3
 
 
+def script(name: str, *arguments: object) -> tuple[list[str], dict[str, str]]:
+    """Return the command and the environment of a script beside this file."""
+    tests = Path(__file__).parent.parent.parent
+    command = [sys.executable, str(Path(__file__).with_name(name)), *map(str, arguments)]
+    return command, {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), *sys.path])}
+
+
 def killed(path: Path, first: int, after: int) -> list[tuple[str, int, int]]:
     """Run the writer until it has printed ``after`` lines, and kill it. Return all it printed."""
-    writer = Path(__file__).with_name("endless_writer.py")
-    tests = Path(__file__).parent.parent.parent
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), *sys.path])}
-    command = [sys.executable, str(writer), str(path), str(first)]
+    command, environment = script("endless_writer.py", path, first)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(after)]
@@ -58,6 +63,14 @@ async def test_all_acknowledged_blocks_are_found_after_each_kill(tmp_path: Path)
             held[block_id] = set(numbers)
         await tier.aclose()
         assert main(["verify", str(tmp_path)]) == 0
+
+
+async def test_forgotten_blocks_stay_gone_after_an_end_without_a_close(tmp_path: Path) -> None:
+    command, environment = script("unclosed_writer.py", tmp_path)
+    await anyio.run_process(command, env=environment)
+    tier = await SsdTier.open([tmp_path], SIZE, BLOCK_BYTES)
+    assert tier.recovered() == {}
+    await tier.aclose()
 
 
 def verified(capsys: pytest.CaptureFixture[str], *paths: Path) -> tuple[int, list[dict[str, object]], str]:

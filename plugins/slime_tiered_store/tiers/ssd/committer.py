@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
 
 from slime_tiered_store.tiers.ssd.directory import SsdDirectory
 from slime_tiered_store.tiers.ssd.index_log import FREE, HELD
 from slime_tiered_store.tiers.ssd.runs import SlotRun
-from slime_tiered_store.tiers.ssd.threads import StartedThreads
 from slime_tiered_store.tiers.ssd.writers import Writers
 
 __all__ = ["Committer", "Write"]
@@ -26,14 +26,19 @@ class Committer:
 
     A batch has three steps, and each of them waits for the device: record the slots that become free, write the blocks,
     record the blocks. So at any moment the index names only slots whose blocks are complete on the device.
+
+    A process that ends without :meth:`close` waits for all calls, as for those of any ``ThreadPoolExecutor``: a block
+    whose removal was not recorded would come back. The constructor raises OSError, RuntimeError and MemoryError.
     """
 
     def __init__(self, directory: SsdDirectory, name: str) -> None:
         self._directory = directory
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._writers = Writers(directory, f"{name}-blocks")
         try:
-            self._thread = StartedThreads(1, name)
+            self._thread.submit(int).result()  # starts the thread, which the system could refuse later
         except BaseException:
+            self._thread.shutdown()
             self._writers.close()
             raise
         self._lock = threading.Lock()
@@ -71,15 +76,15 @@ class Committer:
         """Wait for all calls, and end the threads. Blocks the caller."""
         if self._free:  # the record of these slots could not be written before
             self._thread.submit(self._commit)
-        self._thread.close()
+        self._thread.shutdown()
         self._writers.close()
 
     def _commit(self) -> None:
         with self._lock:
             writes, self._writes = self._writes, []
             freed, self._free = self._free, []
-        writes = [each for each in writes if each[1].set_running_or_notify_cancel()]
         try:
+            writes = [each for each in writes if each[1].set_running_or_notify_cancel()]
             log = self._directory.log
             runs = [run for each, _ in writes for run in each]
             held = [block for run in runs for block in log.table.held(run.slot, run.slot + len(run.keys))]
@@ -95,7 +100,7 @@ class Committer:
                 log.append(HELD, [run for each, _ in written for run in each])
         except BaseException as error:  # a bug in this code must reach the callers, too
             for _, done in writes:
-                if not done.done():
+                with suppress(InvalidStateError):  # it has its error, or was cancelled
                     done.set_exception(error)
             with self._lock:
                 self._free[:0] = freed

@@ -18,10 +18,12 @@ _Vectored: TypeAlias = Callable[[int, Sequence[Buffer], int], int]
 
 @dataclass(frozen=True, slots=True)
 class FileOps:
-    """Positional I/O. A call transfers all bytes, or raises OSError. A read may transfer fewer at the end of the file.
+    """Positional I/O. All calls block, and raise OSError.
 
-    The fields are functions of ``os``, and ``direct_bytes``: shorter writes of blocks go through the page cache. All
-    calls block.
+    :meth:`write` and :meth:`read` transfer all bytes; a read transfers fewer at the end of the file. The fields are
+    functions of ``os``, which may transfer fewer at any time, and ``direct_bytes``. A run of blocks is written past the
+    page cache if it has at least ``direct_bytes`` bytes, and all such runs of a batch have at least 4 times as many. A
+    call reads past the page cache if it has at least 16 times as many, and its runs have ``direct_bytes`` on average.
     """
 
     os_open: Callable[[Path, int, int], int] = os.open

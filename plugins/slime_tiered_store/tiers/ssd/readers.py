@@ -135,7 +135,8 @@ class _Call:
         """Note in a thread that a part has ended."""
         with self._lock:
             del self.parts[part]
-            if not self.is_abandoned and (error is not None or not self.parts):
+            is_over = error is not None or not self.parts
+            if is_over and not self.is_abandoned and not self.loop.is_closed():
                 self.loop.call_soon_threadsafe(self.fail, error)
 
     def fail(self, error: BaseException | None) -> None:

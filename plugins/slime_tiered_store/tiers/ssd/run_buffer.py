@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from errno import EIO
-from mmap import MADV_DONTFORK, MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from mmap import MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import numpy as np
 
@@ -48,6 +48,14 @@ class RunBuffer:
 
     def _lay_out(self, run: SlotRun) -> list[tuple[int, int]]:
         """Fill the memory with the blocks of a run. Return begin and end of each stretch of pages that they need."""
+        try:
+            return self._fill(run)
+        except ValueError:  # the items of a source are no unsigned bytes, or it has more than one dimension
+            plain = [np.frombuffer(source, np.uint8).data for source in run.buffers]
+            return self._fill(run._replace(buffers=plain))
+
+    def _fill(self, run: SlotRun) -> list[tuple[int, int]]:
+        """Do what :meth:`_lay_out` does, for sources of unsigned bytes. Others raise ValueError."""
         count, begin = len(run.keys), 0
         stretches: list[tuple[int, int]] = []
         self._headers.fill(run.keys, run.buffers)
@@ -92,23 +100,21 @@ class RunBuffer:
 
 
 class RunBuffers:
-    """``count`` buffers for as many threads. All memory is reserved at once, so that none can lack later."""
+    """``count`` buffers for as many threads. All are made at once, so that none can lack later.
+
+    The constructor raises OSError and MemoryError. The pages of the buffers come at their first use.
+    """
 
     def __init__(self, count: int, slots: int, slot_bytes: int, block_bytes: int) -> None:
         size = slots * slot_bytes
         data = device_memory(count * size)
-        self._unused = [data[number * size :][:size] for number in range(count)]
-        self._idle: list[RunBuffer] = []
-        self._slot_bytes = slot_bytes
-        self._block_bytes = block_bytes
+        parts = [data[number * size :][:size] for number in range(count)]
+        self._idle = [RunBuffer(part, slot_bytes, block_bytes) for part in parts]
 
     @contextmanager
     def take(self) -> Iterator[RunBuffer]:
         """Take a buffer that no other thread uses."""
-        try:
-            buffer = self._idle.pop()
-        except IndexError:
-            buffer = RunBuffer(self._unused.pop(), self._slot_bytes, self._block_bytes)
+        buffer = self._idle.pop()
         try:
             yield buffer
         finally:
@@ -123,7 +129,5 @@ def device_memory(size: int) -> memoryview:
     memory = mmap(-1, size + _HUGE_PAGE, MAP_PRIVATE | MAP_ANONYMOUS)
     with suppress(OSError):  # kernels without huge pages
         memory.madvise(MADV_HUGEPAGE)
-    # After a fork, a page that the device fills could belong to the other process.
-    memory.madvise(MADV_DONTFORK)
     begin = -np.frombuffer(memory, np.uint8).ctypes.data % _HUGE_PAGE
     return memoryview(memory)[begin : begin + size]

@@ -15,8 +15,9 @@ logger = logging.getLogger(__name__)
 class StartedThreads:
     """``count`` threads, which begin calls in the order of :meth:`submit`. The constructor raises RuntimeError.
 
-    ``ThreadPoolExecutor`` is no substitute: it starts threads in ``submit``. If the system refuses one, ``submit``
-    raises, but the call stays in the queue. It would run later, on memory that its caller uses for something else.
+    A process that ends without :meth:`close` does not wait for calls. ``ThreadPoolExecutor`` waits, and starts threads
+    in ``submit``. If the system refuses one, ``submit`` raises, but the call stays in the queue. It would run later, on
+    memory that its caller uses for something else.
     """
 
     def __init__(self, count: int, name: str) -> None:
@@ -26,7 +27,6 @@ class StartedThreads:
         self._threads: list[threading.Thread] = []
         try:
             for number in range(count):
-                # A process that ends without close() must not wait for calls.
                 thread = threading.Thread(target=self._run, name=f"{name}_{number}", daemon=True)
                 thread.start()
                 self._threads.append(thread)

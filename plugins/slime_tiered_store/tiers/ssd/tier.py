@@ -69,10 +69,11 @@ class SsdTier:
             for each in directories:
                 self._committers.append(Committer(each, f"{name}-write"))
                 self._readers.append(Readers(each, f"{name}-read", wait_s))
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, MemoryError) as error:
             self._close()
+            told = str(error) or "out of memory"
             raise StartupError(
-                f"--store-ssd {where}: its threads and buffers cannot be made: {error}; raise the limit of threads "
+                f"--store-ssd {where}: its threads and buffers cannot be made: {told}; raise the limit of threads "
                 "(ulimit -u, or pids.max of the container) or of memory"
             ) from None
 
