@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import sys
 from collections.abc import Iterator
@@ -31,18 +30,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fail the run if a module of ``--needs`` cannot be imported: nobody would see that its tests are skipped.
-
-    What is imported and collected lives as long as the run: the garbage collector need not walk it again.
-    """
+    """Fail the run if a module of ``--needs`` cannot be imported: nobody would see that its tests are skipped."""
     for name in filter(None, session.config.getoption("needs").split(",")):
         try:
             importlib.import_module(name)
         except ImportError as error:
             raise pytest.UsageError(f"--needs {name}: {error}") from None
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 10, 10)
 
 
 @pytest.fixture(scope="session", autouse=True)
