@@ -193,7 +193,8 @@ async def test_pitfall_5_versions_are_strings_and_old_ones_are_collected(
 
 async def test_spans_of_versions_are_kept_token_by_token(client: Client, engine: ScriptedEngine) -> None:
     engine.meta = {
-        "weight_versions": [{"version": "1", "start": 0, "end": 2}, {"version": "2", "start": 2, "end": 3}]
+        "weight_version": "2",
+        "weight_versions": [{"version": "1", "start": 0, "end": 2}, {"version": "2", "start": 2, "end": 3}],
     }
     text = PROMPT + (await client.generate(PROMPT, [5, 6, 7]))["text"]
     assert (await client.retrieve(text))["generation_versions"][-3:] == ["1", "1", "2"]
