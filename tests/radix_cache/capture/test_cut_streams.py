@@ -8,24 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
-from slime_radix_cache.capture.streams import GenerationStream
+from radix_cache.capture.streamed import Recorded
 from slime_sglang import contradiction
 
 _TEXT = 'a"b\\çd]'
-
-
-class _Recorded:
-    """A stream, and what it recorded last."""
-
-    def __init__(self) -> None:
-        self.answers: list[Any] = []
-        self.took_back = False
-        self.errors: list[Exception] = []
-        self.stream = GenerationStream(self._record, self.errors.append)
-
-    def _record(self, index: int, answer: Any, took_back: bool) -> None:
-        self.answers.append(answer)
-        self.took_back |= took_back
 
 
 def _events() -> list[dict[str, Any]]:
@@ -55,7 +41,7 @@ def test_stream_is_recorded_alike_wherever_it_is_cut(end: bytes) -> None:
     events = _events()
     data = _bytes(events, end)
     for cut in range(1, len(data)):
-        recorded = _Recorded()
+        recorded = Recorded()
         recorded.stream.feed(data[:cut])
         recorded.stream.feed(data[cut:])
         assert (recorded.answers, recorded.took_back, recorded.errors) == ([events[-1]], False, []), cut
@@ -64,7 +50,7 @@ def test_stream_is_recorded_alike_wherever_it_is_cut(end: bytes) -> None:
 @pytest.mark.parametrize("together", [1, 2, 3, 7])
 def test_stream_is_recorded_alike_however_many_events_come_together(together: int) -> None:
     events = _events()
-    recorded = _Recorded()
+    recorded = Recorded()
     for start in range(0, len(events), together):
         assert recorded.answers == []
         recorded.stream.feed(_bytes(events[start : start + together]))
@@ -90,7 +76,7 @@ def test_change_in_any_event_is_seen(
     """Only one event differs: the last event, from which the answer is recorded, repeats the events before it."""
     events = _events()
     change(events[place])
-    recorded = _Recorded()
+    recorded = Recorded()
     for start in range(0, len(events), together):
         recorded.stream.feed(_bytes(events[start : start + together]))
     told = contradiction(recorded.answers[-1], prompt_tokens=None, rid=None)
@@ -100,7 +86,7 @@ def test_change_in_any_event_is_seen(
 @pytest.mark.parametrize("together", [1, 2, 3])
 def test_answer_so_far_has_all_events_that_came(together: int) -> None:
     events = _events()[:-1]
-    recorded = _Recorded()
+    recorded = Recorded()
     for start in range(0, len(events), together):
         recorded.stream.feed(_bytes(events[start : start + together]))
         so_far = recorded.stream.so_far()
@@ -112,7 +98,7 @@ def test_answer_so_far_has_all_events_that_came(together: int) -> None:
 
 def test_event_that_is_not_understood_leaves_the_answer_so_far() -> None:
     events = _events()[:4]
-    recorded = _Recorded()
+    recorded = Recorded()
     for event in events:
         recorded.stream.feed(_bytes([event]))
     recorded.stream.feed(b"data: {\n\n")
@@ -123,7 +109,7 @@ def test_event_that_is_not_understood_leaves_the_answer_so_far() -> None:
 def test_line_break_in_an_event_is_no_part_of_its_data() -> None:
     """Events of several lines have their data joined."""
     events = _events()
-    recorded = _Recorded()
+    recorded = Recorded()
     for event in events:
         recorded.stream.feed(_bytes([event]).replace(b',"output_ids"', b'\ndata: ,"output_ids"'))
     assert (recorded.answers, recorded.took_back, recorded.errors) == (events[-1:], False, [])
@@ -131,7 +117,7 @@ def test_line_break_in_an_event_is_no_part_of_its_data() -> None:
 
 def test_broken_stream_is_recorded_with_its_last_event() -> None:
     events = _events()[:5]
-    recorded = _Recorded()
+    recorded = Recorded()
     for event in events:
         recorded.stream.feed(_bytes([event]))
     recorded.stream.record_all()
@@ -141,7 +127,7 @@ def test_broken_stream_is_recorded_with_its_last_event() -> None:
 def test_later_event_of_another_sequence_is_recorded_for_itself() -> None:
     events = _events()[:6]
     events[4] |= {"index": 1}
-    recorded = _Recorded()
+    recorded = Recorded()
     for event in events:
         recorded.stream.feed(_bytes([event]))
     assert recorded.stream.has_begun(1)
@@ -150,7 +136,7 @@ def test_later_event_of_another_sequence_is_recorded_for_itself() -> None:
 def test_second_finish_reason_ends_the_stream() -> None:
     """JSON parsers take the last one of two equal keys."""
     events = _events()
-    recorded = _Recorded()
+    recorded = Recorded()
     for event in events[:5]:
         recorded.stream.feed(_bytes([event]))
     last = _bytes(events[5:6])
