@@ -16,8 +16,12 @@ __all__ = ["GenerationStream"]
 _OF_A_SEQUENCE = {"text", "output_ids"}
 #: Facts that no event after the end may change, beside the facts that ``AnswerSoFar`` compares.
 _AT_THE_END = (
-    *("completion_tokens", "weight_version", "weight_versions", *TOKEN_ARRAYS),
-    *("output_token_logprobs_length", "output_token_sampling_mask_length"),
+    "completion_tokens",
+    "weight_version",
+    "weight_versions",
+    "output_token_logprobs_length",
+    "output_token_sampling_mask_length",
+    *TOKEN_ARRAYS,
 )
 
 
