@@ -64,22 +64,28 @@ class Fixed:
 
 
 class Chunk:
-    """One server-sent event. Its last member is the time at which it was written, with a fixed number of digits."""
+    """One server-sent event, with the time at which it was written in a fixed number of digits.
+
+    The time is the last member, in an engine's event that of ``meta_info``: there SGLang has figures that differ in each
+    event of a stream.
+    """
 
     def __init__(self, payload: Mapping[str, object]) -> None:
         text = json.dumps(payload, separators=(",", ":")).encode()
-        self._event = b"data: " + text[:-1] + b',"stamp":"'
-        self.size_bytes = len(self._event) + _STAMP_DIGITS + len(b'"}\n\n')
+        braces = b"}}" if "meta_info" in payload else b"}"
+        self._event = b"data: " + text.removesuffix(braces) + b',"stamp":"'
+        self._end = b'"' + braces + b"\n\n"
+        self.size_bytes = len(self._event) + _STAMP_DIGITS + len(self._end)
         self._frame = b"%x\r\n" % self.size_bytes + self._event
 
     def render(self) -> bytes:
         """Return the event in its HTTP chunk, with the present time."""
-        return b'%b%020d"}\n\n\r\n' % (self._frame, time.monotonic_ns())
+        return b"%b%020d%b\r\n" % (self._frame, time.monotonic_ns(), self._end)
 
     @staticmethod
     def stamp_ns(event: bytes) -> int:
         """Return the nanosecond at which ``event`` (without the blank line at its end) was written."""
-        return int(event[-_STAMP_DIGITS - 2 : -2])
+        return int(event.rstrip(b'}"')[-_STAMP_DIGITS:])
 
 
 @dataclass(slots=True)
