@@ -2,13 +2,18 @@
 
     python -m benchmarks.store_bytes [--only "1,024 KiB"] [--rounds N] [--directory DIR]
 
-``memory copy`` copies blocks into a memory tier, of which it takes 256 at a time; the plain loop copies into slices of
-a bytearray. ``SSD write`` writes 64 MiB a call (blocks of records also 1 MiB), and a call returns when its bytes are on
-the disk. Before each call the tier forgets the blocks, as the store does. The plain loop calls ``pwrite`` for each
-slot, and ``fdatasync`` once a call. ``cold read`` reads the same blocks, which the page cache does not have; the plain
-loop calls ``preadv``. A block and its header fill a slot, as in the store of records (4 KiB). The plain loop moves
-whole slots through the page cache, and the kernel reads ahead for it. Tier and loop alternate, in preallocated files
-that were written before; ``of plain`` is the median of the rounds' ratios. The directory must be on a disk.
+``memory copy`` copies rows into blocks of a memory tier and writes the headers of the blocks, as a put does: 1 MiB a
+call. Keys and checksums are known before. The plain loop copies the same number of bytes into slices of a bytearray,
+one slice for each block.
+
+``SSD write`` writes 64 MiB a call (blocks of records also 1 MiB), and a call returns when its bytes are on the disk.
+Before each call the tier forgets the blocks, as the store does. The plain loop calls ``pwrite`` for each slot, and
+``fdatasync`` once a call. ``cold read`` reads the same blocks, which the page cache does not have; the plain loop calls
+``preadv``. A block and its header fill a slot, as in the store of records (4 KiB). The plain loop moves whole slots
+through the page cache, and the kernel reads ahead for it. Tier and loop alternate, in preallocated files that were
+written before. The directory must be on a disk.
+
+``of plain`` is the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -24,6 +29,8 @@ from time import perf_counter, process_time
 from benchmarks.options import flags, read
 from benchmarks.report import Column, Report
 from slime_tiered_store.cold_records import LAYOUT as RECORD_LAYOUT
+from slime_tiered_store.frames import Layout as BlockLayout
+from slime_tiered_store.keys import Namespace, SequenceMeta
 from slime_tiered_store.tier import Block
 from slime_tiered_store.tiers.block_header import HEADER_BYTES
 from slime_tiered_store.tiers.memory import MemoryArena
@@ -35,7 +42,6 @@ __all__ = ["main"]
 _CALL_BYTES = 64 << 20
 _RECORD_CALL_BYTES = 1 << 20  # the size of a record of routed experts
 _SLOTS = (HEADER_BYTES + RECORD_LAYOUT.block_bytes, 64 << 10, 1 << 20)
-_VIEWS = 256  # the blocks of a record of experts
 _PLAIN, _OURS = "plain loop", "tier"
 _COLUMNS = (
     Column("gb_per_s", "GB/s", 2),
@@ -86,21 +92,31 @@ def _compare(report: Report, scenario: str, plain: dict[str, float], ours: dict[
 
 async def _measure_memory(report: Report, size: str, block_bytes: int, capacity: int, rounds: int) -> None:
     arena = MemoryArena(capacity, block_bytes)
-    source = memoryview(bytearray(os.urandom(block_bytes)))
+    layout = BlockLayout(1, block_bytes - BlockLayout(1, 1).rows_offset)
+    at_once = max(_RECORD_CALL_BYTES // block_bytes, 1)
+    source = memoryview(bytearray(os.urandom(block_bytes * at_once)))
+    sources = layout.frames([source])
     target = memoryview(bytearray(block_bytes * capacity))
+    rows = source[: layout.bytes_per_token * at_once]
+    root_key = Namespace("benchmark").root_key(1, layout.bytes_per_token)
+    sequence = SequenceMeta(root_key, range(at_once), 1)
+    checksums = layout.checksums(rows)
+    calls = range(0, capacity - at_once + 1, at_once)
 
     async def ours() -> None:
-        for begin in range(0, capacity, _VIEWS):
-            for view in arena.views(range(begin, min(begin + _VIEWS, capacity))):
-                view[:] = source
+        for first in calls:
+            layout.write(arena.stretches(range(first, first + at_once)), sequence, 0, checksums, rows)
 
     async def plain() -> None:
-        for begin in range(0, len(target), block_bytes):
-            target[begin : begin + block_bytes] = source
+        begin = 0
+        for _ in calls:
+            for block in sources:
+                target[begin : begin + block_bytes] = block
+                begin += block_bytes
 
     await ours()
     for _ in range(rounds):
-        copied = block_bytes * capacity
+        copied = block_bytes * at_once * len(calls)
         _compare(report, f"memory copy, {size}", await _speed(copied, plain), await _speed(copied, ours))
     await arena.aclose()
     report.show(f"memory copy, {size}", _COLUMNS)

@@ -16,8 +16,9 @@ shows whether its rows are intact.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from xxhash import xxh3_64_digest
@@ -30,6 +31,8 @@ __all__ = ["CHECKSUM_BYTES", "Layout"]
 
 CHECKSUM_BYTES = 8
 _HEADER = struct.Struct("<16s8sII")
+#: ``num_tokens`` and the zero behind it.
+_COUNT, _COUNT_OFFSET = struct.Struct("<Q"), 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,31 +64,43 @@ class Layout:
         return b"".join(xxh3_64_digest(rows[start : start + step]) for start in range(0, len(rows), step))
 
     def write(
-        self, frame: memoryview, sequence_meta: SequenceMeta, block: int, checksums: bytes, rows: memoryview
-    ) -> None:
-        """Fill ``frame`` with a block of ``sequence_meta``.
-
-        ``checksums`` (8 bytes a block) and ``rows`` are those of the whole sequence.
-        """
-        tokens = sequence_meta.tokens(block, block + 1)
-        count = len(tokens) // TOKEN_BYTES
-        checksum = checksums[block * CHECKSUM_BYTES : (block + 1) * CHECKSUM_BYTES]
-        _HEADER.pack_into(frame, 0, sequence_meta.key(block - 1), checksum, count, 0)
-        frame[_HEADER.size : self.rows_offset] = tokens.ljust(self.tokens_per_block * TOKEN_BYTES, b"\0")
-        first = block * self.tokens_per_block * self.bytes_per_token
-        size = count * self.bytes_per_token
-        target = np.frombuffer(frame, np.uint8)[self.rows_offset : self.rows_offset + size]
-        target[:] = np.frombuffer(
-            rows, np.uint8, size, first
-        )  # numpy releases the GIL; a memoryview does not
-
-    def write_all(
-        self, frames: Sequence[memoryview], sequence_meta: SequenceMeta, blocks: range, checksums: bytes,
+        self, stretches: Sequence[memoryview], sequence_meta: SequenceMeta, start: int, checksums: bytes,
         rows: memoryview,
     ) -> None:  # fmt: skip
-        """Fill the frames of ``blocks``. ``frames`` has one for each block of ``sequence_meta``."""
-        for block in blocks:
-            self.write(frames[block], sequence_meta, block, checksums, rows)
+        """Fill ``stretches`` with the blocks of ``sequence_meta`` from ``start`` on.
+
+        A stretch is the memory of one or more blocks, and the stretches have room for all. ``checksums`` (8 bytes a
+        block) and ``rows`` are those of the whole sequence. numpy copies the rows without the GIL.
+        """
+        stop, size = sequence_meta.num_blocks, self.tokens_per_block
+        dtype = _dtype_of(size, self.bytes_per_token)
+        parents = np.frombuffer(sequence_meta.parent_keys(start, stop), dtype["parent"])
+        known = np.frombuffer(checksums, dtype["checksum"])[start:]
+        padded = sequence_meta.tokens(start, stop).ljust((stop - start) * size * TOKEN_BYTES, b"\0")
+        tokens = np.frombuffer(padded, dtype["tokens"])
+        step = size * self.bytes_per_token
+        num_whole = len(rows) // step
+        source = np.frombuffer(rows, dtype["rows"], num_whole)[start:]
+        done = 0
+        for stretch in stretches:
+            blocks = np.frombuffer(stretch, dtype)
+            part = slice(done, done + len(blocks))
+            blocks["parent"], blocks["checksum"], blocks["tokens"] = parents[part], known[part], tokens[part]
+            blocks["count"] = size
+            blocks["rows"][: num_whole - start - done] = source[part]
+            done += len(blocks)
+        if num_whole < stop:  # the last block is shorter
+            last = stretches[-1][-self.block_bytes :]
+            rest = rows[num_whole * step :]
+            _COUNT.pack_into(last, _COUNT_OFFSET, len(rest) // self.bytes_per_token)
+            last[self.rows_offset : self.rows_offset + len(rest)] = rest
+
+    def frames(self, stretches: Iterable[memoryview]) -> list[memoryview]:
+        """Return the memory of each block in ``stretches``."""
+        size = self.block_bytes
+        return [
+            stretch[begin : begin + size] for stretch in stretches for begin in range(0, len(stretch), size)
+        ]
 
     def checksums_of(self, frames: Sequence[memoryview]) -> bytes:
         """Return the checksums that the headers of blocks state, 8 bytes a block."""
@@ -117,3 +132,18 @@ class Layout:
         if xxh3_64_digest(self.rows(frame)) != checksum:
             raise BlockCorrupt(tier, key, "its rows differ from its checksum")
         return bytes(checksum)
+
+
+@cache
+def _dtype_of(tokens_per_block: int, bytes_per_token: int) -> np.dtype[np.void]:
+    """Return the dtype of a block. Its fields are bytes (V16: 16 bytes), but for the number of tokens."""
+    rows, tokens = tokens_per_block * bytes_per_token, tokens_per_block * TOKEN_BYTES
+    return np.dtype(
+        [
+            ("parent", "V16"),
+            ("checksum", "V8"),
+            ("count", "<u8"),
+            ("tokens", f"V{tokens}"),
+            ("rows", f"V{rows}"),
+        ]
+    )

@@ -88,6 +88,11 @@ class SequenceMeta:
         packed = self.block_hashes[start * KEY_BYTES : stop * KEY_BYTES]
         return [key for (key,) in struct.iter_unpack(f"{KEY_BYTES}s", packed)]
 
+    def parent_keys(self, start: int, stop: int) -> bytes:
+        """Return the keys of the blocks before each of the blocks from ``start`` to ``stop``, 16 bytes a block."""
+        keys = self.block_hashes[max(start - 1, 0) * KEY_BYTES : max(stop - 1, 0) * KEY_BYTES]
+        return keys if start else self.root_key + keys
+
     def tokens(self, start: int, stop: int) -> bytes:
         """Return the tokens of the blocks from ``start`` to ``stop``: int32, little endian."""
         step = self.tokens_per_block * TOKEN_BYTES

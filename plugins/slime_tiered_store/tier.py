@@ -35,8 +35,12 @@ class MemoryTier(Protocol):
     block_bytes: int
     capacity: int
 
-    def views(self, block_ids: Sequence[int]) -> list[memoryview]:
-        """Return the writable bytes of each block: ``block_bytes`` long, valid until ``aclose``. Raises IndexError."""
+    def stretches(self, block_ids: Sequence[int]) -> list[memoryview]:
+        """Return the writable bytes of the blocks in the order of ``block_ids``, valid until ``aclose``.
+
+        Blocks that lie one behind the other may share a view, which has ``block_bytes`` bytes for each of them.
+        Raises IndexError.
+        """
 
     async def aclose(self) -> None:
         """Release the arena."""

@@ -22,7 +22,7 @@ class PlainMemory:
         self.capacity = capacity
         self._arena = memoryview(bytearray(b"\xee" * (block_bytes * capacity)))
 
-    def views(self, block_ids: Sequence[int]) -> list[memoryview]:
+    def stretches(self, block_ids: Sequence[int]) -> list[memoryview]:
         return [self._arena[number * self.block_bytes :][: self.block_bytes] for number in block_ids]
 
     async def aclose(self) -> None:

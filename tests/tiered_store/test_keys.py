@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
@@ -104,12 +105,32 @@ ROWS = memoryview(bytes(range(18)))
 
 
 def frames() -> list[memoryview]:
-    found = []
-    for block in range(SEQUENCE.num_blocks):
-        frame = memoryview(bytearray(b"\xff" * LAYOUT.block_bytes))
-        LAYOUT.write(frame, SEQUENCE, block, LAYOUT.checksums(ROWS), ROWS)
-        found.append(frame)
-    return found
+    memory = memoryview(bytearray(b"\xff" * LAYOUT.block_bytes * SEQUENCE.num_blocks))
+    LAYOUT.write([memory], SEQUENCE, 0, LAYOUT.checksums(ROWS), ROWS)
+    return LAYOUT.frames([memory])
+
+
+@pytest.mark.parametrize("num_tokens", [1, 4, 6, 8, 21, 24])
+@pytest.mark.parametrize("lengths", [(6,), (1, 1, 1, 1, 1, 1), (1, 2, 3), (4, 1, 1)])
+def test_blocks_in_any_stretches_have_the_same_bytes(num_tokens: int, lengths: tuple[int, ...]) -> None:
+    """A put of the blocks after those that the memory tier has fills the same bytes, however its memory lies."""
+    sequence = SequenceMeta(ROOT, range(1, num_tokens + 1), 4)
+    data = memoryview(bytes(range(3 * num_tokens)))
+    checksums = LAYOUT.checksums(data)
+    for start in range(sequence.num_blocks):
+        ends = [min(end, sequence.num_blocks - start) for end in accumulate(lengths)]
+        stretches = [
+            memoryview(bytearray(LAYOUT.block_bytes * (end - begin)))
+            for begin, end in pairwise([0, *ends])
+            if begin < end
+        ]
+        LAYOUT.write(stretches, sequence, start, checksums, data)
+        for block, frame in enumerate(LAYOUT.frames(stretches), start):
+            tokens = sequence.tokens(block, block + 1)
+            header = sequence.key(block - 1) + checksums[8 * block : 8 * block + 8]
+            header += (len(tokens) // 4).to_bytes(4, "little") + bytes(4) + tokens.ljust(16, b"\0")
+            rows_of_block = bytes(data[12 * block : 12 * block + 12])
+            assert bytes(frame) == (header + rows_of_block).ljust(LAYOUT.block_bytes, b"\0")
 
 
 def test_a_frame_gives_back_its_rows() -> None:

@@ -98,7 +98,7 @@ class Place:
 
     def _frame(self, tier: str, slot: int, key: BlockKey) -> memoryview:
         if tier == "memory":
-            return self.memory.views([slot])[0]
+            return self.memory.stretches([slot])[0]
         kept = self.ssd.slots[slot] if tier == "ssd" else self.remote.slots[int.from_bytes(key)]
         assert kept[0] == key
         return memoryview(kept[1])
@@ -291,15 +291,15 @@ async def test_a_collision_of_keys_in_a_lower_tier_is_seen() -> None:
 class ReadOnlyMemory(PlainMemory):
     """An arena whose blocks cannot be written."""
 
-    def views(self, block_ids: Sequence[int]) -> list[memoryview]:
-        return [view.toreadonly() for view in super().views(block_ids)]
+    def stretches(self, block_ids: Sequence[int]) -> list[memoryview]:
+        return [stretch.toreadonly() for stretch in super().stretches(block_ids)]
 
 
 async def test_memory_that_cannot_be_written_is_an_outcome() -> None:
     place = Place()
     place.store = TieredStore(LAYOUT, ReadOnlyMemory(LAYOUT.block_bytes, 8), place.ssd)
     async with place.store:
-        with pytest.raises(NotStored, match="read-write"):
+        with pytest.raises(NotStored, match="read-only"):
             await place.put(range(8))
     assert place.store.engine.cpu_cache_engine.mempool.num_used_blocks == 0
     assert place.ssd.slots == {}
@@ -935,9 +935,9 @@ class HeldLayout(Layout):
 
     gate = threading.Event()
 
-    def write_all(self, *arguments: Any) -> None:
+    def write(self, *arguments: Any) -> None:
         assert self.gate.wait(5)
-        super().write_all(*arguments)
+        super().write(*arguments)
 
 
 async def test_a_cancelled_put_ends_when_its_rows_are_no_longer_read(monkeypatch: pytest.MonkeyPatch) -> None:

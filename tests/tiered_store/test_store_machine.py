@@ -60,9 +60,10 @@ class StoreMachine(RuleBasedStateMachine):
     def leave(self, tier: PlainTier, tokens: tuple[int, ...]) -> None:
         """Write blocks as an earlier process did."""
         sequence, data = SequenceMeta(ROOT, tokens, 2), memoryview(rows(tokens))
-        for block in range(min(sequence.num_blocks, tier.capacity - len(tier.left))):
-            frame = memoryview(bytearray(LAYOUT.block_bytes))
-            LAYOUT.write(frame, sequence, block, LAYOUT.checksums(data), data)
+        memory = memoryview(bytearray(LAYOUT.block_bytes * sequence.num_blocks))
+        if tokens:
+            LAYOUT.write([memory], sequence, 0, LAYOUT.checksums(data), data)
+        for block, frame in enumerate(LAYOUT.frames([memory])[: tier.capacity - len(tier.left)]):
             slot = tier.left.setdefault(sequence.key(block), len(tier.left))
             tier.write_now([Block(slot, sequence.key(block))], [frame])
         self.ever_put.update(tokens[:end] for end in range(len(tokens) + 1))
@@ -256,7 +257,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Each ready block's bytes hash to its key, unless the test damaged them since."""
         for block in blocks:
             if engine.name == "memory":
-                (frame,) = self.memory.views([block.id])
+                (frame,) = self.memory.stretches([block.id])
             else:
                 tier = self.lower[engine.name]
                 place = tier.place(block)

@@ -93,7 +93,7 @@ class GlobalCacheEngine:
         plan = Plan(sequence_meta, memory, stop)
         with ExitStack() as undo:
             undo.callback(plan.release)
-            leaf = self._frames_to_fill(plan, found, usable)
+            leaf, _ = self._frames_to_fill(plan, found, usable)
             if leaf is not None:
                 undo.callback(memory.discard, leaf)
             reads = self._reads(plan, sources, known, start, undo)
@@ -120,18 +120,21 @@ class GlobalCacheEngine:
 
     def _frames_to_fill(
         self, plan: Plan, found: MatchResult, usable: Sequence[memoryview] = ()
-    ) -> RadixNode | None:
+    ) -> tuple[RadixNode | None, list[memoryview]]:
         """Set the frames of a plan: first the blocks that the memory tier has, then frames for the missing blocks.
 
         These are new blocks in the memory tier. If that tier is full, they are the ``usable`` frames, which another
-        plan has read, and then private buffers. Return the unready leaf of the new blocks in memory, or None.
+        plan has read, and then private buffers. Return the unready leaf of the new blocks in memory, or None; and the
+        memory to fill, of which one view may have several blocks.
         """
         memory, ready = self.cpu_cache_engine, found.num_matched_blocks
         plan.hold(found.last_node)
-        plan.frames = self._arena.views([block.id for block in found.blocks(0, ready)])
+        plan.frames = self.layout.frames(
+            self._arena.stretches([block.id for block in found.blocks(0, ready)])
+        )
         plan.outcomes[memory.name] = None
         if plan.num_blocks == ready:
-            return None
+            return None, []
         try:
             if found.collides or usable:
                 raise NotEnoughSpaceError(memory.name, plan.num_blocks - ready, 0)
@@ -141,12 +144,14 @@ class GlobalCacheEngine:
             plan.outcomes[memory.name] = full.with_traceback(None)
             plan.frames += usable
             missing, size = plan.num_blocks - len(plan.frames), self.layout.block_bytes
-            plan.frames += [memoryview(bytearray(size)) for _ in range(missing)]
-            return None
+            buffers = [memoryview(bytearray(size)) for _ in range(missing)]
+            plan.frames += buffers
+            return None, buffers
         leaf = memory.insert(plan.sequence_meta, ids, found)
         plan.hold(leaf)
-        plan.frames += self._arena.views(ids)
-        return leaf
+        stretches = self._arena.stretches(ids)
+        plan.frames += self.layout.frames(stretches)
+        return leaf, stretches
 
     def _reads(
         self, plan: Plan, sources: list[Source], known: int, start: int, undo: ExitStack
@@ -222,12 +227,12 @@ class GlobalCacheEngine:
         plan = Plan(sequence_meta, memory, sequence_meta.num_blocks)
         with ExitStack() as undo:
             undo.callback(plan.release)
-            leaf = self._frames_to_fill(plan, found)
+            leaf, unfilled = self._frames_to_fill(plan, found)
             if leaf is not None:
                 undo.callback(memory.discard, leaf)
-            copied = range(found.num_matched_blocks, plan.num_blocks)
-            if copied:
-                copy = partial(self.layout.write_all, plan.frames, sequence_meta, copied, checksums, rows)
+            if unfilled:
+                start = found.num_matched_blocks
+                copy = partial(self.layout.write, unfilled, sequence_meta, start, checksums, rows)
                 op = TransferOp(TransferType.D2H, [], [], work=copy, num_bytes=rows.nbytes)
                 self._fill_memory(plan, leaf, op)
             for tier, match_result in zip(tiers, matches, strict=True):

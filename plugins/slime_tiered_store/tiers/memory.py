@@ -5,6 +5,9 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain, pairwise
+
+import numpy as np
 
 from slime_tiered_store.errors import NotEnoughSpaceError
 from slime_tiered_store.tier import check_ids
@@ -15,8 +18,8 @@ __all__ = ["MemoryArena"]
 class MemoryArena:
     """``capacity`` blocks of ``block_bytes`` bytes in one anonymous mapping, which begins at a page.
 
-    The system reserves the addresses at once, and gives pages at their first use. Copies into a view run at the
-    speed of memcpy. Raises NotEnoughSpaceError when the system refuses the mapping.
+    The system reserves the addresses at once, and gives pages at their first use. Raises NotEnoughSpaceError when the
+    system refuses the mapping.
     """
 
     def __init__(self, capacity: int, block_bytes: int, name: str = "memory") -> None:
@@ -31,14 +34,30 @@ class MemoryArena:
             self._arena.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = memoryview(self._arena)
 
-    def views(self, block_ids: Sequence[int]) -> list[memoryview]:
-        """Return the writable bytes of each block: ``block_bytes`` long, valid until ``aclose``. Raises IndexError."""
-        check_ids(self.name, self.capacity, block_ids)
-        arena, size = self._bytes, self.block_bytes
-        return [arena[start : start + size] for start in map(size.__mul__, block_ids)]
+    def stretches(self, block_ids: Sequence[int]) -> list[memoryview]:
+        """Return the writable bytes of the blocks: one view for each run of ids that follow each other.
+
+        The views are valid until ``aclose``. Raises IndexError.
+        """
+        if not block_ids:
+            return []
+        ends = _ends_of_runs(block_ids)
+        runs = [(block_ids[begin], block_ids[end - 1]) for begin, end in pairwise((0, *ends))]
+        check_ids(self.name, self.capacity, [*chain(*runs)])
+        size = self.block_bytes
+        return [self._bytes[first * size : (last + 1) * size] for first, last in runs]
 
     async def aclose(self) -> None:
         """Release the arena. Memory that views still refer to is released with them."""
         self._bytes.release()
         with suppress(BufferError):  # a view is left; the mapping ends with it
             self._arena.close()
+
+
+def _ends_of_runs(ids: Sequence[int]) -> list[int]:
+    """Return the places in ``ids`` behind which the next id does not follow; the last is ``len(ids)``."""
+    count, first = len(ids), ids[0]
+    if list(ids) == list(range(first, first + count)):  # mostly
+        return [count]
+    found = np.array(ids)
+    return [*(np.flatnonzero(found[1:] - found[:-1] != 1) + 1).tolist(), count]
