@@ -15,7 +15,7 @@ class AddressRules(Protocol):
         ...
 
     async def admit(self, url: str) -> None:
-        """Check the text of ``url``, and the addresses that its name resolves to. Raises BadRequest."""
+        """Check the text of ``url``, and the addresses that its host resolves to. Raises BadRequest."""
         ...
 
     def reachable(self, url: str, address: str) -> bool:

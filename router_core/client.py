@@ -65,7 +65,7 @@ async def let_finish(receive: Receive) -> None:
 
 
 async def send_error(error: HTTPError, send: Send, unread: Receive | None = None) -> None:
-    """Answer a request with ``error``. ``unread``: the ``receive`` of a body to discard."""
+    """Answer a request with ``error``. ``unread``: its ``receive``, if the rest of its body is to be discarded."""
     body = error_body(error)
     headers = [_JSON, (b"content-length", b"%d" % len(body)), *error.headers]
     if unread is not None or isinstance(error, ShuttingDown):
@@ -142,7 +142,7 @@ class _Watched:
         return self
 
     def end(self) -> None:
-        """Stop watching. Call this before the last piece is sent: after the last piece, ``receive`` ends by itself."""
+        """Stop watching. Call this before the last piece is sent, since ``receive`` reports a disconnect after it."""
         self._over = True
 
     def begin(self) -> None:

@@ -19,7 +19,7 @@ __all__ = ["Exchange", "SessionSource", "check_length", "client_of", "session_na
 logger = logging.getLogger(__name__)
 
 _UNREAD = object()
-#: Largest size of a name in bytes, since the router stores names: a session's name is stored with the session's data.
+#: Largest size of a name in bytes. The router stores names, such as a session's name with the session's data.
 _MAX_NAME = 1024
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -28,7 +28,7 @@ SessionSource: TypeAlias = "Callable[[Request], str | None]"
 
 
 class Exchange:
-    """One request on its way through the hooks, a context manager that releases the worker's lease.
+    """One request on its way through the hooks. Used as a context manager, it is closed at the end of the block.
 
     ``session``, if given, replaces the request's session; None: no session. ``sources``: see :func:`session_of`.
     ``parent``: the client's exchange, if a plugin made this exchange for it. Then this exchange has the parent's
@@ -76,7 +76,7 @@ class Exchange:
 
     @property
     def reply(self) -> Reply | None:
-        """The reply to the client. Setting another reply closes the previous reply, its taps and its connection."""
+        """The reply to the client. Setting another reply closes the previous one, see :meth:`Reply.close`."""
         return self._reply
 
     @reply.setter
@@ -100,7 +100,7 @@ class Exchange:
         return client_of(self.request, self._address)
 
     def lease(self, worker: Worker) -> None:
-        """Count this request on ``worker`` until the exchange ends or leases another worker."""
+        """Count this request on ``worker`` until :meth:`release`, another lease or the end of the exchange."""
         self.release()
         worker.in_flight += 1
         self.worker = worker

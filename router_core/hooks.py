@@ -51,7 +51,7 @@ def new_plugin_manager() -> pluggy.PluginManager:
 
 
 def _in_order(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Callable[..., Any]]]:
-    """Return ``(plugin, function)`` for each implementation: tryfirst, as registered, trylast. Raises PluginError."""
+    """Return ``(plugin, function)`` of each implementation, tryfirst first, trylast last. Raises PluginError."""
     caller, found = getattr(manager.hook, hook), []
     place = {name: place for place, (name, _) in enumerate(manager.list_name_plugin())}  # as registered
     items = caller.get_hookimpls()
@@ -82,11 +82,11 @@ def _takes(function: Callable[..., Any], takes: Sequence[str], offered: Sequence
 
 
 class Hooks:
-    """The hook implementations of a router's plugins, each list in the order of the calls."""
+    """The hook implementations of a router's plugins: a list for each hook, in the order of the calls."""
 
     def __init__(self, manager: pluggy.PluginManager) -> None:
         _refuse_unknown(manager)
-        #: The names of the plugins, in the order of their hooks.
+        #: The names of the plugins, in the order of registration.
         self.plugins = [name for name, _ in manager.list_name_plugin()]
         self.pre_request = _in_order(manager, "pre_request")
         self.post_response = _in_order(manager, "post_response")[::-1]

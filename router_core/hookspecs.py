@@ -69,7 +69,7 @@ def asgi_middleware(app: ASGIApp, router: Router) -> ASGIApp:  # type: ignore[em
     """Wrap the whole application in ASGI middleware.
 
     When: once, after ``routes``; the first plugin's middleware is the outermost. Middleware sees a request before
-    authorization and routing; both use the path and headers that it passes on. Pass on scopes other than ``http``.
+    authorization and routing, which use the path and headers that it passes on. Pass on scopes other than ``http``.
     An exception in the hook ends the start; an exception while a request is served becomes a 500.
     """
 
@@ -111,9 +111,9 @@ def select_worker(exchange: Exchange, workers: Sequence[Worker]) -> Worker | Non
 def sender(inner: Sender, router: Router) -> Sender:  # type: ignore[empty-body]
     """Wrap the sender ``inner``, and return the wrapper; return ``inner`` itself when there is nothing to do.
 
-    When: once, after ``setup``; the first plugin's wrapper is the outermost, the proxy is innermost. Each request to
-    a worker goes through the wrapper: the client's request, and each ``ask_again`` of a plugin. An HTTPError of the
-    wrapper reaches the client as it is; any other exception becomes a 500.
+    When: once, after ``setup``; the first plugin's wrapper is the outermost, the proxy is innermost. Each request for
+    which a worker is chosen goes through the wrapper, also each ``generate`` and ``ask_again`` of a plugin. An
+    HTTPError of the wrapper reaches the client as it is; any other exception becomes a 500.
     """
 
 
@@ -130,7 +130,7 @@ def attempt_failed(worker: Worker, request: Request, error: HTTPError | None) ->
 def client_gone(exchange: Exchange) -> bool | None:
     """React to a client that hung up while ``exchange.worker`` has its request.
 
-    When: at once; up to 50 ms late in the first 50 ms of a request. Return True when the worker was told to stop.
+    When: at once; in the first 50 ms of a request, up to 50 ms late. Return True when the worker was told to stop.
     Then the exchange goes on for up to two seconds, so that the sampled tokens are recorded. If no plugin returns
     True, the exchange is cancelled at once. An exception is logged.
     """

@@ -49,7 +49,7 @@ async def background() -> AsyncIterator[tuple[TaskGroup, Callable[[], Awaitable[
 
 
 async def _host(ended: anyio.Event, *, task_status: TaskStatus[TaskGroup]) -> None:
-    """Hold a task group open in a separate task, so that it can end before the block of :func:`background`."""
+    """Hold a task group open in a separate task, so that the group can end before the block of :func:`background`."""
     try:
         async with anyio.create_task_group() as tasks:
             task_status.started(tasks)

@@ -196,7 +196,7 @@ def load(names: Iterable[str], paths: Iterable[str]) -> Loaded:
 
 
 def _named(path: str, middleware: type[Any]) -> Callable[..., Any]:
-    """Wrap ``middleware``: errors of its constructor name ``path``, and it gets the router only if it takes one."""
+    """Wrap the class ``middleware``: its constructor gets the router only if it takes one; its errors name ``path``."""
 
     def make(app: ASGIApp, *, router: Router) -> Any:
         with attribute_errors(path, "its constructor"):

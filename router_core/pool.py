@@ -21,8 +21,8 @@ class WorkerPool:
 
     ``kinds``: a request needs a worker of each of these types.
     ``keeps_sessions``: a session stays with its worker; if False, a policy chooses for each request of a session.
-    Only functions without ``await`` change the pool, so one event loop needs no lock, and a choice and its
-    lease are one step.
+    No change of the pool has an ``await`` in the middle, so on one event loop the pool needs no lock. Nor is there an
+    ``await`` between the choice of a worker and its lease.
     """
 
     def __init__(self, on_change: Callable[[Worker, WorkerChange], None]) -> None:
@@ -176,7 +176,7 @@ class WorkerPool:
         return self._usable[kind]
 
     def standings(self) -> str:
-        """Return the first 20 workers in one line, each with its type and state, and why it gets no requests."""
+        """Return the first 20 workers in one line, each with its type, state and reason for getting no requests."""
         told = [worker.standing() for worker in islice(self, _MAX_TOLD)]
         more = len(self) - len(told)
         return (

@@ -24,7 +24,7 @@ __all__ = ["PATH", "SENT_AT", "WORKER", "Proxy", "relay"]
 SelectWorker = Callable[[Exchange, Sequence[Worker]], Worker | None]
 
 _NO_BODY = (204, 304)
-#: Keys of a client request's ASGI state: the last worker that got it, the loop time of sending, and a rewritten path.
+#: Keys in the ASGI state of a client's request: the last worker asked, the loop time of sending, and a rewritten path.
 WORKER, SENT_AT, PATH = "slime_router.worker", "slime_router.sent_at", "slime_router.path"
 
 
@@ -115,7 +115,7 @@ class Proxy:
         return Reply(answer.status, answer.headers, answer)
 
     async def ask(self, worker: Worker, request: Request) -> Reply:
-        """Send the router's own ``request`` to ``worker``, registered or not. Nothing is counted, no hook is called.
+        """Send the router's own ``request`` to ``worker``, registered or not, without a lease and without hooks.
 
         The caller closes the reply. Raises WorkerUnreachable, WorkerBroke and WorkerTimeout.
         """
@@ -163,7 +163,7 @@ class Proxy:
 
 
 def relay(reply: Reply, method: str, send: Send, before_last: Callable[[], None]) -> Awaitable[None] | None:
-    """Pass ``reply`` on. Returns None if all of it is sent, else an awaitable that sends it as it comes.
+    """Pass ``reply`` on by ``send``. Returns None if all of it is sent, else an awaitable that sends it.
 
     ``before_last`` is called before the last piece, to stop watching the client. Raises what reading the reply raises.
     """

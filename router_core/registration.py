@@ -29,7 +29,7 @@ _ASKED_AT_ONCE = 64
 
 
 class Refusal(str):
-    """The reason why a server cannot be a worker; the router removes it."""
+    """The reason why a server cannot be a worker; the router removes such a server."""
 
     __slots__ = ()
 

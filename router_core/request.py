@@ -67,7 +67,7 @@ class Request:
 
     def writing(self) -> Generator[None, None, None]:
         """Encode the body in pieces, one per step, for :meth:`Router.write_json`. Raises BadRequest."""
-        from slime_fairness.large_json import dump  # numpy, which not every router needs
+        from slime_fairness.large_json import dump  # imports numpy, which not every router needs
 
         if self._stale and isinstance(self._json, dict):
             try:
@@ -83,7 +83,7 @@ class Request:
 
     def reading(self) -> Generator[None, None, None]:
         """Parse the body in pieces, one per step, for :meth:`Router.read_json`."""
-        from slime_fairness import large_json  # numpy, which not every router needs
+        from slime_fairness import large_json  # imports numpy, which not every router needs
 
         try:
             self._json = yield from large_json.parse(self._body)
@@ -107,7 +107,7 @@ class Request:
         return self._json
 
     def may_have(self, name: bytes) -> bool:
-        """Return False when the body, as JSON, has no key ``name``. Searching the bytes is cheaper than parsing them.
+        """Return False if a search of the bytes, which is cheaper than parsing, shows that no key is ``name``.
 
         Returns True for a body that is small, was parsed, is known not to be JSON, or may have letters written as
         ``\\u0073``. Searching 16 MB takes 12 ms, so call :meth:`searching` first for a large body.
@@ -150,7 +150,7 @@ class Request:
         self._stale, self._invalid = True, None
 
     def add_field(self, field: bytes) -> None:
-        """Add a top-level ``field`` that the body, a JSON object, does not have: ``b'"stream":true'``.
+        """Add a top-level ``field``, such as ``b'"stream":true'``, that the body, a JSON object, does not have.
 
         The rest stays byte for byte, and the body is not parsed. Raises BadRequest.
         """
@@ -194,7 +194,7 @@ def _has_escapes(body: bytes) -> bool:
 
 
 def _as_numpy(value: Any) -> Any:
-    from slime_fairness.large_json import as_numpy  # numpy, which not every router needs
+    from slime_fairness.large_json import as_numpy  # imports numpy, which not every router needs
 
     return as_numpy(value)
 

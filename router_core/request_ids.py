@@ -25,7 +25,7 @@ __all__ = [
 DEFAULT_HEADERS = ("x-request-id", "x-correlation-id", "x-trace-id", "request-id")
 _ANSWER = b"x-request-id"
 _KEY = "slime_router.request_id"
-#: RFC 9110 section 5.6.2.
+#: The name of a header: a token, RFC 9110 section 5.6.2.
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _ID = re.compile(rb"[\x20-\x7e]{1,256}")
 
@@ -55,8 +55,8 @@ def request_id_headers(options: argparse.Namespace) -> tuple[bytes, ...]:
 class RequestIds:
     """ASGI middleware that gives each request an id.
 
-    The id is the value of the first header of ``names`` that has 1 to 256 printable ASCII characters. Without one, an
-    id is made and sent to the engine under the first name. The client gets the id as ``x-request-id``, in place of
+    The id is the value of the first header of ``names`` that has 1 to 256 printable ASCII characters. If there is none,
+    an id is made and sent to the engine under the first name. The client gets the id as ``x-request-id``, in place of
     the engine's header of that name.
     """
 

@@ -161,7 +161,7 @@ class Router:
     async def running(self) -> AsyncIterator[None]:
         """Open the HTTP client, the task group and the plugins' lifespans; close them on leaving.
 
-        Background work ends before the lifespans, since it uses their resources. If it crashes, the router ends.
+        Background work ends before the lifespans, since it uses their resources. If such work crashes, the router ends.
         """
         import slime_fairness.large_json  # noqa: F401  # imports numpy now, not with the first large body
 
@@ -288,7 +288,7 @@ class Router:
     # Weights.
 
     async def announce_weights(self, version: str, source: str) -> WeightUpdate | None:
-        """Set ``version`` for workers in use and for the fleet, and call the plugins. Returns None if it is not new."""
+        """Set ``version`` for workers in use and the fleet, and call the plugins. Returns None if the fleet has it already."""
         for worker in self.pool:  # before the wait for the lock: later the workers may have a newer version
             if worker.in_use:  # the versions of other workers are unknown
                 self.pool.set_version(worker, version)

@@ -16,7 +16,7 @@ __all__ = ["JSON", "ControlRoute", "by_method", "json_object", "parsed_object", 
 
 
 class ControlRoute(Route):
-    """A route that changes or shows workers. If the router has keys, a client needs a key for control calls."""
+    """A route that changes or shows workers. If the router has keys, most such routes need a key for control calls."""
 
 
 def by_method(path: str, **endpoints: Callable[[Request], Awaitable[Response]]) -> ControlRoute:

@@ -20,7 +20,7 @@ class Sender(Protocol):
     """
 
     def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> None:
-        """Lease a worker outside of ``but``, and set ``exchange.worker`` to it. Raises NoWorker.
+        """Lease a worker whose server is not in ``but``, and set ``exchange.worker`` to it. Raises NoWorker.
 
         A layer that may ask several workers, one after the other, may leave the choice to ``send``.
         """

@@ -34,8 +34,8 @@ class WeightVersions:
     """The versions seen so far, oldest first, and the current version.
 
     A version is a string (``"default"``, ``"7"``). If all versions are numbers, they are ordered as numbers; otherwise
-    in the order in which they were first seen. Only functions without ``await`` change this object, so one event loop
-    needs no lock.
+    they are in the order in which they were first seen. No change of this object has an ``await`` in the middle, so on
+    one event loop it needs no lock.
     """
 
     def __init__(self) -> None:

@@ -75,7 +75,7 @@ def worker_url(text: str) -> str:
 
 
 class Hold(NamedTuple):
-    """A reason why a worker gets no requests. ``state``: the state that the hold gives it; ``"ready"``: no change."""
+    """A reason why a worker gets no requests. ``state``: the state that it gives the worker; ``"ready"``: no change."""
 
     reason: str
     state: WorkerState
@@ -132,7 +132,7 @@ class Worker:
 
     @property
     def passthrough(self) -> bool:
-        """True when the router only proxies to the worker, or to a rank's server."""
+        """True when the router only proxies to the worker (for a rank: to its server)."""
         return self.server.worker_type == "passthrough"
 
     @property
@@ -187,7 +187,7 @@ class Worker:
             self.ranks = (*known, *new)
 
     def standing(self) -> str:
-        """Return the URL, type and state, and the reason why it gets no requests, in one line."""
+        """Return the worker's URL, type and state, and the reason why it gets no requests, in one line."""
         server, hold = self.server, self._main_hold
         standing = (
             "ready" if hold is None else f"{'held' if hold.state == 'ready' else hold.state}: {hold.reason}"
