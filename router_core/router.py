@@ -288,7 +288,7 @@ class Router:
     # Weights.
 
     async def announce_weights(self, version: str, source: str) -> WeightUpdate | None:
-        """Set ``version`` for workers in use and the fleet, and call the plugins. Returns None if the fleet has it already."""
+        """Set ``version`` for workers in use and the fleet, and call the plugins. Returns None if the fleet has it."""
         for worker in self.pool:  # before the wait for the lock: later the workers may have a newer version
             if worker.in_use:  # the versions of other workers are unknown
                 self.pool.set_version(worker, version)

@@ -13,7 +13,7 @@ __all__ = ["RequestLog"]
 class RequestLog(Protocol):
     """Facts about the request that the current task answers; the component ``"request_log"``.
 
-    With ``--access-log`` it is registered before the ``setup`` of other plugins. Without the flag there is none.
+    With ``--access-log`` it is registered before the ``setup`` of other plugins, otherwise not at all.
     """
 
     def authenticated(self, name: str) -> None:

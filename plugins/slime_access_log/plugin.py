@@ -77,7 +77,7 @@ class AccessLog:
         return RequestIds(app, names) if names else app
 
     def _made_headers(self, router: Router) -> tuple[bytes, ...]:
-        """Return the headers of ids that this plugin has to make; none with ``--request-id-headers``."""
+        """Return the names of headers for this plugin's request ids; none if ``--request-id-headers`` makes ids."""
         if router.settings.request_id_headers:
             return ()
         return tuple(name.encode() for name in DEFAULT_HEADERS)

@@ -18,7 +18,7 @@ from slime_logging.waits import Wait
 __all__ = ["Record"]
 
 _MAX_CHARS = 1024
-#: Most failed attempts that are listed, and most holds.
+#: Largest number of failed attempts that a line lists, and of holds.
 _MAX_LISTED = 10
 #: Least ``client_s`` that a line shows: the seconds for which the client held up the answer.
 _CLIENT_S = 0.01

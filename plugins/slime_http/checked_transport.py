@@ -1,4 +1,4 @@
-"""An httpx transport that connects only to addresses at which a worker may be."""
+"""An httpx transport that sends requests only to addresses at which a worker may be."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ClientConnection", "Observer"]
 
-#: Called with a request when the application has returned. It must not raise.
+#: Called with a request when the application has returned. An observer must not raise.
 Observer: TypeAlias = Callable[[ObservedRequest], object]
 
 
@@ -38,7 +38,7 @@ class ClientConnection(ABC):
 
     @abstractmethod
     def answered(self, request: ServerRequest) -> None:
-        """Note the time, and go on to the next request, or close: the answer to ``request`` is written."""
+        """Note the time when the answer to ``request`` was written. Then go on to the next request, or close."""
 
     @abstractmethod
     def ended(self, request: ServerRequest) -> None:

@@ -1,6 +1,6 @@
 """One HTTP/1.1 connection to a worker: an asyncio protocol, parsed by httptools (llhttp).
 
-This is the byte path, so it has no task, no lock and no cancel scope per request. Framing is RFC 9112 and strict. An
+This is the byte path, so it has no task, no lock and no cancel scope per request. Framing follows RFC 9112 strictly. An
 answer with ambiguous framing (two lengths, a length and chunks, another transfer coding) breaks the connection and is
 not passed on. Bytes after a complete answer close the connection, but the answer stays valid.
 """

@@ -23,7 +23,7 @@ class RouterError(Exception):
 
 
 class StartupError(RouterError):
-    """A setting with which the router cannot start. The message is one line: what was wanted, what was found."""
+    """A reason why the router cannot start. The message is one line: what was wanted, what was found."""
 
 
 class HTTPError(RouterError):

@@ -46,7 +46,7 @@ def response_lines(status: int, headers: Iterable[Iterable[bytes]]) -> tuple[byt
             closes = True
         lines += (name, b": ", value, b"\r\n")
     head = b"".join(lines)
-    # One check of all values: without the bytes that values may have, only the ends of the lines are left.
+    # One check of all values: without the bytes that values may have, only the line breaks are left.
     if len(head.translate(None, _IN_VALUES)) != (len(lines) + 3) // 2:
         name = next(name for name, value in headers if value.translate(None, _IN_VALUES))
         raise RuntimeError(f"the value of the header {name!r} has a control character in it")
@@ -54,7 +54,7 @@ def response_lines(status: int, headers: Iterable[Iterable[bytes]]) -> tuple[byt
 
 
 def error_answer(status: int, message: str, *, to_head: bool = False) -> bytes:
-    """Return a complete answer with an error as JSON and ``Connection: close``; ``to_head``: without its body."""
+    """Return a complete answer with an error as JSON and ``Connection: close``; ``to_head``: only its head."""
     kind = "invalid_request_error" if status < 500 else "internal_error"
     body = orjson.dumps({"error": {"message": message, "type": kind, "code": f"HTTP_{status}"}})
     head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"

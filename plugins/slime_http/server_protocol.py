@@ -1,7 +1,7 @@
 """HTTP/1.1 connections of clients: one application task per request, and answers in the order of the requests.
 
-uvicorn accepts connections, does TLS and runs the lifespan. A request costs no timer, event or future here if it comes
-in one piece and the client reads the answer at once.
+The event loop accepts connections and does TLS, and uvicorn runs the lifespan. A request costs no timer, event or
+future here if it comes in one piece and the client reads the answer at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Protocol(ClientConnection):
 
     ``keep_alive_s`` is the time until a request begins. ``client_timeout_s`` is the time for a request's head, and for
     each further piece of its body. It is also the time for a slow client to take 64 KiB of an answer. Errors are JSON.
-    uvicorn makes one instance for each connection, and passes its ``config`` and ``server_state``.
+    The server makes one instance for each connection, and passes uvicorn's ``config`` and ``server_state``.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Protocol(ClientConnection):
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         self.transport = transport
-        self._connections.add(self)  # type: ignore[arg-type]  # uvicorn only calls shutdown() of it
+        self._connections.add(self)  # type: ignore[arg-type]  # our server only uses shutdown() and served
         self._scope = connection_scope(transport)
         self._context = copy_context()
         self.flow = WriteFlow(transport, self._loop, self._client_timeout_s, self._scope["client"])
@@ -112,7 +112,7 @@ class Protocol(ClientConnection):
         if self._overhead > _MAX_HEAD_BYTES:
             self._refuse(431, f"the request's headers are larger than {_MAX_HEAD_BYTES} bytes")
             return
-        has_begun = self._in_message or (self._overhead and self._is_idle)  # perhaps by empty lines
+        has_begun = self._in_message or (self._overhead and self._is_idle)  # empty lines are a beginning, too
         if has_begun and not (self._is_rest_due and self._in_head):  # the time for a head is not extended
             self._expect(self.time() + self._client_timeout_s, rest=True)
 

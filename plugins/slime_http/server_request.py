@@ -1,6 +1,6 @@
 """One request of a client, as an ASGI application sees it: ``receive`` and ``send`` (ASGI 3.0).
 
-The head of an answer is written with the first part of its body, as ASGI requires: a complete answer is one write.
+The head of an answer is written with the first part of its body, as ASGI requires, so a whole answer is one write.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class ServerRequest(ObservedRequest):
         """Call the application. If the application gives no answer or an incomplete one, end the answer."""
         try:
             if self.disconnected:
-                return  # the client has gone, or the request was refused in its body: the application does not run
+                return  # the client has gone, or the request was refused while its body came
             self.begun = True
             if self._connection.observers:
                 self.began = self._connection.time()

@@ -141,7 +141,7 @@ class Upstream(Pool):
             line_ends += 1
         lines.append(b"\r\n")
         head = b"".join(lines)
-        # The parser has checked a client's headers; nothing has checked the headers of a plugin.
+        # The parser has checked a client's headers, but headers of a plugin may be unchecked.
         if head.count(b"\n") != line_ends or head.count(b"\r") != line_ends:
             raise BadRequest("a header of the request has a line break in it")
         return head

@@ -116,7 +116,7 @@ class UpstreamReply:
         return data
 
     def news(self) -> asyncio.Future[None]:
-        """Return a future that ends when more of the reply has come. Raises WorkerBroke and WorkerTimeout."""
+        """Return a future that ends when more of the reply or an error comes. Raises WorkerBroke and WorkerTimeout."""
         if self._error is not None:
             raise self._error
         self._waiter = self._loop.create_future()

@@ -102,7 +102,7 @@ def _pairs(fields: Mapping[str, Any]) -> str:
     values = tuple(fields.values())
     if _PLAIN.issuperset(map(type, values)):
         line = _form(tuple(fields)) % values
-        # One look at all of them: no value is empty, or has a space or an equals sign.
+        # One check of all values: none is empty, and none has a space or an equals sign.
         bare = line.count("=") == len(values) == line.count(" ") + 1 and "= " not in line and line[-1] != "="
         if bare and line.isascii() and not line.encode().translate(None, _IN_PAIRS):
             return line

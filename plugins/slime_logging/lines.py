@@ -9,7 +9,7 @@ from threading import Event, Lock, Thread
 
 __all__ = ["Lines"]
 
-#: Most seconds that a line waits, and most lines that wait.
+#: Longest time in seconds that a line waits, and largest number of lines that wait.
 _WAIT_S = 0.1
 _MAX_WAITING = 10_000
 

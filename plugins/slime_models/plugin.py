@@ -57,7 +57,7 @@ class Models:
 
     @hookimpl(trylast=True)  # after all plugins have registered their components
     def setup(self, router: Router) -> None:
-        """Make the introduction ask for models.
+        """Make the component ``"introduction"`` ask workers for their models.
 
         Raises SettingsError if a plugin records trajectories, since such a plugin knows only one model. Raises
         MissingComponent without a plugin that asks workers.
@@ -108,7 +108,7 @@ class Models:
         )
 
     def _differing(self) -> str | None:
-        """See :attr:`WeightVersions.differ`. All unknown models count as one more."""
+        """See :attr:`WeightVersions.differ`. All unknown models count as one more model."""
         models = {model_id(worker) for worker in self._router.pool}
         if len(models) < 2:
             return None
@@ -147,7 +147,7 @@ def _undecided(models: Sequence[str]) -> Callable[[Worker], bool]:
 
 
 def _named(request: Request) -> str | None:
-    """Return the ``model`` in the body of ``request``, or None; also for a body that is not JSON."""
+    """Return the ``model`` in the body of ``request``; None without one, and for a body that is not JSON."""
     if not request.may_have(b"model"):
         return None
     try:

@@ -37,7 +37,7 @@ _PURE = GENERATION_PATHS | frozenset(
 #: Key of the note of an exchange that has exhausted its attempts.
 _NOTE = "retries"
 
-#: Make one attempt. The collections: workers to avoid, and workers that have failed the request.
+#: Makes one attempt. The collections: workers to avoid, and workers that have failed the request.
 Ask = Callable[[Exchange, Request, Collection[Worker], Collection[Worker]], Awaitable[Reply]]
 
 

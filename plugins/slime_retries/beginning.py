@@ -57,5 +57,5 @@ async def begun(reply: Reply) -> None:
 
     headers = reply.headers
     reply.pass_through(wrap)
-    reply.headers = headers  # the body is the same
+    reply.headers = headers  # with its Content-Length: the body is the same
     await bodies[0].begin()

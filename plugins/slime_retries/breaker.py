@@ -45,8 +45,8 @@ class Breaker:
                                           ◀────── a failure ────────┘
 
     A half-open breaker lets one attempt through at a time, the probe. It counts only the probe: other attempts may have
-    begun earlier. An attempt is any object, compared by identity. Changed only by functions without ``await``: one
-    event loop needs no lock. The owner calls :meth:`wait_over`.
+    begun earlier. An attempt is any object, compared by identity. No method has an ``await``, so on one event loop the
+    breaker needs no lock. The owner calls :meth:`wait_over`.
     """
 
     __slots__ = ("_failures", "_now", "_probe", "_successes", "_thresholds", "state")

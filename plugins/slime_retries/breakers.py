@@ -23,7 +23,7 @@ _STATES: tuple[State, ...] = get_args(State)
 
 
 class Breakers:
-    """The breakers of the workers whose last failures still count, in ``troubled``.
+    """The breakers of the workers whose last failures still count; ``troubled`` has them by worker.
 
     ``thresholds`` None: no breakers. An attempt is a request, and counts once. A worker gets a breaker only while it is
     ready: any other worker gets no requests, or is not up yet.
@@ -34,7 +34,7 @@ class Breakers:
         self._pool = pool
         self.troubled: dict[Worker, Breaker] = {}
         self._timers: dict[Worker, asyncio.TimerHandle] = {}
-        #: Changes of state by the states before and after, in the words of the SGLang gateway.
+        #: Number of changes of state by the states before and after, in the words of the SGLang gateway.
         self.transitions: Counter[tuple[str, str]] = Counter()
         self._failing: set[Request] = set()  # answered with a failure, not read to the end yet
 

@@ -26,7 +26,7 @@ __all__ = ["Retrying"]
 class Retrying:
     """A Sender that repeats a request until the answer is good, as long as the settings allow it.
 
-    It adds next to nothing to a request that succeeds at once: breakers count it only if one of them tracks a failure.
+    A request that succeeds at once costs next to nothing more: it is counted only while a breaker tracks a failure.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Retrying:
         but: Collection[Worker] = (),
         failed: Collection[Worker] = (),
     ) -> Reply:
-        """Make one attempt at a worker outside ``but``. Workers in ``failed`` have failed before. Raises HTTPError."""
+        """Make one attempt at a worker outside ``but``. Workers in ``failed`` failed ``request``. Raises HTTPError."""
         inner, breakers = self._inner, self._breakers
         inner.choose(exchange, but)
         assert exchange.worker is not None  # narrowing: it was chosen

@@ -1,4 +1,4 @@
-"""The banner: what a router that has started is, and what to do next."""
+"""The banner of a router that has started: its plugins, policies, workers and pages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slime_start.release import release
 
 __all__ = ["banner"]
 
-#: Most workers that are named.
+#: Largest number of workers that the banner names.
 _SHOWN = 8
 
 

@@ -24,7 +24,7 @@ def cause(error: OSError) -> str:
 
 
 def worker_context(cas: Iterable[str], certificate: str | None, key: str | None) -> ssl.SSLContext:
-    """Return a TLS context that also trusts the CAs in the files ``cas``, and shows ``certificate``.
+    """Return a TLS context that trusts the system's CAs and those in the files ``cas``, and shows ``certificate``.
 
     Raises OSError.
     """

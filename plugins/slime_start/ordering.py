@@ -13,7 +13,7 @@ Needs = tuple[Mapping[str, str], Collection[str]]
 def in_order(plugins: Sequence[Needs]) -> list[int]:
     """Return the places of ``plugins`` in a new order: each comes after those that provide what it requires.
 
-    Otherwise the order stays as it is. If plugins require one another in a circle, one comes before what it requires.
+    Otherwise the order stays as it is. If plugins require each other in a circle, one comes before one that it needs.
     """
     visited: set[int] = set()
     placed: list[int] = []
@@ -34,7 +34,7 @@ def in_order(plugins: Sequence[Needs]) -> list[int]:
 
 
 def missing(plugins: Sequence[Needs]) -> tuple[int, str] | None:
-    """Return the first plugin with a required component that no other one provides, and the component."""
+    """Return the place of the first plugin that requires a component which no other provides, and that component."""
     for plugin, (required, _) in enumerate(plugins):
         others = [provided for other, (_, provided) in enumerate(plugins) if other != plugin]
         for component in required:

@@ -18,7 +18,7 @@ from slime_start.suggestions import belongs, closest
 
 __all__ = ["PREFIX", "LeftOut", "Parser", "leave_out", "plainly"]
 
-#: The beginning of each variable that is a flag.
+#: The beginning of the name of each environment variable that sets a flag.
 PREFIX = "SLIME_ROUTER_"
 _FILE, _ENVIRONMENT = "config_file|", "environment_variables"
 _FLAG = re.compile(r"(?:argument )?(--[a-z0-9-]+)(?:/--[a-z0-9-]+)*:? ")
@@ -101,7 +101,7 @@ class Parser(configargparse.ArgumentParser):  # type: ignore[misc]  # the librar
 
     @property
     def unknown_keys(self) -> list[tuple[str, str]]:
-        """``(file, key)`` of each key in a file that is no flag, as of the last parsing."""
+        """``(file, key)`` of each key that is no flag, in the files of the last parsing."""
         sources = [
             (name.removeprefix(_FILE), settings)
             for name, settings in self._sources().items()
@@ -111,7 +111,7 @@ class Parser(configargparse.ArgumentParser):  # type: ignore[misc]  # the librar
 
     @property
     def flags(self) -> dict[str, argparse.Action]:
-        """All flags that ``--help`` shows and that have a value or are switches."""
+        """All flags that ``--help`` shows, except ``--help`` and ``--version``."""
         known: dict[str, argparse.Action] = self._option_string_actions
         ends = argparse._HelpAction | argparse._VersionAction
         return {

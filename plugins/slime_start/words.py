@@ -1,4 +1,4 @@
-"""Messages for words on the command line that are no flags: commands, plugins, paths, and values too many."""
+"""Messages for words on the command line that are no flags: commands, plugins, paths, and values that no flag takes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["path_cure", "stray_word", "unknown_command", "unknown_plugin"]
 
 
 def unknown_command(name: str, commands: Collection[str], plugins: Collection[str]) -> str:
-    """Return a message about ``name``, the first word of a command line."""
+    """Return a message about ``name``, the first word of a command line, which is no command."""
     if name[:1] in _DASHES:
         return _wrong_dash(name)
     if "://" in name:
@@ -61,7 +61,7 @@ def path_cure(path: str, installed: Collection[str]) -> str:
 def stray_word(
     word: str, arguments: Sequence[str], commands: Collection[str], flags: Mapping[str, argparse.Action]
 ) -> str:
-    """Return a message about ``word``, which is neither a flag nor the value of one. It may be secret."""
+    """Return a message about ``word``, neither a flag nor the value of one. A value is not quoted: it may be secret."""
     if word[:1] in _DASHES:
         return _wrong_dash(word)
     if word in commands:

@@ -1,4 +1,4 @@
-"""The plugin: writes each change before the client gets its answer, and restores the state at the next start."""
+"""The plugin: saves most changes before the client gets its answer, and restores the state at the next start."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class State:
                 else:
                     tasks.start_soon(_join, router, saved, behind)
         current = router.weights.current
-        for worker in behind:  # after all have answered: if they agreed, the fleet's version has changed
+        for worker in behind:  # after all have answered, since the answers may change the fleet's version
             reason = f"it came back with weights {worker.weight_version!r}, not {current!r}"
             router.pool.hold(worker, "weights", reason, "stale")
         logger.info("restored %d workers, weights at version %s", len(there), snapshot.current)

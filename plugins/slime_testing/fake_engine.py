@@ -39,9 +39,9 @@ class FakeEngine:
 
     For sampled ids, ``meta`` overrides keys of ``meta_info``; None removes a key, except ``finish_reason``.
     ``edit(output, is_last)`` may change each output before ``incremental`` makes it a delta. A stream is sent in pieces
-    of ``pieces`` bytes. With an event ``hold``, a stream pauses after ``hold_after`` events until ``hold`` is set, then
-    sends at most ``events_sent`` further events, and ends. With an event ``delay``, answers wait until it is set; a
-    request to ``/abort_request`` sets it.
+    of ``pieces`` bytes, and ends after ``events_sent`` events at the latest. With an event ``hold``, it first sends
+    ``hold_after`` events, which do not count, and waits until ``hold`` is set. With an event ``delay``, answers wait
+    until ``delay`` is set; a request to ``/abort_request`` sets it.
     """
 
     def __init__(self, tokenizer: Tokenizer | None = None, *, eos: int | None = None) -> None:
@@ -109,7 +109,7 @@ class FakeEngine:
         if tokenizer is None:
             raise ValueError("wanted a tokenizer for a script of ids, got None")
         prompt = list(body.get("input_ids") or tokenizer.encode(body["text"]))
-        # Few sevenths are float32 values, so rounding shows; the place makes logprobs of equal tokens differ.
+        # Most sevenths are not exact in float32, so rounding shows; the place makes logprobs of equal tokens differ.
         logprobs = [-(place + token) / 7 for place, token in enumerate(ids)]
         self.consumed.append(prompt)
         self.sampled.append((ids, logprobs))
