@@ -77,8 +77,8 @@ class Registration:
         """Register a worker, or update a registered worker, see :meth:`WorkerPool.add`.
 
         Without a ``worker_type`` a registered worker keeps its type. Returns the worker, and the problem with its first
-        answer (None: it answered). A worker that does not answer yet stays ``joining``, and is asked again until it
-        answers. For a server that cannot be a worker the problem is a Refusal. Raises BadRequest and MixedWorkers.
+        answer (None: it answered). A worker that does not answer is ``joining``, later ``quarantined``, and the router
+        asks again. For a server that cannot be a worker the problem is a Refusal. Raises BadRequest and MixedWorkers.
         """
         url = worker_url(url)
         known = next((worker for worker in self._pool if worker.url == url), None)

@@ -107,7 +107,7 @@ class Request:
         return self._json
 
     def may_have(self, name: bytes) -> bool:
-        """Return False if a search of the bytes, which is cheaper than parsing, shows that no key is ``name``.
+        """Return False if a search of the bytes, which is cheaper than parsing, finds no key ``name`` in the body.
 
         Returns True for a body that is small, was parsed, is known not to be JSON, or may have letters written as
         ``\\u0073``. Searching 16 MB takes 12 ms, so call :meth:`searching` first for a large body.

@@ -27,7 +27,7 @@ class StartupError(RouterError):
 
 
 class HTTPError(RouterError):
-    """An error that the client gets as ``status``, with the message as JSON."""
+    """An error that the client gets as an answer with ``status`` and the message as JSON."""
 
     status: int = 500
     type: ClassVar[str] = "internal_error"

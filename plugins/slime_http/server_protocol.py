@@ -70,7 +70,7 @@ class Protocol(ClientConnection):
         #: Bytes since the last body bytes: of a head, of trailers, of chunk extensions.
         self._overhead = 0
         self._fault = "the request is not valid HTTP/1.1"
-        #: Event loop time by which the rest of a begun request (``_is_rest_due``) or a new request must come, or None.
+        #: Event loop time by which a request must begin or, with ``_is_rest_due``, go on. None: no deadline.
         self._due: float | None = None
         self._is_rest_due = False
         self._timer: asyncio.TimerHandle | None = None
@@ -233,7 +233,7 @@ class Protocol(ClientConnection):
 
     @property
     def _is_idle(self) -> bool:
-        """True when no request waits for an answer."""
+        """True when all requests that have come are answered."""
         return self._newest is None or self._newest.complete
 
     def _serve(self, request: ServerRequest) -> None:

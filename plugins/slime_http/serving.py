@@ -35,9 +35,9 @@ CLIENT_TIMEOUT_S = 300.0
 _BACKLOG = 4096
 #: Longer than clients keep an idle connection, so that no client uses a connection that is just being closed.
 _KEEP_ALIVE_S = 75.0
-#: So long that it never ends the close of a TLS connection: the client's timeout does (see WriteFlow).
+#: Seconds after which the event loop aborts the close of a TLS connection: after the client's timeout (see WriteFlow).
 _TLS_CLOSE_S = 86_400.0
-#: Most kinds of requests in flight that a log line lists, and most bytes of a path in it.
+#: Largest number of kinds of requests in flight that a log line lists, and of bytes of a path in it.
 _MAX_TOLD, _MAX_PATH = 5, 256
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

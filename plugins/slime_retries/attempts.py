@@ -43,7 +43,7 @@ Ask = Callable[[Exchange, Request, Collection[Worker], Collection[Worker]], Awai
 
 @dataclass(slots=True)
 class Tally:
-    """Counts over all requests. ``retries``: further attempts. ``exhausted``: requests whose last attempt failed."""
+    """Counts over all requests. ``retries``: attempts after the first. ``exhausted``: requests that ran out of them."""
 
     retries: int = 0
     exhausted: int = 0
