@@ -1,4 +1,4 @@
-"""Lists and watches of pods in the Kubernetes API. A watch continues where a list or a watch ended.
+"""Requests to the Kubernetes API that list pods and watch them. A watch continues where a list or a watch ended.
 
 https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
 """
@@ -30,7 +30,7 @@ _WATCH_S = (240, 480)
 #: Pods in one page of a list. A pod has some kilobytes, and the event loop stands still while a page is parsed.
 _PAGE = 100
 _MAX_PAGE_BYTES = 1 << 26
-#: More pages than any cluster fills.
+#: The most pages of a list. No cluster has so many pods.
 _MAX_PAGES = 2000
 #: etcd takes no object of more than 1.5 MiB.
 _MAX_EVENT_BYTES = 1 << 23
@@ -39,7 +39,7 @@ _TOKEN = re.compile(rb"[ -~]+")
 
 
 class Refused(Exception):
-    """The API answered a request with an error."""
+    """The API reported an error, as its answer to a request or as an event of a watch."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"it answered {status}: {message}")
@@ -54,14 +54,18 @@ class _Token(httpx.Auth):
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
         token = self._file.read_bytes().strip()
-        if not _TOKEN.fullmatch(token):  # httpx's error for an invalid header would contain it
+        if not _TOKEN.fullmatch(token):  # httpx's error for an invalid header would contain the token
             raise OSError(f"no token in {self._file}")
         request.headers["Authorization"] = f"Bearer {token.decode('ascii')}"
         yield request
 
 
 class Api:
-    """The pods with ``labels``. Methods raise httpx.HTTPError, OSError, Refused, or any error for an invalid answer."""
+    """Requests for the pods with ``labels``.
+
+    Methods raise httpx.HTTPError, OSError and Refused. For an invalid answer they raise ValueError, LookupError,
+    TypeError or AttributeError.
+    """
 
     def __init__(self, settings: Settings, labels: Mapping[str, str]) -> None:
         where = "" if settings.namespace is None else f"/namespaces/{settings.namespace}"
@@ -71,7 +75,7 @@ class Api:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[httpx.AsyncClient]:
-        """Open a client. It reads the CA again, since Kubernetes may have replaced it."""
+        """Open a client. The CA is read each time, since Kubernetes may have replaced it."""
         async with httpx.AsyncClient(
             auth=_Token(self._account / "token"),
             verify=ssl.create_default_context(cafile=self._account / "ca.crt"),
@@ -107,7 +111,10 @@ class Api:
     async def watch(
         self, client: httpx.AsyncClient, version: str
     ) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
-        """Yield the pods' events after ``version``, first ``("OPEN", {})``, until the server ends the watch."""
+        """Yield ``("OPEN", {})`` when the watch has begun, then type and object of each event after ``version``.
+
+        Ends when the server ends the watch.
+        """
         query = {
             "watch": "1",
             "resourceVersion": version,
@@ -120,7 +127,7 @@ class Api:
                 raise _refusal(answer.status_code, await _beginning(answer, _MAX_ERROR_BYTES))
             yield "OPEN", {}
             rest = b""
-            # Not by aiter_lines(): it also breaks at U+0085 and U+2028, which annotations may have.
+            # Not aiter_lines(), which also ends lines at U+0085 and U+2028: annotations may contain these.
             async for chunk in answer.aiter_bytes():
                 *lines, rest = (rest + chunk).split(b"\n")
                 if len(rest) > _MAX_EVENT_BYTES:
@@ -151,5 +158,5 @@ def _refusal(status: int, body: bytes) -> Refused:
 
 
 def _refused(status: Mapping[str, Any]) -> Refused:
-    """Return the error for a v1 Status."""
+    """Return the error for a v1 Status, the API's object that describes a failure."""
     return Refused(int(status.get("code") or 0), str(status.get("message"))[:500])

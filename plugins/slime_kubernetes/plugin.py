@@ -1,4 +1,4 @@
-"""The plugin: serving pods become workers, leaving pods are drained, ended pods are removed."""
+"""The plugin: it registers serving pods as workers, drains workers of leaving pods, and removes those of ended pods."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Discovery:
 
     @hookimpl
     def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
-        # A worker that is registered again may have another type.
+        # "added" without a UID: perhaps a known worker was registered again, and no longer hinders a waiting pod.
         if change == "removed" or (change == "added" and UID not in worker.labels):
             for pods in self._kinds:
                 pods.retry_waiting()

@@ -1,4 +1,4 @@
-"""Registration of serving pods as workers, and their drain when they leave."""
+"""Registers serving pods as workers, and drains or removes these workers when their pods leave or end."""
 
 from __future__ import annotations
 
@@ -16,20 +16,25 @@ __all__ = ["UID", "Joined", "PodWorkers"]
 
 logger = logging.getLogger(__name__)
 
-#: Labels of a worker that is a pod. Other workers are not ours.
+#: Names of the labels that a worker has if it is a pod. This plugin leaves workers without ``UID`` alone.
 _NAME, UID = "kubernetes_pod", "kubernetes_uid"
 
 Joined = dict[str, tuple[WorkerType, str | None]]
 
 
 class PodWorkers:
-    """The workers of one kind that are pods: serving pods are registered, leaving pods are drained.
+    """The workers of one kind that are pods. For the states of pods see :class:`Pod`.
 
-    ``joined`` has the kind and address of each registered pod. A pod is registered once per address, so a worker that
-    an operator removes stays removed. A worker is ours while its labels have the uid of a pod; another registration
-    removes the label. Pods with one of the ``taken`` sets of labels belong to another kind. Addresses are reused, and
-    a pod's end may be reported after the next pod's start. So a pod waits while another pod's worker has its address.
-    A pod also waits while passthrough workers are registered, which cannot be beside it.
+    ``joined``, which all kinds share, has the kind and the address of each registered pod. A pod is registered once per
+    address, so a worker that an operator removes stays removed. ``taken``: the labels that select the pods of earlier
+    kinds. A pod with all labels of one such selector is left to that kind.
+
+    A worker belongs to the plugin while it has the label ``UID``. If somebody else registers its URL again, the worker
+    loses the label.
+
+    Addresses are reused, and a pod's end may be reported after the next pod's start. So a pod waits while another pod's
+    worker has its address. A pod also waits while passthrough workers are registered, since a router cannot have these
+    and others.
     """
 
     def __init__(
@@ -89,7 +94,7 @@ class PodWorkers:
             self.update(pod)
 
     async def _join(self, pod: Pod) -> None:
-        """Register ``pod``, unless it has ended meanwhile, or its address is registered already."""
+        """Register ``pod``, unless it has left or has another address by now, or its URL cannot become a worker now."""
         try:
             url = worker_url(pod.url(self._port))
             self._router.addresses.check(url)
@@ -114,14 +119,14 @@ class PodWorkers:
                 self._wait(pod)
 
     def _is_free(self, url: str, pod: Pod) -> bool:
-        """Return True when ``pod`` may register at ``url`` now. It waits while another pod's worker has ``url``."""
+        """Return True if ``pod`` may be registered at ``url`` now. Let it wait if another pod's worker has ``url``."""
         try:
             known = self._router.pool.find(url)
         except WorkerNotFound:
             return True
         uid = known.labels.get(UID)
         if uid == pod.uid:
-            return not self._is_ours(known)  # if ours, a plugin restored it
+            return not self._is_ours(known)  # False if a plugin restored it at the start
         logger.info("pod %s is at %s, which is a worker already", pod.name, url)
         if uid is not None:
             self._wait(pod)

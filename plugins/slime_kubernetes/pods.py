@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 __all__ = ["PORT_ANNOTATION", "Pod", "PodState"]
 
-#: The annotation of a prefill pod with the port of its bootstrap server.
+#: The name of the annotation that states the port of a prefill pod's bootstrap server.
 PORT_ANNOTATION = "sglang.ai/bootstrap-port"
 
 PodState = Literal["coming", "serving", "leaving", "ended"]
@@ -16,7 +16,7 @@ PodState = Literal["coming", "serving", "leaving", "ended"]
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod, as the API describes it.
+    """A pod, as the API describes it. ``state`` is one of these:
 
     ============ =====================================================================
     ``coming``   starting, or not ready

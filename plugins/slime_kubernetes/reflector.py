@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 30.0
-#: A round that lasted this many seconds is not a failure, however it ended.
+#: A round (a list, if one is needed, and a watch) that lasted longer than this is no failure, however it ended.
 _LONG_S = 5.0
 
 
@@ -38,7 +38,10 @@ class PodReceiver(Protocol):
 
 
 class Reflector:
-    """Follows the pods of ``api``, and reports changes to ``receiver``; no changes while the API is unreachable."""
+    """Follows the pods of ``api``, and reports changes to ``receiver``, but none while the API cannot be reached.
+
+    ``what``: the name of the pods in log messages.
+    """
 
     def __init__(self, api: Api, receiver: PodReceiver, what: str) -> None:
         self._api = api
@@ -68,7 +71,7 @@ class Reflector:
                 await self._watch(client)
         except Refused as error:
             self._version = None
-            return None if error.status == 410 else str(error)  # 410: the watch lagged behind
+            return None if error.status == 410 else str(error)  # 410: the watch lagged behind, so list again
         except (httpx.HTTPError, OSError) as error:
             return f"{type(error).__name__}: {error}"
         except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -83,7 +86,7 @@ class Reflector:
         self._log(None)
 
     async def _watch(self, client: httpx.AsyncClient) -> None:
-        assert self._version is not None  # narrowing: it was listed
+        assert self._version is not None  # narrowing: a list has set it
         async with aclosing(self._api.watch(client, self._version)) as events:
             async for kind, document in events:
                 if kind == "OPEN":

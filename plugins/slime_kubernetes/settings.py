@@ -1,4 +1,4 @@
-"""The flags of the discovery, spelt as the SGLang gateway spells them."""
+"""The flags of service discovery, spelt as the SGLang gateway spells them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ Labels = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``selectors``: the labels of the pods of each kind; a pod that matches two is of the first kind.
+    """``selectors``: for each kind of worker, the labels that its pods have. A pod that fits two is of the first kind.
 
-    ``server``: the URL of the API. ``account``: the directory with the token and the CA. ``namespace`` None: all.
+    ``server``: the URL of the API. ``port``: the port at which the pods listen. ``namespace`` None: all namespaces.
+    ``account``: the directory with the token and the CA.
     """
 
     selectors: Mapping[WorkerType, Labels]
@@ -36,7 +37,7 @@ class Settings:
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
-        """Check the parsed command line, with ``--service-discovery`` on it. Raises SettingsError."""
+        """Check a parsed command line that has ``--service-discovery``. Raises SettingsError."""
         given: dict[WorkerType, Labels] = {"regular": options.selector}
         flags = "--selector"
         if vars(options).get("pd_disaggregation"):  # the flag of another plugin
