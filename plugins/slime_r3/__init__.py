@@ -1,4 +1,6 @@
-"""Routed experts for rollout routing replay (R3): requested from every worker, passed on unchanged, and recorded.
+"""Routed experts for rollout routing replay (R3): requested from workers, and passed on unchanged.
+
+With the plugin ``radix_cache`` they are also recorded.
 
 SGLang returns ``meta_info.routed_experts`` if a request has ``return_routed_experts`` and the server runs with
 ``--enable-return-routed-experts``. See docs/plugins/r3.md.

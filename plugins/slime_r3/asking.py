@@ -15,7 +15,7 @@ __all__ = ["FIELD", "Asking"]
 FIELD = "return_routed_experts"
 #: Paths of generations whose answers may have experts.
 _GENERATING = frozenset(("/generate", "/v1/chat/completions", "/v1/completions"))
-#: The note of an exchange to which the router has added the field.
+#: The name of the note that marks an exchange to which the router has added the field.
 _NOTE = "r3"
 
 
@@ -27,7 +27,7 @@ class Asking:
         self._router = router
 
     async def inject(self, exchange: Exchange) -> None:
-        """Add the field to the request, unless it has one. Requests without a JSON object stay as they are."""
+        """Add the field to a generation that lacks it. A body that is not a JSON object stays as it is."""
         request = exchange.request
         if not self._injects or self._router.pool.passthrough or _is_declined(exchange):
             return
@@ -44,7 +44,7 @@ class Asking:
         exchange.notes[_NOTE] = True
 
     def is_own(self, exchange: Exchange, body: Mapping[str, Any]) -> bool:
-        """Return True if the router, not the client, asks for the rows of ``exchange``. ``body``: its request."""
+        """Return True if the router, not the client, asks for rows in ``exchange``. ``body``: the request's JSON."""
         if FIELD not in body:
             return self._injects and not _is_declined(exchange)
         parent = exchange.parent
@@ -52,6 +52,6 @@ class Asking:
 
 
 def _is_declined(exchange: Exchange) -> bool:
-    """Return True if the parent of ``exchange`` is a generation to which the field was not added."""
+    """Return True if ``exchange`` was made for another generation, its parent, to which the field was not added."""
     parent = exchange.parent
     return parent is not None and parent.request.path in _GENERATING and _NOTE not in parent.notes

@@ -1,4 +1,4 @@
-"""Moves rows that memory has no room for to a store of records."""
+"""Moves rows to a store of records when memory has no room for them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class RowsLost(RouterError):
 
 
 class ColdRows:
-    """The rows of ``turns`` that are in a store, if there is one. A record has consecutive rows of one piece.
+    """The rows of ``turns`` that are in a store, if there is a store. A record has consecutive rows of one piece.
 
-    From a store that routers share, a router deletes only records that it has written itself in this run.
+    From a store that routers share, a router deletes only records that it has written itself since its start.
     """
 
     def __init__(self, turns: TurnRows) -> None:
@@ -47,7 +47,7 @@ class ColdRows:
         self._has_failed = False
 
     async def run(self, store: RecordStore) -> None:
-        """Move the oldest rows to ``store`` while memory has too many. Raises RowsLost, see :meth:`_drop`."""
+        """Move the oldest rows to ``store`` whenever memory has too many. Raises RowsLost, see :meth:`_drop`."""
         self._store = self.reader.store = store
         self._turns.forget_records = self._forget
         self._turns.memory.on_full.append(lambda: self._news.set())
@@ -83,7 +83,7 @@ class ColdRows:
 
     async def _move(self, store: RecordStore, turns: Sequence[Hashable]) -> bool:
         """Move the rows of ``turns`` to ``store``. Returns False if a batch takes longer than ``store.wait_s``."""
-        async with self._moving:  # no piece is moved twice
+        async with self._moving:  # so that no piece is moved twice
             return await self._move_next(store, turns)
 
     async def _move_next(self, store: RecordStore, turns: Sequence[Hashable]) -> bool:
@@ -124,7 +124,7 @@ class ColdRows:
         size = 0
         for piece, (keys, per_record) in pieces.items():
             rows = piece.rows
-            assert rows is not None  # narrowing: only this task moves rows
+            assert rows is not None  # narrowing: no other task moves rows meanwhile
             for place, key in enumerate(keys):
                 content = rows[place * per_record : (place + 1) * per_record].tobytes()
                 batch.append((key, content))
@@ -141,7 +141,7 @@ class ColdRows:
         return True
 
     async def _write(self, store: RecordStore, records: list[tuple[bytes, bytes]]) -> bool:
-        """Write ``records``; repeat it after failures. Returns False if they are not kept within ``wait_s``."""
+        """Write ``records``, and try again after a failure. Returns False if they are not kept within ``wait_s``."""
         pause = _PAUSE_S
         with anyio.move_on_after(store.wait_s):
             while True:

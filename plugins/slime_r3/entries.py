@@ -9,16 +9,17 @@ from slime_r3.pieces import Piece, StoredAs
 
 __all__ = ["Entry"]
 
-#: Number of records, rows in each, length, row size and type of a piece.
+#: A piece in a note: its number of records, the rows in a record, its number of rows, the size of a row, and the type.
 _Told = tuple[int, int, int, int, str]
 #: The head, and the pieces of the turn's own rows, see Entry.
 _Content = tuple[_Told | None, tuple[_Told, ...] | None]
 
 
 class Entry(NamedTuple):
-    """Rows of one turn. ``head``: the rows before its response. ``own``: the other rows; the last may be missing.
+    """The known rows of one turn, see ``turn_rows``. ``head``: the rows of the turn's tokens before its response.
 
-    A field is None if no answer had its rows.
+    ``own``: the rows of the response, in pieces; the last rows may be missing. A field is None if no answer had its
+    rows.
     """
 
     head: Piece | None
@@ -28,7 +29,10 @@ class Entry(NamedTuple):
     def of_note(
         cls, content: tuple[Any, ...], records: Sequence[tuple[bytes, int]], piece_of: Callable[..., Piece]
     ) -> Self:
-        """Return the entry that :meth:`note` describes. ``piece_of``: see Piece.stored."""
+        """Return the entry for which :meth:`note` returned ``content`` and ``records``.
+
+        ``piece_of`` makes a piece from the parameters of Piece.stored.
+        """
         head, own = content
         keys: Iterator[bytes] = (key for key, _ in records)
 
@@ -40,7 +44,7 @@ class Entry(NamedTuple):
         return cls(first, tuple(map(piece, own)) if own is not None else None)
 
     def note(self) -> tuple[_Content, list[tuple[bytes, int]]]:
-        """Return the content of a note about all rows, and the records of the rows. See RowNotes.
+        """Return the content of a note about all rows, and the records of the rows, for RowNotes.add.
 
         All rows must be in the store.
         """

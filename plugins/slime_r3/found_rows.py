@@ -18,8 +18,9 @@ __all__ = ["FoundRows"]
 
 @dataclass(frozen=True, slots=True)
 class FoundRows:
-    """Rows of one context in ``parts``, which have the ``shape`` ``[tokens, layers, top_k]`` or ``[tokens, size]``.
+    """Rows of one context, in ``parts``. All rows together have the ``shape``.
 
+    It is ``[tokens, layers, top_k]``, or ``[tokens, size]`` if the number of layers is not known.
     For the methods see slime_rows.rows.FoundRows.
     """
 
@@ -36,7 +37,7 @@ class FoundRows:
         )
 
     def held(self) -> AbstractContextManager[None]:
-        """Keep the rows in the store within the ``with``."""
+        """Keep the store from deleting the rows within the ``with``."""
         return self.turns.held(self.parts)
 
     async def check(self) -> str | None:
@@ -44,5 +45,5 @@ class FoundRows:
         return await self.reader.check(self.parts)
 
     async def stream(self, take: TakeRows) -> str | None:
-        """Call ``take`` with about 1 MiB of rows at a time. O(rows)."""
+        """Call ``take`` with about 1 MiB of rows at a time. Return the reason if rows are lost. O(rows)."""
         return await self.reader.stream(self.parts, take)

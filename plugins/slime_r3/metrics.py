@@ -1,4 +1,4 @@
-"""The metrics of routed experts."""
+"""The metrics of recorded rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["offer_metrics"]
 
 
 def offer_metrics(metrics: Metrics | None, kinds: Mapping[str, RecordedRows]) -> None:
-    """Offer the sizes and counters of ``kinds``, which has the recorded rows by field. Without metrics, do nothing."""
+    """Offer the sizes and counters of ``kinds``, if there are metrics. ``kinds``: recorded rows by their field."""
     if metrics is None:
         return
 

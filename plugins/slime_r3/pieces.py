@@ -12,7 +12,7 @@ from slime_sglang.token_arrays import IntArray
 
 __all__ = ["Part", "Piece", "StoredAs"]
 
-#: Usual size of a record of whole rows, in bytes. Small, so that reading a long sample needs little memory.
+#: Usual size of a record in bytes. A record has whole rows. Small, so that reading a long sample takes little memory.
 _RECORD_BYTES = 1 << 20
 
 
@@ -24,10 +24,11 @@ class StoredAs(NamedTuple):
 
 
 class Piece:
-    """Rows ``[length, size]`` that ``users`` turns share. Their content never changes.
+    """Consecutive rows of one turn, or of several turns that share them: ``[length, size]``. They never change.
 
-    ``rows`` is None once the rows are in the store, in ``records``. ``key``: the prompt, for a head that other turns
-    may share.
+    ``users``: the number of turns that have the rows, and of calls that read them from the store now. ``rows`` is None
+    once the rows are in the store, in ``records``. ``key``: the prompt and the first row's place in it, for a head that
+    other turns may share; else None.
     """
 
     __slots__ = ("_digest", "dtype", "key", "length", "records", "rows", "size", "users")
@@ -76,17 +77,17 @@ class Piece:
 
     def leave_memory(self, records: StoredAs) -> None:
         """Note that the store has the rows in ``records``. O(rows)."""
-        assert self.rows is not None  # narrowing: they leave once
+        assert self.rows is not None  # narrowing: rows leave memory only once
         self._digest = _digest_of(self.rows)
         self.rows, self.records = None, records
 
     def equals(self, rows: IntArray) -> bool:
-        """Return True if ``rows`` have the same shape and values. O(rows), without a read from the store."""
+        """Return True if ``rows`` surely have the same shape and values. O(rows); reads nothing from the store."""
         if rows.shape != (self.length, self.size):
             return False
         if self.rows is not None:
             return _equal(self.rows, rows)
-        # Digests of equal rows of different types differ, so such rows are kept once more.
+        # Equal rows of different types have different digests, so they are kept twice.
         return rows.dtype == self.dtype and _digest_of(rows) == self._digest
 
 
@@ -107,8 +108,8 @@ def _digest_of(rows: IntArray) -> bytes:
 
 
 def _equal(rows: IntArray, others: IntArray) -> bool:
-    """Return True if both arrays, of equal shape, have the same values. Fast if they have the same type."""
+    """Return True if both arrays, which must have the same shape, have the same values."""
     if rows.dtype != others.dtype or rows.nbytes % 8:
         return np.array_equal(rows, others)
-    # Compare eight bytes at a time: the comparison makes an array with one result for each value.
+    # Eight bytes at a time: np.array_equal makes an array with a result for each value that it compares.
     return np.array_equal(rows.reshape(-1).view(np.uint64), others.reshape(-1).view(np.uint64))

@@ -1,4 +1,4 @@
-"""The plugin's hooks: it asks for routed experts, and has them recorded if the router records tokens."""
+"""The plugin: it asks workers for routed experts, and records them if the router records tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ __all__ = ["R3"]
 class R3:
     """Adds ``return_routed_experts: true`` to generations without the field, unless ``--r3-inject`` is ``when-asked``.
 
-    With the plugin ``radix_cache``, which parses requests and answers, the rows of recorded turns are kept.
+    With the plugin ``radix_cache``, which parses requests and answers, the rows of recorded turns are kept. A row has
+    the experts of one token.
     """
 
     _asking: Asking  # set in setup
@@ -43,7 +44,7 @@ class R3:
     @hookimpl
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
-        """Move rows that memory has no room for to the store of demoted trajectories, if there is one."""
+        """If there is a store for demoted trajectories, move rows to it while memory has no room for them."""
         store: RecordStore | None = router.components.find("cold_store")
         if store is not None and self._recorder is not None:
             self._recorder.keep_in(store, router.tasks)
@@ -51,7 +52,7 @@ class R3:
 
     @hookimpl
     async def pre_request(self, exchange: Exchange) -> None:
-        """Wait until memory has room for further rows, then ask for routed experts."""
+        """Wait for room in memory for further rows, for a limited time. Then ask for routed experts."""
         if self._recorder is not None and exchange.request.path == "/generate":
             await self._recorder.room()
         await self._asking.inject(exchange)

@@ -21,7 +21,7 @@ from slime_sglang.token_arrays import IntArray
 
 __all__ = ["RowReader", "StoreFailed", "TakeRows"]
 
-#: The number of records that are read ahead. Their rows are in memory, and so are the rows that ``take`` has now.
+#: The number of records that are read at the same time. Memory has their rows, and the rows that ``take`` got last.
 _AT_ONCE = 2
 
 #: Takes rows ``[some, row size]``, and returns when it is ready for the next rows.
@@ -35,7 +35,7 @@ class StoreFailed(HTTPError):
 
 
 class _Chunk(NamedTuple):
-    """The rows ``start`` to ``end`` of ``part``: rows of one record, or about as many in memory."""
+    """The rows of ``part`` from ``start`` to before ``end``: those of a record, or about as many that are in memory."""
 
     part: Part
     start: int
@@ -48,14 +48,17 @@ class _Chunk(NamedTuple):
 
 
 class RowReader:
-    """Reads the rows of ``turns``. ``store``: has the rows that are not in memory; None if there is none."""
+    """Reads the rows of ``turns``. ``store``: the store of the rows that are not in memory; None without a store."""
 
     def __init__(self, turns: TurnRows) -> None:
         self.store: RecordStore | None = None
         self._turns = turns
 
     async def check(self, parts: Sequence[Part]) -> str | None:
-        """Return the reason if rows of ``parts`` are lost, as far as the store knows. Raises StoreFailed."""
+        """Return the reason if rows of ``parts`` are lost, as far as the store knows without reading rows, else None.
+
+        Raises StoreFailed.
+        """
         for chunk in _chunks(parts):
             if chunk.in_memory is not None:
                 continue
@@ -67,7 +70,8 @@ class RowReader:
     async def stream(self, parts: Sequence[Part], take: TakeRows) -> str | None:
         """Call ``take`` with the rows of ``parts``, in order. Raises StoreFailed, and the errors of ``take``.
 
-        Stops at the first record that is lost, and returns the reason. While ``take`` runs, the next records are read.
+        Stops at the first record that is lost and returns the reason; returns None after the last rows. While ``take``
+        runs, the next record is read.
         """
         async with side_tasks() as tasks:
             return await self._stream(parts, take, tasks)
@@ -95,7 +99,7 @@ class RowReader:
         return reasons.NOT_IN_STORE
 
     async def _holds(self, chunk: _Chunk) -> bool:
-        """Return False if the record of ``chunk`` seems to be lost; only :meth:`_rows` is sure."""
+        """Return False if the record of ``chunk`` seems to be lost. Only :meth:`_rows`, which reads it, can be sure."""
         store, key = self._record(chunk)
         try:
             return await store.holds(key)
@@ -118,7 +122,7 @@ class RowReader:
         store, piece = self.store, chunk.part.piece
         assert store is not None  # narrowing: it has the rows
         key, size = piece.record_at(chunk.start)
-        if store.is_shared and piece.users:  # the records of a piece without users may be deleted
+        if store.is_shared and piece.users:  # without users, the records may be deleted
             store.learn({key: size})
         return store, key
 

@@ -21,11 +21,11 @@ __all__ = [
 NOT_RECORDED = "not_recorded"
 #: The answer had no rows: they were not asked for, the engine does not return them, or the generation broke off.
 NOT_TOLD = "not_told"
-#: The rows in the answer are not base64 of int32, or their number does not fit the tokens.
+#: The rows in the answer are not base64 of int32, or their size does not fit the tokens or the shape of a row.
 MIS_SIZED = "mis_sized"
 #: The client asked for later rows only (``routed_experts_start_len``).
 STARTS_LATER = "starts_later"
-#: All rows of these tokens were, or may have been, computed with other weights than the tokens were sampled with.
+#: The only rows of these tokens were computed with other weights than those that sampled the tokens, or may have been.
 OTHER_VERSION = "other_weight_version"
 #: Turns of the context were sampled with several LoRA adapters, and each adapter routes differently.
 OTHER_ADAPTER = "other_adapter"
@@ -35,7 +35,7 @@ DROPPED = "dropped"
 NOT_KEPT = "not_kept"
 #: The store has lost the rows, or they were deleted while they were read.
 NOT_IN_STORE = "not_in_store"
-#: No turn has consumed the last tokens.
+#: No engine has answered a request with the last tokens yet.
 NOT_CONSUMED = "not_consumed"
 #: No flag and no worker says the shape of a row, and no two answers confirm its size.
 SHAPE_UNKNOWN = "shape_unknown"

@@ -1,4 +1,4 @@
-"""Recorded rows of one kind: routed experts, or the indexer's choices. Each answer is checked before it is kept."""
+"""Recorded rows of one kind: routed experts, or the indexer's choices. Rows are checked before they are kept."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RecordedRows:
         self._noted = RowSize()
 
     def note_in(self, notes: RowNotes) -> None:
-        """Note in ``notes`` which rows are put into the store, and what is known of the size of a row."""
+        """From now on, note in ``notes`` which rows are put into the store, and what is known of the size of a row."""
 
         def add(response: Hashable, entry: Entry) -> None:
             notes.add(response, self._name, *entry.note())
@@ -149,10 +149,10 @@ class RecordedRows:
         }
 
     def _matrix(self, value: Any, end: int, told: Any, asked: int) -> tuple[IntArray, int]:
-        """Return the rows in ``value``, which end before token ``end``, and their first token. Raises ValueError.
+        """Return the rows in ``value``, whose last row is of token ``end - 1``, and the token of their first row.
 
-        ``told``: the first token according to the answer, if it says so. ``asked``: the first token that the request
-        asked for; older engines ignore this.
+        Tokens are given by their place in the context. ``told``: the token of the first row according to the answer, if
+        the answer has it. ``asked``: the same according to the request, which older engines ignore. Raises ValueError.
         """
         array = array_in(value)
         if array is None:
@@ -198,7 +198,7 @@ class RecordedRows:
         return self._size.doubt if self._shape() is None else None
 
     def _drop_contradicted(self) -> None:
-        """Drop the rows that were recorded before the shape was known, if they do not have this shape."""
+        """If the shape is known, drop the rows that were recorded before that, unless their size fits the shape."""
         shape = self._shape()
         if shape is not None and self._size.size is not None:
             if self._size.size != shape[0] * shape[1]:

@@ -1,4 +1,4 @@
-"""The component ``"token_rows"``, which keeps rows of recorded turns: their routed experts and indexer's choices."""
+"""The component ``"token_rows"``: it keeps the rows of recorded turns (routed experts, and the indexer's choices)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Recorder:
             tasks.start_soon(rows.cold.run, store)
 
     async def room(self) -> None:
-        """Wait until memory has room for further rows."""
+        """Wait for room in memory for further rows, as :meth:`ColdRows.room` does."""
         await self._rows[_EXPERTS].cold.room()  # all kinds share memory and store
 
     async def inject(self, exchange: Exchange) -> None:

@@ -15,10 +15,11 @@ __all__ = ["RowMemory"]
 
 
 class RowMemory:
-    """At most ``max_bytes`` of rows (0: no limit), of all ``kinds`` together.
+    """A limit of ``max_bytes`` (0: no limit) for the rows of all ``kinds`` together.
 
-    ``on_full``: with a store, these functions are called when memory has too many rows: each moves the oldest rows of
-    one kind. Without a store, the oldest rows are dropped, whatever their kind.
+    ``on_full``: functions to call when memory has too many rows. With a store there is one for each kind, and it wakes
+    the task that moves the oldest rows of this kind. Without a store there is none, and the oldest rows of all kinds
+    are dropped.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -43,11 +44,11 @@ class RowMemory:
 
     @property
     def is_crowded(self) -> bool:
-        """True if the limit is exceeded by a quarter."""
+        """True if the limit is exceeded by more than a quarter."""
         return self.exceeds(self.size_bytes // 5)
 
     def make_room(self) -> None:
-        """Have the oldest rows moved or dropped if memory has too many."""
+        """If memory has too many rows, drop the oldest, or start to move them to the store."""
         while self.exceeds():
             if self.on_full:
                 for wake in self.on_full:

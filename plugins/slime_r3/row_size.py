@@ -33,7 +33,7 @@ class RowSize(NamedTuple):
         )
 
     def with_answers(self, other: RowSize) -> RowSize:
-        """Return the RowSize after the answers of ``other``."""
+        """Return the RowSize after the answers of both this RowSize and ``other``."""
         if other.size is None:  # no answer had rows
             return self._replace(layers=self.layers or other.layers)
         if self.size is None:

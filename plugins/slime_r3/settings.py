@@ -11,7 +11,7 @@ from router_core.flags import add_flags, flag, read_flags
 __all__ = ["ALWAYS", "WHEN_ASKED", "Settings", "add_r3_options"]
 
 ALWAYS, WHEN_ASKED = "always", "when-asked"
-#: Rows of 500 samples with 32k tokens each, with 60 layers, 8 experts per layer, and one byte for each expert.
+#: Enough for 500 samples of 32k tokens, if a model has 60 layers, 8 experts per layer, and one byte for each expert.
 _MAX_BYTES = 8 << 30
 
 
@@ -25,11 +25,13 @@ class Settings:
     )  # fmt: skip
     max_bytes: int = flag(
         "--r3-max-bytes", default=_MAX_BYTES, at_least=0, metavar="BYTES",
-        help=f"memory for all rows, 0 for no limit; the oldest go first, to a store if any (default {_MAX_BYTES:,})",
+        help="memory for all rows, 0 for no limit; above the limit, the oldest rows are moved to a store, if there is "
+        f"one, else dropped (default {_MAX_BYTES:,})",
     )  # fmt: skip
     shape: tuple[int, int] | None = flag(
         "--r3-shape", nargs=2, type=int, metavar=("LAYERS", "TOP_K"),
-        help="layers, and experts per token; without it, what the workers say, else a size that two answers confirm",
+        help="number of layers, and of experts per token (default: as a worker reports; without a report, experts are "
+        "exact only once two answers agree on the size of a row)",
     )  # fmt: skip
 
     @classmethod

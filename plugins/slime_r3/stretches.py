@@ -12,7 +12,7 @@ __all__ = ["Stretch", "stretches_of", "version_of"]
 
 
 class Stretch(NamedTuple):
-    """A turn, and the places at which its rows begin and end in its context."""
+    """A turn, and the range of its rows in its context: from ``first`` to before ``end``."""
 
     turn: ConsumedTurn
     first: int

@@ -4,9 +4,10 @@ Row ``i`` of an answer belongs to token ``i`` of its context: the experts that p
 sampled last has no row: the next turn processes it. So the rows of a turn begin where the rows of the previous turn
 end, and end before the last token of its own response.
 
-The *head* of a turn is its rows up to its response; its other rows are its *own*. Turns with the same prompt share
+The *head* of a turn is its rows up to its response; the others are its *own* rows. Turns with the same prompt share
 equal heads. Different heads are kept apart: other weights, or another batch, route differently. So a context has the
-rows of the turns that consumed and sampled its tokens. Gaps are filled by later turns with the same weight version.
+rows of the turns that consumed and sampled its tokens. If a turn lacks rows, a later turn with the same weight version
+and adapter fills the gap.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ __all__ = ["TurnRows"]
 
 
 class TurnRows:
-    """Rows by turn, of one kind. They may share ``memory`` with rows of other kinds. No I/O.
+    """The rows of each turn, of one kind, such as routed experts. Rows of other kinds may share ``memory``. No I/O.
 
     With a store, ``on_stored(response, entry)`` is called when all rows of a turn are in the store, and
     ``forget_records(keys)`` for the records of rows that no turn needs any more.
-    Changes have no ``await``, and an entry is replaced as a whole, so any thread may call :meth:`find`.
+    No method awaits, so tasks of one event loop need no lock. An entry is replaced as a whole, so any thread may call
+    :meth:`find`.
     """
 
     def __init__(self, memory: RowMemory) -> None:
@@ -156,7 +158,7 @@ class TurnRows:
         self.drop(next(iter(self._ages)), reasons.DROPPED)
 
     def overdue(self, most_bytes: int, *, all_must_go: bool = False) -> list[Hashable]:
-        """Return the next turns whose rows should leave memory, oldest first, about ``most_bytes`` of rows.
+        """Return the turns whose rows should leave memory next, oldest first, with about ``most_bytes`` of rows in all.
 
         ``all_must_go``: rows should leave memory even if it has room for them.
         """
@@ -170,7 +172,7 @@ class TurnRows:
         return found
 
     def in_memory(self, response: Hashable) -> list[Piece]:
-        """Return the rows of ``response`` that are in memory."""
+        """Return the pieces of ``response`` whose rows are in memory."""
         entry = self._entries.get(response)
         return [piece for piece in entry.pieces if piece.rows is not None] if entry is not None else []
 
@@ -207,7 +209,10 @@ class TurnRows:
     def restore(
         self, response: Hashable, content: tuple[Any, ...], records: Sequence[tuple[bytes, int]]
     ) -> None:
-        """Take over the rows of ``response`` that a note describes, unless as many are known. See Entry.note."""
+        """Take over the rows of ``response`` that a note describes, if the note has more rows than are known.
+
+        ``content`` and ``records``: see Entry.note.
+        """
         new, known = Entry.of_note(content, records, self._stored_piece), self._entries.get(response)
         if known is not None and known.length >= new.length:
             self._release(new.pieces)
