@@ -17,7 +17,7 @@ __all__ = ["WriteLimit"]
 class WriteLimit:
     """Limits the writes under way to ``max_bytes`` in total. Further writes wait up to ``wait_s`` seconds, in order.
 
-    A write that is larger than the limit is let in alone.
+    A write that is larger than the limit begins when no other write is under way.
     """
 
     def __init__(self, tier: str, location: str, max_bytes: int, wait_s: float, counts: TierCounts) -> None:

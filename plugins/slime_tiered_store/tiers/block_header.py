@@ -1,4 +1,4 @@
-"""The header in front of a stored block: its key, its length, a checksum of its bytes, and one of the header.
+"""The header in front of a stored block: the block's key, length and checksum, and a checksum of the header itself.
 
 ======  ======  ==========================================================
 offset  bytes   content
@@ -69,9 +69,9 @@ def header_of(data: Buffer) -> tuple[bytes, int, int]:
 
 
 def mismatch(block: memoryview, key: bytes, at_least: int) -> str | None:
-    """Compare the content of a block with the header before it. Return None when it is intact, else what is wrong.
+    """Compare the content of a block with the header before it. Return None if both are right, else what is wrong.
 
-    Bytes past the length in the header are not looked at. ``at_least``: the number of bytes that the reader wants.
+    Bytes past the length in the header are ignored. ``at_least``: the number of bytes that the reader wants.
     """
     try:
         found, length, checksum = header_of(block[:HEADER_BYTES])
@@ -107,19 +107,19 @@ class HeaderRows:
         """
         count = len(keys)
         rows = self._rows(keys, contents)
-        # the checksum of the fields found: if these are not the wanted fields, the row differs anyway
+        # the checksum of the fields in ``data``: if these are not the wanted fields, the row differs anyway
         rows[:, -1] = self._sums(count)
         differing: list[int] = np.flatnonzero((rows != self._found[:count]).any(axis=1)).tolist()
         return differing
 
     def fill(self, keys: Sequence[bytes], contents: Sequence[Buffer]) -> None:
-        """Let the first slots begin with the headers that :func:`block_header` returns. ``data`` must be writable."""
+        """Write the headers that :func:`block_header` returns to the first slots. ``data`` must be writable."""
         count = len(keys)
         self._found[:count] = self._rows(keys, contents)
         self._found[:count, -1] = self._sums(count)
 
     def _rows(self, keys: Sequence[bytes], contents: Sequence[Buffer]) -> npt.NDArray[np.uint64]:
-        """Return the headers of these blocks, but for the checksums of the headers."""
+        """Return the headers of these blocks. The caller has to set their last fields, the checksums of the headers."""
         count = len(keys)
         wanted = self._wanted[:count]
         wanted["length"] = np.fromiter(map(len, contents), np.uint32, count)

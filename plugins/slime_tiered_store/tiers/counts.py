@@ -16,9 +16,10 @@ __all__ = ["TierCounts"]
 class TierCounts:
     """Counters of a tier since its start.
 
-    ``waits``: writes that waited for others, for ``waited_s`` in all. ``refused``: writes that gave up waiting.
-    ``pending_bytes``: bytes of the writes under way. ``errors``: failed calls; ``last_error``: the message of the last
-    one; ``is_failing``: True from a failure until a write succeeds. ``corrupt``: blocks that were read and refused.
+    ``waits``: writes that waited for others, for ``waited_s`` seconds in all. ``refused``: writes that gave up waiting.
+    ``pending_bytes``: bytes of the writes under way. ``errors``: failed calls. ``last_error``: the message of the last
+    failed call. ``is_failing``: True from a failure until a write succeeds. ``missing``, ``corrupt``: blocks that reads
+    did not find, or found corrupt.
     """
 
     written_blocks: int = 0

@@ -47,7 +47,7 @@ class RemoteClient(Protocol):
         """Delete objects. Names without an object are ignored."""
 
     async def is_there(self, format_name: str) -> bool:
-        """Return True if the store itself is there. A missing bucket or directory looks like a store without objects.
+        """Return True if the store itself is there. Other calls take a missing bucket or directory for an empty store.
 
         ``format_name``: the name of an object that was written at the start.
         """

@@ -77,7 +77,7 @@ class DirectoryClient:
         return await self.exists(format_name)
 
     async def aclose(self) -> None:
-        """Nothing stays open."""
+        """Do nothing: no file stays open."""
 
     async def _call(self, call: Callable[[], T], *, abandon: bool = True) -> T:
         try:

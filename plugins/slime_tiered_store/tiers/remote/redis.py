@@ -28,7 +28,10 @@ _PREFIX = "slime-store:"
 
 
 class RedisClient:
-    """Keys ``slime-store:NAME``. ``url``: ``redis[s]://[USER:PASSWORD@]HOST[:PORT][/DB]``. Raises SettingsError."""
+    """Objects under the keys ``slime-store:NAME``.
+
+    ``url``: ``redis[s]://[USER:PASSWORD@]HOST[:PORT][/DB]``. Raises SettingsError.
+    """
 
     calls_at_once = 16
     objects_per_put = 64

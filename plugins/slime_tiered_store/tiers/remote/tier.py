@@ -41,7 +41,7 @@ _FORMAT_NAME = "slime-store-remote-1"
 
 
 class RemoteTier:
-    """Blocks of ``block_bytes`` bytes under their keys. ``counts`` are its counters.
+    """Blocks of ``block_bytes`` bytes under their keys. ``counts``: the counters of the tier.
 
     ``capacity``: the number of blocks that this router may have in the store. A call to the store has up to
     ``attempts`` attempts of ``timeout_s`` seconds each. Call :meth:`open` first. Forgotten blocks are deleted for all
@@ -203,7 +203,7 @@ class RemoteTier:
         return False
 
     async def _confirm(self) -> None:
-        """Raise RemoteError if the store is not there at all: then it is unknown if a block is missing."""
+        """Raise RemoteError if the store is not there at all. Then nobody knows which of its blocks are missing."""
         if not await self.call(partial(self.client.is_there, _FORMAT_NAME)):
             raise RemoteError(f"it has no object {_FORMAT_NAME}: the store was emptied, or is not mounted")
 

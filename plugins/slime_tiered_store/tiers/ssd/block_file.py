@@ -25,11 +25,13 @@ class BlockFile:
     """A file that is open twice: for direct transfers (``O_DIRECT``), and for transfers through the page cache.
 
     Linux keeps both ways coherent: a direct transfer first writes back the cached pages in its range, and a direct
-    write drops them. It cannot drop a page that another thread has just changed through the cache, and a page of the
-    cache may be larger than a block. So direct writes and cached ones must not run at the same time, wherever they are.
+    write drops them. Linux cannot drop a page that another thread has just changed through the cache, and a page of the
+    cache may be larger than a block. So direct writes and cached writes must not run at the same time, not even at
+    different places of the file.
 
-    If the file system refuses direct transfers, none is tried again. Offsets and sizes are whole pages, and direct
-    transfers need memory that begins at a page. Raises OSError. All methods block, and are thread-safe.
+    If the file system refuses a direct transfer, no other is tried. Offsets and sizes must be multiples of
+    ``ALIGNMENT``, and so must the memory addresses of direct transfers. All methods block, raise OSError, and are
+    thread-safe.
     """
 
     def __init__(self, path: Path, ops: FileOps, *, writable: bool) -> None:
@@ -64,7 +66,7 @@ class BlockFile:
         return self._transfer_directly(self._ops.pwritev, data, offset) == len(data)
 
     def read(self, into: memoryview, offset: int, *, direct: bool) -> int:
-        """Fill ``into``. Return the number of bytes, which is smaller only at the end of the file."""
+        """Fill ``into``. Return the number of bytes read: fewer than all only at the end of the file."""
         done = self._transfer_directly(self._ops.preadv, into, offset) if direct else 0
         if done < len(into):
             done += self._ops.read(self._fds[0], [into[done:]], offset + done)

@@ -1,4 +1,7 @@
-"""Group commit: one thread orders the writes and removals of a directory, many blocks for each wait for the device."""
+"""Group commit: one thread orders the writes and removals of a directory, so that many blocks share each wait.
+
+A removal frees the slot of a block. A wait is a wait for the device: until written bytes are on it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ Write = Sequence[SlotRun]
 
 
 class Committer:
-    """Writes blocks to a directory. Calls that come while a batch is written are written in the next batch.
+    """Writes blocks to a directory. Blocks of calls that come while a batch is written are in the next batch.
 
     A batch has three steps, and each of them waits for the device: record the slots that become free, write the blocks,
     record the blocks. So at any moment the index names only slots whose blocks are complete on the device.
@@ -111,7 +114,7 @@ class Committer:
                 done.set_result(None)
 
     def _write(self, writes: Sequence[tuple[Write, Future[None]]]) -> list[tuple[Write, Future[None]]]:
-        """Write the blocks of each call. Return the calls without an error. The other futures have their errors."""
+        """Write the blocks of each call. Return the calls without an error. Set the error in the others' futures."""
         errors = self._writers.write([runs for runs, _ in writes])
         for place, error in errors.items():
             writes[place][1].set_exception(error)

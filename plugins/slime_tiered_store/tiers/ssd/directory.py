@@ -79,7 +79,7 @@ class Layout:
 class SsdDirectory:
     """A directory of blocks, created if it is not there. ``log`` is its index.
 
-    All methods block. Raises OSError, and the constructor StartupError, which says what to do.
+    All methods block. They raise OSError; the constructor raises StartupError, which says what to do.
     """
 
     def __init__(self, path: Path, layout: Layout, ops: FileOps) -> None:

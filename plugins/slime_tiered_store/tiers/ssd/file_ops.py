@@ -20,10 +20,15 @@ _Vectored: TypeAlias = Callable[[int, Sequence[Buffer], int], int]
 class FileOps:
     """Positional I/O. All calls block, and raise OSError.
 
-    :meth:`write` and :meth:`read` transfer all bytes; a read transfers fewer at the end of the file. The fields are
-    functions of ``os``, which may transfer fewer at any time, and ``direct_bytes``. A run of blocks is written past the
-    page cache if it has at least ``direct_bytes`` bytes, and all such runs of a batch have at least 4 times as many. A
-    call reads past the page cache if it has at least 16 times as many, and its runs have ``direct_bytes`` on average.
+    :meth:`write` and :meth:`read` transfer all bytes; a read transfers fewer at the end of the file. All fields except
+    ``direct_bytes`` are functions of ``os``, which may transfer fewer bytes at any time.
+
+    ``direct_bytes`` decides which transfers bypass the page cache:
+
+    - writes of runs that use all pages of their slots and have at least ``direct_bytes`` bytes, if all such runs of a
+      batch have at least 4 times ``direct_bytes`` bytes together;
+    - reads of a call whose runs have at least ``direct_bytes`` bytes on average, and at least 16 times ``direct_bytes``
+      bytes together.
     """
 
     os_open: Callable[[Path, int, int], int] = os.open
@@ -52,7 +57,7 @@ class FileOps:
             raise OSError(EIO, "a write stopped short")
 
     def read(self, fd: int, into: Sequence[Buffer], offset: int) -> int:
-        """Fill ``into`` in order. Return the number of bytes, which is smaller only at the end of the file."""
+        """Fill ``into`` in order. Return the number of bytes read: fewer than all only at the end of the file."""
         return self._transfer(self.preadv, fd, into, offset)
 
     def sync(self, fd: int) -> None:

@@ -71,7 +71,7 @@ class SlotTable:
         return [key for slot, key in enumerate(run.keys, run.slot) if self.key(slot) != key]
 
     def apply(self, kind: int, slot: int, keys: bytes) -> None:
-        """Let the slots from ``slot`` on be free, or hold the blocks of ``keys``, 16 bytes each."""
+        """Mark slots from ``slot`` on as free, or as held by the blocks of ``keys``: one slot for each 16 bytes."""
         end = slot + len(keys) // 16
         self._held[slot:end] = bytes(end - slot)
         if kind == HELD:
@@ -84,7 +84,7 @@ class SlotTable:
             yield slot, bytes(self._keys[16 * slot : 16 * slot + 16])
 
     def rows(self, seed: int) -> bytes:
-        """Return the records of all blocks."""
+        """Return the records of all held slots. ``seed``: see the format of a record."""
         slots = self._held_slots()
         return _packed(HELD, slots, np.frombuffer(self._keys, "V16")[slots], seed)
 
@@ -99,8 +99,8 @@ class SlotTable:
 class IndexLog:
     """The log of a directory whose files are allocated. ``table``: the content of the log.
 
-    ``skipped``: the number of unreadable records that were found. All methods block, in one thread at a time. They
-    raise OSError, and the constructor ValueError when neither file has an intact header.
+    ``skipped``: the number of unreadable records that were found. All methods block and raise OSError. Call them in one
+    thread at a time. The constructor also raises ValueError, if neither file has an intact header.
     """
 
     def __init__(self, directory: Path, slots: int, ops: FileOps, *, is_new: bool) -> None:
@@ -114,7 +114,7 @@ class IndexLog:
                 self._fds.append(ops.open(path, writable=True, flags=os.O_DSYNC))
             self.table, self.skipped, self._generation, self._current = _newest(self._fds, slots, ops)
             if is_new:
-                self.table = SlotTable(slots)  # a first start was interrupted, or the format was removed
+                self.table = SlotTable(slots)  # a first start was interrupted, or store.json was removed
             elif not self._generation:
                 raise ValueError("the index is damaged")
             self._drop_duplicates()
@@ -167,7 +167,7 @@ class IndexLog:
         self._next = len(live) // _RECORD_BYTES
 
     def _write(self, fd: int, data: bytes, offset: int) -> None:
-        """Write, and wait for the device: the files are open with ``O_DSYNC``, which takes less than fdatasync."""
+        """Write, and wait for the device: the files are open with ``O_DSYNC``, which takes less time than fdatasync."""
         self._ops.write(fd, [data], offset)
 
     def _drop_duplicates(self) -> None:

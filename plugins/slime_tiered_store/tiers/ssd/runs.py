@@ -12,7 +12,7 @@ _RUN_BYTES = 1 << 20  # so that the buffer of a read stays in the processor's ca
 
 
 class SlotRun(NamedTuple):
-    """Blocks in the slots from ``slot`` on: their keys, and the bytes to write, or buffers for their beginnings."""
+    """Blocks in the slots from ``slot`` on. ``buffers``: the bytes to write, or memory to read the beginnings into."""
 
     slot: int
     keys: Sequence[bytes]
@@ -22,7 +22,7 @@ class SlotRun(NamedTuple):
 def adjacent(
     slots: list[int], keys: Sequence[bytes], buffers: Sequence[memoryview], slot_bytes: int
 ) -> Iterator[SlotRun]:
-    """Cut blocks, given by slot, key and buffer, into runs of at most 1 MiB, or of one block."""
+    """Cut blocks, given by slot, key and buffer, into runs of at most 1 MiB, or of one block if that is larger."""
     at_once = longest_run(slot_bytes)
     if slots and slots == list(range(slots[0], slots[0] + len(slots))):
         gaps = []

@@ -14,10 +14,10 @@ from slime_tiered_store.tiers.ssd.threads import StartedThreads
 
 __all__ = ["Writers"]
 
-_THREADS = 4  # with the caller's
-_LEAST_LONG_RUNS = (
-    4  # or fewer that are as long: a direct write of less takes longer than one through the page cache
-)
+_THREADS = 4  # the caller's thread is one of them
+#: The runs of a batch that may bypass the page cache do so only if they have, together, at least as many bytes as this
+#: many of the shortest such runs. Fewer bytes are written faster through the page cache.
+_LEAST_LONG_RUNS = 4
 
 
 class Writers:
@@ -40,9 +40,8 @@ class Writers:
         direct = sum(len(run.keys) for _, run in batch.direct)
         if self._directory.is_long(direct, _LEAST_LONG_RUNS):
             batch.write_directly(self._threads, min(len(batch.direct), _THREADS) - 1)
-        # Linux must not find a page changed that a direct write replaces, and a page of its cache may be larger than a
-        # slot. So no thread writes directly now.
-        batch.cached += batch.direct  # too short for direct writes, or refused
+        # All direct writes have ended, as they must before cached writes begin, see BlockFile.
+        batch.cached += batch.direct  # too few for direct writes; else none are left
         batch.write_cached()
         return batch.errors
 
@@ -52,9 +51,9 @@ class Writers:
 
 
 class _Batch:
-    """Runs to write, each with the place of its call: ``direct``, or ``cached`` by Linux.
+    """Runs to write, each with the place of its call: past the page cache (``direct``), or through it (``cached``).
 
-    ``errors``: the first error of each call that failed. Its other runs are left out.
+    ``errors``: the first error of each call that failed, by its place. The later runs of such a call are left out.
     """
 
     def __init__(self, directory: SsdDirectory, buffers: RunBuffers) -> None:
@@ -65,7 +64,7 @@ class _Batch:
         self._buffers = buffers
 
     def write_directly(self, threads: StartedThreads, count: int) -> None:
-        """Write the direct runs, in the caller's thread and ``count`` others. Those that are refused become cached."""
+        """Write the direct runs, in the caller's thread and ``count`` others. Add refused runs to ``cached``."""
         ended, started = threading.Semaphore(0), 0
         try:
             for _ in range(count):
