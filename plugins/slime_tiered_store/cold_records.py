@@ -24,13 +24,16 @@ from slime_tiered_store.tier import MemoryTier, SharedTier, Tier
 
 __all__ = ["LAYOUT", "ColdRecords"]
 
-#: A block has one row. With the headers of the engine (36 bytes) and of the SSD tier (64), it fills 4 KiB on the disk.
+#: A block has one row. With the header and the token of the engine (36 bytes) and the header of the SSD tier (64), a
+#: block fills 4 KiB on the disk.
 LAYOUT = Layout(tokens_per_block=1, bytes_per_token=4096 - 36 - 64)
 _LENGTH = struct.Struct("<Q")
 
 
 class ColdRecords:
-    """Records by key. Each is stored as one sequence: its length in bytes, its content, and zeros up to a block's end.
+    """Records by key. A record is stored as the rows of one sequence.
+
+    The rows are the record's length in bytes, its content, and zeros up to the end of a block.
 
     A store evicts blocks, but a record must stay until it is forgotten. So a record counts as kept only when it is in
     the *home*: the largest lower tier, or memory if there is no lower tier. Records use at most 15/16 of the blocks of

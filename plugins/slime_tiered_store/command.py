@@ -1,4 +1,4 @@
-"""``slime-router store``: looks after the directories of ``--store-ssd``."""
+"""The command ``slime-router store``, which verifies directories of ``--store-ssd``."""
 
 from __future__ import annotations
 

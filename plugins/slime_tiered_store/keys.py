@@ -21,8 +21,9 @@ _FORMAT = b"slime tiered store 1"
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """Everything that stored rows depend on, except the tokens. Blocks of two namespaces never have equal keys.
+    """Everything that stored rows depend on, except the tokens. A row is the bytes that are stored for one token.
 
+    Blocks of two namespaces never have equal keys.
     ``variant`` tells apart rows of equal tokens, such as two samples whose logprobs differ in the last bit.
     A weight update needs no flush: the next ``weight_version`` is another namespace.
     """
@@ -45,7 +46,7 @@ class Namespace:
 
 
 def block_key(parent: BlockKey, tokens: bytes) -> BlockKey:
-    """Return the key of a block of ``tokens`` (int32, little endian) behind the block ``parent``."""
+    """Return the key of a block of ``tokens`` (int32, little endian). ``parent``: the key of the block before it."""
     return xxh3_128_digest(parent + tokens)
 
 
@@ -89,7 +90,7 @@ class SequenceMeta:
         return [key for (key,) in struct.iter_unpack(f"{KEY_BYTES}s", packed)]
 
     def parent_keys(self, start: int, stop: int) -> bytes:
-        """Return the keys of the blocks before each of the blocks from ``start`` to ``stop``, 16 bytes a block."""
+        """Return the key of the block before each block from ``start`` to ``stop``, 16 bytes a block."""
         keys = self.block_hashes[max(start - 1, 0) * KEY_BYTES : max(stop - 1, 0) * KEY_BYTES]
         return keys if start else self.root_key + keys
 

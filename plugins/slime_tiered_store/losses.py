@@ -1,4 +1,4 @@
-"""Records that were kept, and are found in no tier."""
+"""A count of the records that were kept, but are in no tier any more."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class RecordLosses:
-    """The number of lost records since the start. The first one is logged as an error."""
+    """The number of lost records since the start. The first loss is logged as an error."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -30,6 +30,6 @@ class RecordLosses:
         self._is_any.set()
 
     async def stop(self) -> None:
-        """Wait for the first loss, then raise RecordLost. To be run in the background: it ends the router."""
+        """Wait for the first loss, then raise RecordLost. Run this in the background: the error ends the router."""
         await self._is_any.wait()
         raise RecordLost

@@ -50,8 +50,8 @@ def offer_metrics(metrics: Metrics | None, records: ColdRecords) -> None:
         ("evicted_blocks", "Blocks that were evicted."),
         ("written_bytes", "Bytes that were written."),
         ("read_bytes", "Bytes that were read."),
-        ("corrupt", "Blocks that were read and refused."),
-        ("errors", "Failed calls of the device."),
+        ("corrupt", "Blocks that were read and found corrupt."),
+        ("errors", "Failed calls of the disk or the remote store."),
         ("waits", "Writes that waited for others."),
         ("refused", "Writes that gave up waiting."),
     ):

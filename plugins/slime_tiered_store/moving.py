@@ -38,7 +38,7 @@ class Move:
     ) -> None:
         engine.evicts = False
         self._engine = engine
-        # Each slot with its key: a block that is forgotten meanwhile is then reported as missing by the read.
+        # Keys as well as slots: if a block is forgotten meanwhile, the read reports its key as missing.
         self._keys, self._slots = list(engine.recovered), array("q", engine.recovered.values())
         self._tier = tier
         self._home = home

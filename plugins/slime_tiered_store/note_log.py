@@ -30,7 +30,7 @@ __all__ = ["NoteLog", "Shortened", "StoredNote", "new_run", "once"]
 
 logger = logging.getLogger(__name__)
 
-#: The name of a run: the second of its start, and random bytes. Later runs have greater names.
+#: Sizes in bytes. A run's name is the second of its start and random bytes, so later runs have greater names.
 _RUN_BYTES, _SECOND_BYTES = 11, 4
 #: Notes are joined when there are this many notes, or this many bytes of notes.
 _JOINED = 64
@@ -39,10 +39,10 @@ _JOINED_BYTES = 1 << 20
 _SHORTENED_BYTES = 8 << 20
 _AT_ONCE = 16
 _DELETED_AT_ONCE = 1000
-#: Another router may join notes while they are read. Then all are read again: number of attempts, and the pause.
+#: Another router may join notes while they are read. Then all are read again: number of attempts, pause in seconds.
 _READS, _READ_AGAIN_S = 4, 0.05
 
-#: Takes the contents of the notes of a run. Returns a shorter content for each.
+#: Takes the contents of the notes of a run. Returns a content in place of each, shorter where possible.
 Shortened: TypeAlias = Callable[[Sequence[bytes]], Sequence[bytes]]
 
 
@@ -61,7 +61,7 @@ def new_run(after: bytes) -> bytes:
 
 
 class NoteLog:
-    """The log at ``client``. Call :meth:`read` once, set ``run``, then :meth:`append`, one call at a time.
+    """The log at ``client``. Call :meth:`read` once, set ``run``, then call :meth:`append`, one call at a time.
 
     ``call``: makes a call of the client, and repeats it if that may help. ``flag``: the flag that names
     the store, for messages. ``is_shared``: other routers may write notes there now.
@@ -81,9 +81,9 @@ class NoteLog:
         #: Set by ``read``: the names of all objects, and the objects that were read.
         self._earlier: list[str] = []
         self._needed: list[NoteObject] = []
-        #: Names of notes that are joined, but not deleted yet.
+        #: Names of objects whose notes are in a joined object, too, and which are to be deleted.
         self._joined: list[str] = []
-        #: The number of the last note that was read, by run in hex.
+        #: The number of the last note that was read, by the name of its run, in hex.
         self._read: dict[str, int] = {}
 
     async def read(self) -> list[StoredNote]:
@@ -162,9 +162,9 @@ class NoteLog:
             await self._join()
 
     async def _join(self) -> None:
-        """Join the latest notes into one object, and delete their own objects. After a failure these stay.
+        """Join the latest notes into one object, and delete their own objects. After a failure the own objects stay.
 
-        In a shared log they are deleted only at the next join: another router may be reading them right now.
+        In a shared log these are deleted only at the next join: another router may be reading them right now.
         """
         tail, self._tail = self._tail, []
         if len(tail) == 1:
@@ -205,9 +205,9 @@ class NoteLog:
         """Rewrite the notes of each earlier run that has several objects. A failure is logged.
 
         ``notes``: what :meth:`read` returned. ``shortened``: called with the contents of the notes of a run. Other
-        routers may do the same now, and the router of the run may write and join its notes. An object is deleted only
-        when its notes are also in objects that begin with an earlier note, or that begin with the same note and are
-        longer. So no router deletes what another one needs.
+        routers may do the same now, and the router that wrote the notes may still write and join notes. An object is
+        deleted only when its notes are also in objects that begin with an earlier note, or that begin with the same
+        note and are longer. So no router deletes what another one needs.
         """
         contents = {note.place: note.content for note in notes}
         listed: dict[str, list[str]] = {}
@@ -226,7 +226,7 @@ class NoteLog:
     async def _rewrite(self, notes: Sequence[tuple[NoteObject, bytes, bytes]]) -> set[str]:
         """Join consecutive notes of a run into objects of limited size. Return the names of these objects.
 
-        ``notes``: each an object, its content, and its shortened content.
+        ``notes``: for each object of the run, the object, its content, and its shortened content.
         """
         kept = set()
         while notes:
@@ -264,5 +264,5 @@ async def _again_if_changed(read: Callable[[], Awaitable[list[StoredNote]]]) -> 
 
 
 async def once(call: Callable[[], Awaitable[Any]]) -> Any:
-    """Make ``call`` once."""
+    """Make ``call`` once. For a NoteLog that need not repeat failed calls."""
     return await call()

@@ -1,11 +1,13 @@
 """Names of the objects of a log of notes.
 
-Notes are in objects ``notes/RUN.FIRST-LAST``. RUN is the name, in hex, of the run of a router that wrote them. Each run
-numbers its notes from 1; FIRST and LAST are the numbers of the first and the last note in the object. Small notes are
-joined into one object later, so a note may be in several objects. It does not matter which of the objects a reader
-reads, if together they have all numbers. An object ``notes/RUN.whole`` says that only the
-notes of this run and of later runs are needed. An object ``notes/RUN.copied`` says that the store has copies of all
-records of another log, whose latest run is RUN.
+Notes are in objects ``notes/RUN.FIRST-LAST``. RUN is the name, in hex, of the run that wrote the notes. (A run is one
+router process.) Each run numbers its notes from 1; FIRST and LAST are the numbers of the first and the last note in the
+object. Small notes are joined into one object later, so a note may be in several objects. It does not matter which of
+the objects a reader reads, if together they have all numbers.
+
+An object ``notes/RUN.whole`` says that only the notes of RUN and of later runs are needed. An object
+``notes/RUN.copied`` says that the store of this log has copies of all records that are named in the log of another
+store. RUN is the latest run in that log.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def whole_name(run: str) -> str:
 
 
 def copied_name(run: str) -> str:
-    """Return the name of the object which says that records of the log up to ``run`` are copied."""
+    """Return the name of the object which says that the records of another log, up to ``run``, are copied."""
     return f"{FOLDER}/{run}.copied"
 
 

@@ -1,4 +1,4 @@
-"""The plugin's hooks: it opens the tiers, and keeps what the radix cache demotes."""
+"""The plugin: it opens the tiers, and keeps the records that the radix cache demotes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TieredStorePlugin:
 
     @hookimpl
     def setup(self, router: Router) -> None:
-        """Register the component. Raises StartupError if ``--trajectory-log`` is set, too."""
+        """Register the component. Raises StartupError if ``--trajectory-log`` is set as well."""
         if "log_directory" in router.components:
             raise StartupError(
                 "--plugin tiered_store cannot be combined with --trajectory-log: leave out the flag, "

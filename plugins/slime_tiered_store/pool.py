@@ -62,7 +62,7 @@ class Mempool:
     def claim_blocks(self, block_ids: Iterable[int]) -> None:
         """Mark ``block_ids``, of blocks that an earlier process left, as in use.
 
-        Costs O(all words) once. Raises ``ValueError`` for an id that is in use or does not exist.
+        Costs O(all words), however few the ids. Raises ``ValueError`` for an id that is in use or does not exist.
         """
         claimed = self._masks(block_ids, free=True)
         for word, mask in claimed.items():

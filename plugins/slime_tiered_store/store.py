@@ -38,9 +38,9 @@ class PutResult:
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """The rows of the first ``num_tokens`` tokens, in pieces without a copy.
+    """The rows of the first ``num_tokens`` tokens, as the store has them in memory, without a copy.
 
-    ``pieces``: bytes, shape ``[tokens of the piece * bytes_per_token]``. Valid within the ``async with``.
+    ``pieces``: the rows of each block, ``bytes_per_token`` bytes a token. Valid within the ``async with``.
     """
 
     num_tokens: int
@@ -53,7 +53,7 @@ class TieredStore:
     Rows may depend only on the namespace and the tokens: equal tokens with other rows raise ``RowsDiffer``. The
     caller closes the tiers, after the store. A put waits up to ``wait_s`` seconds while transfers use the room of
     a lower tier, then leaves out that tier. ``on_loss(keys)`` is called with the keys of blocks that have gone
-    from the last tier known to hold them. All calls belong to the event loop that entered the store::
+    from the last tier known to hold them. Make all calls in the event loop that entered the store. An example::
 
         layout = Layout(tokens_per_block=64, bytes_per_token=16)
         async with TieredStore(layout, memory, ssd) as store:
@@ -62,8 +62,8 @@ class TieredStore:
             assert result.is_stored("ssd")
             kept = await store.get(namespace, token_ids)  # the rows of the longest known prefix, 16 bytes a token
 
-    A call may be cancelled at any time; transfers that it began go on. A cancelled put ends when its rows have been
-    copied. Leaving the store waits for transfers.
+    A call may be cancelled at any time; transfers that it began go on. A cancelled put ends only when its rows have
+    been copied. The end of the ``async with`` waits for transfers.
     """
 
     def __init__(
@@ -148,8 +148,8 @@ class TieredStore:
     def forget(self, namespace: Namespace, token_ids: npt.ArrayLike) -> None:
         """Forget the rows of ``token_ids``, and all rows that continue them, in all tiers.
 
-        Rows on their way to a tier are forgotten when they arrive. Rows that continue them, if an earlier process left
-        them and this process has not read them, stay; they cannot be found until ``token_ids`` are stored again.
+        Rows on their way to a tier are forgotten when they arrive. Rows that continue ``token_ids`` stay if an earlier
+        process left them and this process has not read them. They are not found until ``token_ids`` are stored again.
         """
         sequence_meta = self.sequence_meta(namespace, token_ids)
         shared = self.engine.remote_cache_engine
@@ -168,7 +168,7 @@ class TieredStore:
         self.engine.reset()
 
     async def _fetch(self, sequence_meta: SequenceMeta) -> Plan:
-        """Return a plan whose frames are in memory. A tier that fails is left out, if another has its blocks."""
+        """Return a plan whose frames are in memory. A tier that fails is left out, if another tier has its blocks."""
         failed: dict[str, StoreError] = {}
         promised, shared_blocks = 0, 0
         frames: dict[BlockKey, memoryview] = {}
@@ -232,7 +232,10 @@ class TieredStore:
         await settled.wait()
 
     async def _run(self, plan: Plan, release: bool) -> Exception | None:
-        """Submit a plan. Wait until its data is ready, or with ``release`` until it ends. Return its error."""
+        """Submit a plan, and wait until its frames are ready. Return the error of a transfer, or None.
+
+        With ``release``, wait until all transfers of the plan have ended, and release the plan meanwhile.
+        """
         assert self._executor is not None  # narrowing: the store was open just now, when the plan was made
         done, copied, errors = Event(), Event(), list[Exception]()
 

@@ -23,10 +23,11 @@ _UNKNOWN = b"\0" * CHECKSUM_BYTES
 class CacheEngine:
     """The blocks of one tier: which are stored, which ids are in use, and which blocks a transfer reads or writes now.
 
-    An id belongs to the tree, to ``recovered``, or to the caller of ``take`` until that caller inserts or recycles it.
-    ``recovered``: ids, by key, of blocks that an earlier process left and that are not in the tree. ``reading``: keys
-    of recovered blocks that a transfer reads now. ``epoch``: the number of resets. The engine calls ``tier.forget`` for
-    blocks that it drops. ``evicts``: False while the tier may have the only copy of a block that must not be lost.
+    An id in use belongs to the index, to ``recovered``, or to the caller that got it from ``take`` or ``claim``, until
+    that caller inserts or recycles it. ``recovered``: ids, by key, of blocks that an earlier process left and that are
+    not in the index. ``reading``: keys of recovered blocks that a transfer reads now. ``epoch``: the number of resets.
+    The engine calls ``tier.forget`` for blocks that it drops. ``evicts``: False while the tier may have the only copy
+    of a block that must not be lost.
 
     Counters, in blocks: ``num_hit_blocks``, found here by gets; ``num_promoted_blocks``, read from here into the memory
     tier; ``num_demoted_blocks``, written here from memory.
@@ -49,7 +50,7 @@ class CacheEngine:
         self._on_settled: dict[RadixNode | BlockKey, list[Callable[[], None]]] = {}
         if not isinstance(tier, MemoryTier):
             self._slots = tier
-            # An OrderedDict, since a plain dict finds its first entry only after all entries removed before it.
+            # An OrderedDict: to find its first entry, a plain dict walks over all entries removed before that entry.
             self.recovered.update(tier.recovered())
             self.mempool.claim_blocks(self.recovered.values())
 
@@ -81,7 +82,7 @@ class CacheEngine:
         self.recycle_blocks(evicted)
 
     def is_crowded(self, sequence_meta: SequenceMeta) -> bool:
-        """Return True if the blocks of ``sequence_meta`` have no room now, but will have it once transfers end."""
+        """Return True if the blocks of ``sequence_meta`` have no room now, but will have room once transfers end."""
         match_result = self.index.match_prefix(sequence_meta, update_cache_info=False)
         missing = sequence_meta.num_blocks - match_result.num_matched_blocks
         on_path = sum(node.size() for node, _ in match_result.path)
@@ -94,7 +95,7 @@ class CacheEngine:
         return missing > self.mempool.num_free_blocks + len(self.recovered) + evictable
 
     def claim(self, keys: Iterable[BlockKey]) -> list[Block]:
-        """Take the blocks of ``keys`` out of ``recovered``. They belong to the caller then."""
+        """Take those blocks of ``keys`` that are in ``recovered`` out of it. They belong to the caller then."""
         return [Block(self.recovered.pop(key), key) for key in keys if key in self.recovered]
 
     def recycle_blocks(self, blocks: list[Block], forget: bool = True) -> None:
@@ -122,7 +123,7 @@ class CacheEngine:
         match_result: MatchResult,
         checksums: bytes | None = None,
     ) -> RadixNode:
-        """Add blocks behind ``match_result``. They are ready at once if ``checksums`` is given.
+        """Add to the index the blocks that follow those of ``match_result``. With ``checksums`` they are ready at once.
 
         On an error the ids are recycled.
         """
@@ -172,11 +173,14 @@ class CacheEngine:
         self.recovered.update((block.key, block.id) for block in blocks if block.key in kept)
 
     def still_read(self, blocks: list[Block], epoch: int) -> set[BlockKey]:
-        """Return the keys of blocks of ``begin_reading`` that were not forgotten or reset since ``epoch``."""
+        """Return the keys of those ``blocks`` of ``begin_reading`` that were neither forgotten nor reset since then.
+
+        ``epoch``: the epoch when they were claimed.
+        """
         return self.reading.intersection(block.key for block in blocks) if epoch == self.epoch else set()
 
     def settle_reading(self, blocks: list[Block]) -> None:
-        """Call the callbacks that wait for blocks of ``begin_reading``, once these blocks have an owner again."""
+        """Call the callbacks that wait for ``blocks`` of ``begin_reading``, which have an owner again by now."""
         for block in blocks:
             self.reading.discard(block.key)
             self._settle(block.key)
@@ -188,9 +192,9 @@ class CacheEngine:
         on_evict: Callable[[RadixNode, int], None],
         forget: bool = True,
     ) -> None:
-        """Remove from the index a block that the tier lost, and all blocks that follow it.
+        """Remove from the index a block that the tier cannot read, and all blocks that follow it.
 
-        ``forget``: the tier drops them, too.
+        ``forget``: let the tier drop them, too.
         """
         first = 0
         for node, taken in self.index.match_prefix(sequence_meta, update_cache_info=False).path:
@@ -203,7 +207,7 @@ class CacheEngine:
             first += taken
 
     def forget(self, sequence_meta: SequenceMeta) -> None:
-        """Forget the blocks of a sequence, and those that follow them in the tree. Recovered followers stay.
+        """Forget the blocks of a sequence, and those that follow them in the index. Recovered blocks that follow stay.
 
         Blocks on their way are forgotten when they arrive.
         """

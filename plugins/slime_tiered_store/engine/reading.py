@@ -71,7 +71,7 @@ class ReadOp:
         return error
 
     def _verify(self, frames: list[memoryview]) -> None:
-        """Raise BlockCorrupt unless the frames hold the blocks that the index knows."""
+        """Raise BlockCorrupt unless each frame holds its block, with the checksum that the index has, if it has one."""
         sequence_meta, name = self._plan.sequence_meta, self._engine.name
         for at, (block, frame) in enumerate(zip(self._blocks, frames, strict=True), self._start):
             checksum = self._layout.verify(name, frame, block.key, sequence_meta.tokens(at, at + 1))
@@ -79,7 +79,7 @@ class ReadOp:
                 raise BlockReplaced(name, block.key)
 
     def _adopt(self, frames: list[memoryview]) -> None:
-        """Insert claimed blocks that continue what the index knows."""
+        """Insert the claimed blocks into the index if they continue what it knows, else give them back."""
         if not self._claimed:
             return
         engine, first = self._engine, self._start + len(frames) - len(self._claimed)
@@ -101,9 +101,9 @@ class ReadOp:
         self._engine.end_reading(blocks, self._plan.sequence_meta, self._epoch)
 
     def _drop(self, key: bytes, is_lost: bool) -> None:
-        """Remove the block ``key`` from the index, and with ``is_lost`` from the tier, too.
+        """Remove the block ``key`` and all blocks that follow it from the index.
 
-        A block that another process has replaced stays in the tier.
+        ``is_lost``: let the tier drop them, too. A block that another process has replaced stays in the tier.
         """
         engine = self._engine
         engine.recycle_blocks([block for block in self._claimed if block.key == key])

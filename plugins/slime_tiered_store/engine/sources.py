@@ -16,10 +16,10 @@ __all__ = ["LowerTier", "Source"]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A lower tier, its match, and the number of leading blocks that it can read.
+    """A lower tier, its match, and ``stop``: the number of leading blocks that can be read from the tier now.
 
-    ``reach``: the number of leading blocks that it may be able to read once the blocks on their way have arrived.
-    ``on_settled`` calls back then; it is None if no blocks are on their way.
+    ``reach``: the number of leading blocks that it may have once the transfers of these blocks have ended.
+    ``on_settled(callback)`` calls back at the end of the first such transfer; it is None if none is under way.
     """
 
     tier: LowerTier
@@ -38,7 +38,7 @@ class LowerTier:
     write_type: TransferType
 
     def source(self, sequence_meta: SequenceMeta, shared_blocks: int) -> Source:
-        """Find a sequence. ``shared_blocks``: the number of leading blocks that the tier itself says it holds."""
+        """Find a sequence. ``shared_blocks``: how many leading blocks a shared tier itself says it holds; else 0."""
         engine = self.engine
         match_result = engine.index.match_prefix(sequence_meta)
         stop = match_result.num_ready_matched_blocks

@@ -18,7 +18,7 @@ class MatchResult:
     """The known prefix of a sequence.
 
     ``num_matched_blocks``: blocks in the tree. ``num_ready_matched_blocks``: blocks before the first unready node.
-    ``last_node``: the node of the last matched block, and ``taken``, the number of its blocks that matched.
+    ``last_node``: the node of the last matched block. ``taken``: the number of blocks of this node that matched.
     ``unready_node``: the first unready node on the path. ``path``: each node with its number of matched blocks.
     ``collides``: the next block has a known key, but other tokens.
     """

@@ -72,9 +72,9 @@ class RadixTreeIndex:
         self, sequence_meta: SequenceMeta, physical_block_ids: list[int], match_result: MatchResult, checksums: bytes,
         *, is_ready: bool = True,
     ) -> RadixNode:  # fmt: skip
-        """Add the blocks behind ``match_result`` as one leaf, and return it.
+        """Add the blocks that follow those of ``match_result`` as one leaf, and return the leaf.
 
-        ``physical_block_ids``: of the new blocks, at least one. ``checksums``: 8 bytes for each of them.
+        ``physical_block_ids``: the ids of the new blocks, at least one. ``checksums``: 8 bytes for each new block.
         Raises ``StaleMatch`` when the tree has changed at the end of ``match_result`` since the match, or when the last
         matched node is unready. The tree is then as before.
         """
@@ -121,7 +121,8 @@ class RadixTreeIndex:
     def split(self, node: RadixNode, at: int) -> RadixNode:
         """Cut a node before its block ``at``, and return the new node of the first part.
 
-        ``node`` stays the deepest part: handles, locks and children remain on it. Only the shorter part is copied.
+        ``node`` becomes the second part, and keeps its children and locks. The first part, its parent, gets as many
+        locks. Cost: O(length of the shorter part).
         """
         if not 0 < at < node.size() or not node.is_ready or node.is_detached or node.parent is None:
             raise ValueError(
@@ -173,7 +174,7 @@ class RadixTreeIndex:
         return freed
 
     def set_ready(self, node: RadixNode) -> list[Block]:
-        """Mark a node's bytes as complete. Return its blocks when it has been detached meanwhile."""
+        """Mark a node's bytes as complete. Return its blocks if it has been detached and has no other locks."""
         if node.is_ready:
             raise ValueError("this node is ready already")
         node.is_ready = True
@@ -204,7 +205,7 @@ class RadixTreeIndex:
         return evicted
 
     def detach(self, node: RadixNode, start: int = 0) -> list[Block]:
-        """Remove the blocks from ``start`` on, and all that follow, from the tree. Return the blocks that nobody uses.
+        """Remove the blocks of ``node`` from ``start`` on, and all that follow. Return the blocks that nobody uses.
 
         The others are returned by the call that releases their last lock: ``unlock``, ``set_ready`` or ``discard``.
         """
@@ -272,7 +273,10 @@ class RadixTreeIndex:
         return self._clock
 
     def _common_tokens(self, node: RadixNode, sequence_meta: SequenceMeta, first: int, most: int) -> int:
-        """Return how many of a node's first ``most`` blocks have the tokens of ``sequence_meta`` from ``first`` on."""
+        """Return how many of a node's first ``most`` blocks have the tokens of a sequence's blocks.
+
+        ``first``: the block of ``sequence_meta`` that is compared with the node's first block.
+        """
         step = self.tokens_per_block * TOKEN_BYTES
         begin, size = first * step, most * step
         ours = node.tokens if len(node.tokens) <= size else memoryview(node.tokens)[:size]  # no copy

@@ -19,7 +19,7 @@ _READS = (TransferType.DISK2H, TransferType.REMOTE2H)
 
 
 class TransferExecutor:
-    """Starts each operation as a task of ``task_group`` once it is ready.
+    """Starts each operation as a task of ``task_group`` once it is ready. A short copy is done at once, without a task.
 
     ``tiers``: the lower tier of each type of transfer. When the task group is cancelled, running and waiting
     operations are aborted, so all callbacks are called.
@@ -32,7 +32,7 @@ class TransferExecutor:
         self._ended = Event()
 
     def submit(self, graph: TransferOpGraph) -> None:
-        """Start a graph. It goes on when the caller is cancelled."""
+        """Start a graph. It goes on even if the caller is cancelled."""
         self.scheduler.submit(graph)
         self._start_ready()
 

@@ -13,7 +13,7 @@ __all__ = ["OpStatus", "TransferOp", "TransferOpGraph", "TransferType"]
 class TransferType(Enum):
     """The direction of a transfer. H is host memory. D2H copies the caller's rows into host memory.
 
-    ``VIRTUAL`` moves nothing: it joins other operations.
+    ``VIRTUAL`` moves nothing: it waits for several other operations.
     """
 
     D2H = auto()
@@ -41,7 +41,7 @@ class TransferOp:
     the operation fails.
 
     ``on_end(error)`` is called exactly once, when the operation has completed (with None) or will never complete. It
-    normally returns the error it was given. If it returns or raises another error, the operation fails with that one.
+    normally returns the error it was given. If it returns or raises another error, the operation fails with that error.
     """
 
     __slots__ = (
@@ -82,7 +82,10 @@ class TransferOp:
         self.graph: TransferOpGraph | None = None
 
     def add_predecessor(self, op: TransferOp) -> None:
-        """Start this operation once ``op`` has completed. Raises ``ValueError`` once this one is in a graph."""
+        """Let this operation start only when ``op`` has completed.
+
+        Raises ``ValueError`` if this operation is in a graph already.
+        """
         if self.graph is not None:
             raise ValueError("an operation gets its predecessors before it is added to a graph")
         self.predecessors.append(op)
@@ -96,7 +99,7 @@ class TransferOp:
 class TransferOpGraph:
     """Operations that depend on one another, and callbacks, each called at most once. What a callback raises is logged.
 
-    ``on_ready()``: the operation ``task_end_op`` has completed, or there is none.
+    ``on_ready()`` is called when the operation ``task_end_op`` has completed; without such an operation, at the start.
     When all operations have ended, ``on_complete()`` is called, or ``on_abort(error)`` with the first error.
     """
 
@@ -110,9 +113,9 @@ class TransferOpGraph:
         self.num_unfinished = 0
 
     def add_transfer_op(self, op: TransferOp) -> TransferOp:
-        """Add an operation, whose predecessors are in the graph already. So a graph has no cycles.
+        """Add an operation. Its predecessors must be in the graph already, so a graph has no cycles.
 
-        Raises ``ValueError`` for an operation of another graph.
+        Raises ``ValueError`` if one of them is not, or if the operation is in a graph already.
         """
         if op.graph is not None or any(each.graph is not self for each in op.predecessors):
             raise ValueError("an operation belongs to one graph, and so do its predecessors")

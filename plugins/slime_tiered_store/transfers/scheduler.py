@@ -26,7 +26,7 @@ class TransferScheduler:
         self._ready: deque[TransferOp] = deque()
 
     def submit(self, graph: TransferOpGraph) -> None:
-        """Take over a graph. An empty graph is complete at once. Raises ``ValueError`` for a submitted one."""
+        """Take over a graph. An empty graph is complete at once. Raises ``ValueError`` if it was submitted before."""
         if graph in self.graphs or any(op.status is not OpStatus.PENDING for op in graph.ops):
             raise ValueError("this graph has been submitted already")
         self.graphs[graph] = None
@@ -45,7 +45,7 @@ class TransferScheduler:
                 yield op
 
     def finish(self, op: TransferOp, error: Exception | None = None) -> None:
-        """End a running operation. An error aborts all that depends on it.
+        """End a running operation. With an error, the operations that depend on it are aborted.
 
         Raises ``ValueError`` for an operation that does not run.
         """
@@ -79,8 +79,8 @@ class TransferScheduler:
             if error:
                 op.status = OpStatus.ABORTED
                 graph.first_error = graph.first_error or error
-            # These refer to the plan, which refers to the graph: a cycle that keeps the frames until the garbage
-            # collector runs. As the server sets it, it hardly ever frees objects that lived as long as an I/O.
+            # These fields refer to the plan, which refers to the graph: a cycle, which would keep the frames until the
+            # garbage collector frees it. The server's collector hardly ever frees objects that lived as long as an I/O.
             op.buffers, op.predecessors, op.work, op.on_end, op.graph = [], [], None, _no_end, None
             graph.num_unfinished -= 1
             for each in op.successors:
@@ -118,7 +118,7 @@ def _no_end(error: Exception | None) -> Exception | None:
 
 
 def _callback(op: TransferOp, error: Exception | None) -> Exception | None:
-    """Call ``on_end``. A callback that raises makes its operation fail, and no other."""
+    """Call ``on_end`` of ``op``. Return the error with which ``op`` ends: what the callback returns, or raises."""
     try:
         return op.on_end(error)
     except Exception as failure:
