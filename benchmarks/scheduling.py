@@ -26,13 +26,13 @@ from slime_policies.tokens_in_flight import TokensInFlight
 
 _AUTO, _CACHE_AWARE, _GATEWAY, _BOUND = "auto", "cache_aware", "gateway's cache_aware", "earliest"
 _LEAST = "least_inflight"
-#: The workload in which the bound is simulated. The condition for its TTFT cannot be met.
+#: The workload in which the bound is simulated. Even the bound misses the TTFT that is wanted, 0.8 of the gateway's.
 _MULTI_TURN = "multi-turn, 128"
-#: End of the name of a row whose requests do not have the length of their answers.
+#: End of the name of a row whose requests do not tell the length of their answers (``max_new_tokens`` is null).
 _NO_LENGTHS = ", no lengths"
-#: With strict sessions, engines that join later get no conversation that has begun, so the imbalance is 2 at best.
+#: Where sessions keep their engine, engines that join late get no earlier conversation: the imbalance is 2 at best.
 _UNBALANCED = {workload.name for workload in WORKLOADS if workload.joined_s and workload.has_sessions}
-#: Engines that join late make the seeds differ by half, so the workload gets this many times as many.
+#: Where engines join late, results differ by half from seed to seed. Such a workload gets this many times the seeds.
 _LATE_SEEDS = 3
 _SVG = Path(__file__).resolve().parent.parent / "docs" / "images" / "scheduling.svg"
 
@@ -103,7 +103,7 @@ def main() -> int:
     parser = flags(__doc__ or "", rounds=3)
     parser.add_argument(
         "--plot", type=Path, nargs="?", const=_SVG, metavar="FILE",
-        help="draw the figures into FILE (default: %(const)s)",
+        help="draw the figures into FILE (without FILE: into %(const)s)",
     )  # fmt: skip
     given = parser.parse_args()
     options = read(given)

@@ -1,7 +1,7 @@
 """Bounds for the time to the first token of conversations, in the simulation of ``benchmarks.scheduling``.
 
 *earliest* is no policy of the router: it knows the cache, the queue and the step of each engine, and chooses the engine
-with the earliest first token. *shortest first*: the engines prefill the prompt with the fewest missing tokens first.
+with the earliest first token. *shortest first*: the engines first prefill the prompt with the fewest tokens to prefill.
 With sessions, each conversation keeps its engine. With 800 engines, each conversation has an engine of its own.
 """
 

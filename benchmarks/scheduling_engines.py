@@ -1,12 +1,12 @@
 """The check of the simulation of ``benchmarks.scheduling``: the same clients, policies and costs with real processes.
 
 The processes are four embedded engines with simulated KV caches and prefill times, a router for each policy, and the
-gateway itself. Each hit rate must be within 0.1 of the simulated one. Two policies whose simulated hit rates differ by
-more than 0.1 must come in the same order.
+gateway itself. Each hit rate must be within 0.1 of the simulated one. If the simulated hit rates of two policies differ
+by more than 0.1, the policy with the higher one must also have the higher hit rate with the engines.
 
 The last tables have one engine with four data-parallel ranks, and ``cache_aware`` with ``--dp-aware`` (*on*) and
 without (*off*). If ``--dp-aware`` makes the TTFT p95 shorter in the simulation, it must do so with the engines, too. If
-it does not in the simulation, it must not with the engines either.
+the TTFT p95 is not shorter in the simulation, it must not be shorter with the engines.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _compare(report: Report, title: str) -> None:
         if abs(expected_one - expected_two) > _NEAR and (found_one < found_two) != (
             expected_one < expected_two
         ):
-            report.problem(f"{title}: the hit rates of {one} and {two} are in another order")
+            report.problem(f"{title}: the hit rates of {one} and {two} are not in the simulated order")
 
 
 async def _measure_servers(options: Options, report: Report, engines: Sequence[str], directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""Prefill/decode pairs in the simulation of ``benchmarks.scheduling``: policies for both kinds, and regular workers.
+"""Prefill/decode pairs in the simulation of ``benchmarks.scheduling``, with several policies, beside regular workers.
 
 Eight engines: either two or four of them prefill and the others decode, or all are regular. Keys and values are
 transferred at 200,000 tokens a second. A pair's first token is the first one that the decode engine samples.

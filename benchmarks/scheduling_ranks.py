@@ -1,8 +1,9 @@
 """Data-parallel ranks in the simulation of ``benchmarks.scheduling``: with ``--dp-aware``, and without.
 
 Without ``--dp-aware`` the router chooses a server, and the server uses its ranks in turn. The first tables have one
-server with eight ranks and conversations of three turns, as in the measurement that ``docs/plugins/dp.md`` compares
-with. The others have two servers with four ranks each. Ranks that step together are those of ``--enable-dp-attention``.
+server with eight ranks and conversations of three turns, like a measurement with the SGLang gateway: see
+``docs/plugins/dp.md``. The other tables have two servers with four ranks each. With SGLang's ``--enable-dp-attention``
+ranks step together.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ class Generation:
 class Engine:
     """Runs steps while it has requests. ``at(time, call)`` asks the simulation to call ``call`` at ``time``.
 
-    ``ranks`` have caches and queues of their own, and step together: a step takes as long as that of the slowest rank.
+    ``ranks``: the number of ranks. Each has a cache and a queue of its own. All step together: a step takes as long as
+    that of the slowest rank.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Engine:
         return max(0.0, self._step_ends_s - now) + self._ranks[rank].first_token_s(prompt)
 
     def tell(self, changed: Callable[[Event], None], rank: int = 0) -> None:
-        """Call ``changed`` with each change of the cache of ``rank``, as KV events do."""
+        """Call ``changed`` for each later change of the cache of ``rank``, with the KV event that reports it."""
         self._ranks[rank].changed = changed
 
     def send(self, generation: Generation, now: float, rank: int = 0) -> None:
@@ -139,7 +140,7 @@ class _Rank:
         return took, begun, over
 
     def first_token_s(self, prompt: Text) -> float:
-        """Return the time of the steps from the next step to that of the first token of ``prompt``."""
+        """Return the time from the beginning of the next step to the end of the step with the first token."""
         costs = self._costs
         missing = self._missing(prompt)
         ahead = [self._left(waiting) for waiting in self.waiting]
@@ -154,7 +155,7 @@ class _Rank:
         return self._missing(generation.prompt) if generation.left is None else generation.left
 
     def _prefill(self) -> tuple[list[Generation], int]:
-        """Return the requests whose prompts are now prefilled, and the tokens that the step prefills."""
+        """Prefill a chunk. Returns the requests whose prompts are now prefilled, and the tokens of the chunk."""
         begun: list[Generation] = []
         budget = self._costs.chunk
         if self._costs.shortest_first:

@@ -35,7 +35,7 @@ class Fleet(Protocol):
 
     @property
     def sent(self) -> Sequence[int]:
-        """The number of requests of each engine that prefills."""
+        """The number of requests of each rank of the engines that prefill. Engines without ranks count as one rank."""
         ...
 
 
@@ -133,7 +133,10 @@ class Servers:
 
 
 class Earliest(Servers):
-    """Servers. Each request goes where its first token comes earliest, which only the simulation can know."""
+    """Regular servers. A request whose session has no worker yet goes where its first token comes earliest.
+
+    Only the simulation can know this, so it is no policy of a router.
+    """
 
     def send(
         self, now: float, exchange: Exchange, prompt: Text, new_tokens: int, kept: Worker | None, done: Done
@@ -145,7 +148,7 @@ class Earliest(Servers):
 
 
 class Pairs:
-    """Prefill and decode servers, a policy for each kind. A decode engine begins when it has the keys and values.
+    """Prefill and decode servers, with a policy for each kind. A decode engine begins when it has the keys and values.
 
     ``transfer_per_s``: tokens whose keys and values are transferred in a second. ``holds_prefill``: a request counts at
     its prefill server until the answer has ended, as in the gateway; else until its prompt has been computed.

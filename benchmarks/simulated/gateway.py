@@ -17,7 +17,8 @@ class GatewayCacheAware:
     """The gateway's rules, with its defaults.
 
     - If the loads differ by more than 64 requests and by more than 1.5 times: the worker with the fewest requests.
-    - Else, if a worker has seen more than 0.3 of the prompt: the worker that has seen most of it, of several the first.
+    - Else, if a worker has seen more than 0.3 of the prompt: the worker that has seen most of it (of several, the one
+      that saw this part first).
     - Else the worker with the smallest tree.
 
     The gateway's tree has characters; here it has parts of 64 bytes, the size of a block of the simulated caches.

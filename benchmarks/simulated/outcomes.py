@@ -13,7 +13,7 @@ from slime_policies import Policy
 
 __all__ = ["COLUMNS", "Makers", "add_outcome", "figures", "show_outcomes"]
 
-#: Functions that make each policy, by its name, with the clock of the simulation.
+#: By the name of a policy, the function that makes it. The argument is the clock of the simulation.
 Makers = Mapping[str, Callable[[Callable[[], float]], Policy]]
 
 COLUMNS = (

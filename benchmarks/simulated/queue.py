@@ -1,4 +1,4 @@
-"""A limit of the requests in flight in front of a simulated fleet, and the queue of those that wait."""
+"""A limit on the requests in flight in front of a simulated fleet, and the queue of the requests that wait."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["Limited"]
 
 
 class Limited:
-    """At most ``limit`` requests of ``inner`` at once, as with ``--max-concurrent-requests``; no sessions.
+    """A fleet that has at most ``limit`` requests in ``inner`` at once, as with ``--max-concurrent-requests``.
 
-    The others wait in ``queue``. A request's time to the first token begins with its wait.
+    The others wait in ``queue``. A request's time to the first token begins with its wait. There are no sessions.
     """
 
     def __init__(self, inner: Fleet, limit: int, queue: Queue[Exchange], clock: Callable[[], float]) -> None:

@@ -28,7 +28,8 @@ class Outcome:
     """``hit_rate``: cached tokens, as a part of all tokens of prompts. ``ttft_p95_s``: time to the first token.
 
     ``tpot_p95_s``: mean time between two tokens of an answer. These two are 95th percentiles over the requests.
-    ``makespan_s``: time until the last answer. ``imbalance``: requests of the busiest engine, divided by the mean.
+    ``makespan_s``: time until the last answer. ``imbalance``: requests of the busiest rank, divided by the mean over
+    the ranks. Only engines that prefill count. An engine without ranks counts as one rank.
     """
 
     hit_rate: float
@@ -118,7 +119,7 @@ class _Simulation:
         )
 
     def session(self) -> str | None:
-        """Return the name of a new session, if the requests of the workload name them."""
+        """Return the name of a new session; None if the requests of the workload name no sessions."""
         return f"session {next(self._sessions)}" if self._workload.has_sessions else None
 
     def ask(

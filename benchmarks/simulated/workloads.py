@@ -50,7 +50,7 @@ def length(rng: random.Random, median: int, spread: float = 0.6) -> int:
 
 
 def conversation(rng: random.Random, prompt: Text, answer: int, added: int) -> Conversation:
-    """Return four to eight turns. The medians are ``answer`` tokens, and ``added`` tokens of a later turn."""
+    """Return four to eight turns. Medians in tokens: ``answer`` of an answer, ``added`` of what a later turn adds."""
     later = [
         Turn(None, length(rng, added), length(rng, answer), rng.expovariate(2))
         for _ in range(rng.randint(3, 7))
@@ -59,7 +59,7 @@ def conversation(rng: random.Random, prompt: Text, answer: int, added: int) -> C
 
 
 def three_turns(rng: random.Random, prompts: int, answer: int = 150) -> list[Conversation]:
-    """Return conversations of three turns, in any order. Each long prompt begins eight of the conversations."""
+    """Return conversations of three turns, in random order. Eight conversations begin with each long prompt."""
     made = [
         [
             Turn(shared.then(length(rng, 300)), 0, length(rng, answer)),
@@ -129,7 +129,7 @@ def _unrelated(rng: random.Random) -> list[Conversation]:
 
 
 def _skewed(rng: random.Random) -> list[Conversation]:
-    """Return short conversations, of which one in twelve reads long documents and writes long answers."""
+    """Return conversations. One in twelve, drawn at random, goes on with long documents and long answers."""
     made = []
     for _ in range(600):
         turns = conversation(rng, Text().then(length(rng, 400)), 150, 120)
@@ -152,7 +152,7 @@ def _long_agents(rng: random.Random) -> list[Conversation]:
 
 
 def _paused(tokens: int, pause_s: float, count: int) -> Callable[[random.Random], list[Conversation]]:
-    """Return the maker of conversations with long prompts of their own, and long pauses between turns."""
+    """Return a function that makes conversations with long prompts of their own and long pauses between turns."""
 
     def make(rng: random.Random) -> list[Conversation]:
         made = []
