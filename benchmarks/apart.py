@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class Apart:
-    """Runs functions on the router's core, each in a process of its own."""
+    """Runs functions on the router's core, each in a process of its own, except in a tiny run."""
 
     def __init__(self, processes: Pool) -> None:
         self._processes = processes

@@ -1,12 +1,13 @@
-"""Chat requests through the router, which knows their tokens, beside a gateway that passes the requests on.
+"""Chat requests through the router, which records their tokens, and through a gateway, which records nothing.
 
     python -m benchmarks.chat --gateway-python gateway/bin/python
 
 *whole answers*, *streams*: 64 clients ask the next question of conversations of about 2,000 tokens, and get 64
 tokens. The router renders the template, finds the earlier turns, sends a ``/generate`` with ids, and parses and records
-the answer. Its peers pass the request on to the worker's own ``/v1/chat/completions``. The next chunk of a stream
-leaves the worker when the previous one has arrived, so that none are merged. *40 tokens/s*: a moderate load. *turns*:
-the number of tokens that are tokenised in each of 20 turns, and the time of a turn.
+the answer. The other proxies pass the request on to the worker's own ``/v1/chat/completions``. The next chunk of a
+stream leaves the worker when the client has read the previous one, so that no chunks are merged. *40 tokens/s*: each
+stream gets 40 tokens a second, a moderate load. *turns*: the number of tokens that are tokenised in each of 20 turns,
+and the time of a turn.
 
 The proxy has one core; the worker and the clients share the other, in one process. ``added`` is the time to the
 first words, less the same time without a proxy. ``exact`` is the share of requests that reached the worker with the
@@ -123,7 +124,7 @@ async def main(options: Options) -> int:
 
 
 def _peers(options: Options, directory: Path) -> list[Peer]:
-    """Return the peers to measure. The router with both plugins is always measured, since it has the conversations."""
+    """Return the peers to measure. ``_OURS`` is always one of them, since the conversations are held through it."""
     template = directory / "chat_template.jinja"
     template.write_text(files("slime_engine").joinpath("chat_template.jinja").read_text())
     known = (*options.tokenizer(directory / "tokenizer"), "--chat-template", str(template))

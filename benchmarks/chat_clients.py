@@ -30,7 +30,7 @@ _BEGINNING_S = 30.0
 
 
 class Talk:
-    """A conversation that ends with a question. The request's name is in it, so no two requests are the same."""
+    """A conversation that ends with a question. The question has the request's name, so all requests are different."""
 
     def __init__(self, messages: Sequence[dict[str, str]], max_tokens: int) -> None:
         *others, last = messages
@@ -56,7 +56,7 @@ class Talk:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The conversations to continue, in turn, and the texts of all right ``answers``."""
+    """The conversations that the clients continue in turn, and the texts of all right ``answers``."""
 
     talks: list[Talk]
     answers: Collection[str]
@@ -87,7 +87,7 @@ async def chatting(
 ) -> AsyncIterator[Seen]:
     """Keep ``clients`` clients busy while the block runs.
 
-    Without a ``pace`` the next chunk of a stream leaves the worker as soon as the previous one has arrived.
+    Without a ``pace`` the next chunk of a stream leaves the worker as soon as the client has read the previous one.
     """
     seen = Seen()
 

@@ -71,7 +71,10 @@ class _Talk:
     known: list[int] = field(default_factory=list)
 
     def hear(self, reply: dict[str, Any]) -> bool:
-        """Add an answer. Returns True when the prompt of this answer began with the ids of all earlier turns."""
+        """Add an answer. Returns True if its prompt began with the ids of all earlier turns.
+
+        After the first turn, the router must also say that the history is exact.
+        """
         prompt, [choice] = reply["prompt_token_ids"], reply["choices"]
         goes_on = reply["history"] == "exact" if self.known else True
         goes_on = goes_on and prompt[: len(self.known)] == self.known

@@ -1,4 +1,4 @@
-"""Both chat interfaces of a worker: ``/generate``, which the router uses, and ``/v1/chat/completions``."""
+"""A worker's answers to chats: at ``/generate``, which the router calls, and at ``/v1/chat/completions``."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _NAME_OF = re.compile(rb"This is request ([^.]+)\.")
 def stand_ins(
     samples: Samples, answers: Mapping[int, Sequence[Answer]], streamed: Answer
 ) -> tuple[StandIn, StandIn]:
-    """Return stand-ins for ``/generate`` and for chats, with the same texts, numbers of chunks, and set of streams.
+    """Return stand-ins for ``/generate`` and ``/v1/chat/completions``. Both stream one text, in as many chunks.
 
-    ``answers``: the whole answers by their number of tokens. Chats get the shortest ones. ``streamed``: the answer of
-    every stream.
+    ``answers``: the whole answers by their number of tokens. ``/v1/chat/completions`` has only the shortest ones.
+    ``streamed``: the answer of every stream.
     """
     ids = streamed.ids
     texts = ["", *(samples.decode(ids[:n]) for n in range(1, len(ids))), streamed.text]

@@ -2,15 +2,15 @@
 
     python -m benchmarks.cold_rows [--only npz] [--rounds N] [--directory DIR]
 
-The form ``samples`` is the answer of a session's ``/sessions/{id}/samples``, with int32 rows. In the other forms,
-``/retrieve_from_text`` answers.
+The answers have several forms. ``samples`` is the answer of ``/sessions/{id}/samples``, with int32 rows. The other
+forms are answers of ``/retrieve_from_text``.
 
-A sample has about 80,000 tokens, of which 1,024 are sampled. A row is for one token: 94 layers with 8 experts, a byte
-each. All rows take 60 MB. ``memory``: a router without a store. ``store's memory``: the store's memory has all blocks.
-``SSD``: the store's memory has room for 4 MiB only, so all blocks are read from the files on the disk, which are not in
-the page cache. ``grown``: the peak of the router's resident memory (``VmHWM``) less the memory before. The client reads
-as fast as it can and drops what it gets. One answer in npz and one of samples are compared with the rows that the
-worker sent. The router has one core, the worker and the client the other.
+A sample has about 80,000 tokens, of which 1,024 are sampled. A row has the experts of one token: 8 in each of 94
+layers, a byte each. All rows take 60 MB. ``memory``: a router without a store. ``store's memory``: the store's memory
+has all blocks. ``SSD``: the store's memory has room for 4 MiB only, so all blocks are read from the files on the disk,
+which are not in the page cache. ``grown``: the peak of the router's resident memory (``VmHWM``) less the memory before.
+The client reads as fast as it can and drops what it gets. One answer in npz and one of samples are compared with the
+rows that the worker sent. The router has one core, the worker and the client the other.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _turn(options: Options, directory: Path) -> _Turn:
 
 
 def _flags(memory_bytes: int, disk: Path) -> Sequence[str]:
-    """Return the flags of a router. Unless ``memory_bytes`` is 0, it moves all experts to a store in ``disk``."""
+    """Return a router's flags. Unless ``memory_bytes`` is 0, the router moves all experts to a store in ``disk``."""
     if not memory_bytes:
         return ()
     store = ("--plugin", "tiered_store", "--store-memory-bytes", str(memory_bytes))
@@ -223,7 +223,10 @@ async def _measure_all(report: Report, options: Options, parent: Path | None) ->
 def main() -> int:
     parser = flags("Routed experts of long samples, from a router's memory and from its store.")
     parser.add_argument(
-        "--directory", type=Path, metavar="DIR", help="place on the disk (default: a temporary one)"
+        "--directory",
+        type=Path,
+        metavar="DIR",
+        help="files go below DIR, and are removed at the end (default: the system's temporary directory)",
     )
     given = parser.parse_args()
     options, report = read(given), Report()

@@ -49,7 +49,7 @@ _COLUMNS = (
 
 
 async def measure_crowd(options: Options, report: Report, directory: Path) -> None:
-    """Hold the conversations, all at once; retrieve each, and compare."""
+    """Hold the conversations, all at once. Then retrieve each, and compare it with the engine's journal."""
     tokenizer = save_engine_tokenizer(directory / "engine-tokenizer")
     flags = ("--plugin", "radix_cache", *options.tokenizer(directory / "engine-tokenizer"))
     peer = router(
@@ -134,7 +134,7 @@ class Crowd:
                 tasks.start_soon(self._play, number, conversation)
 
     async def _play(self, number: int, conversation: Conversation) -> None:
-        # A transport for each client: with verify=False none reads the system's certificates, which takes time.
+        # With verify=False a transport does not read the system's certificates. To read them takes time.
         transport = httpx.AsyncHTTPTransport(verify=False)
         async with httpx.AsyncClient(
             base_url=self.url, transport=transport, trust_env=False, timeout=120

@@ -1,8 +1,8 @@
-"""The processor time that the dashboard takes: a data request of an open page, and a sample for its plots.
+"""The processor time that the dashboard takes for a data request of an open page, and for a sample of its plots.
 
 The router has the default plugins and ``radix_cache``. Its data route is called without a socket and without
-middleware. Each worker has answered ``/generate`` with two statuses. The history is full: when a page is opened, it
-gets all of the history, and later only what is new.
+middleware. Each worker but the embedded engine has answered ``/generate`` with two statuses. The history is full: when
+a page is opened, it gets all of the history, and later only what is new.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Conversations through routers whose memory has no room for them, beside one that has room for all.
+"""Conversations through routers whose memory has no room for them, compared with a router that has room for all.
 
     python -m benchmarks.demotion [--only SSD] [--rounds N] [--directory DIR]
 
 All conversations are held at once, four turns each; their last texts have about 2,000 tokens. Then each is retrieved,
-one after the other, and compared with the engine's journal. ``memory`` is ``--radix-tree-max-bytes``: with 1 byte, each
-turn is demoted as soon as it is answered. Without a lower tier, what does not fit is evicted. So fewer turns find their
-history (``hit rate``), and fewer samples are ``whole``: they have the tokens of all turns as they were sampled. A
-sample that is not whole must be inexact, or in a session that is not ``complete``. With SSD or a remote store
-(``file://``) all samples must be whole. The store's own memory has 4 MiB.
+one after the other, and compared with the engine's journal. The name of a row says what ``--radix-tree-max-bytes`` is.
+``no memory`` is 1 byte: each turn is demoted as soon as it is answered. Without a lower tier, what does not fit is
+evicted. So fewer turns find their history (``hit rate``), and fewer samples are ``whole``. A whole sample has the
+tokens of all turns as they were sampled. If a sample is not whole, the router must say that it is not exact, or that
+its session is not ``complete``. With SSD or a remote store (``file://``) all samples must be whole. The store's own
+memory has 4 MiB.
 
 The router runs on one core; the load and the embedded engine run on another.
 """
@@ -186,7 +187,10 @@ def main() -> int:
     leave_cleanly()
     parser = flags("Conversations through routers whose memory has no room for them.", rounds=3)
     parser.add_argument(
-        "--directory", type=Path, metavar="DIR", help="place on the disk (default: a temporary one)"
+        "--directory",
+        type=Path,
+        metavar="DIR",
+        help="files go below DIR, and are removed at the end (default: the system's temporary directory)",
     )
     given = parser.parse_args()
     options = read(given)

@@ -29,7 +29,7 @@ def save_engine_tokenizer(directory: Path) -> Tokenizer:
 async def serving_engine(directory: Path, *flags: str) -> AsyncIterator[str]:
     """Run ``slime-router engine`` with ``flags``; yields its URL.
 
-    Raises RuntimeError when it ends before it is healthy, and TimeoutError when it is not healthy after 30 seconds.
+    Raises RuntimeError if the engine ends before it is healthy, and TimeoutError if it is not healthy after 30 seconds.
     """
     port = free_port()
     url = f"http://127.0.0.1:{port}"

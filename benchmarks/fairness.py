@@ -1,12 +1,13 @@
-"""Waiting times of a client while another client sends large or expensive bodies: the router and the gateway.
+"""Waiting times of a client while another client sends large or expensive bodies, with the router and the gateway.
 
     python -m benchmarks.fairness --gateway-python gateway/bin/python
 
 One client asks for a few tokens every two milliseconds over two keep-alive connections. Another sends a hostile body
 over and over. ``wait`` is the time from a request of the first client to its answer. When an answer is late, the
 requests that were due meanwhile count as well, each with its own wait. ``direct`` is the same without a proxy: the time
-that the load's core adds. ``grown`` is the proxy's peak memory less its memory before the first body, and ``x body`` is
-that divided by the size of the body. The proxy is started anew for each body.
+that the worker and the clients add. ``grown`` is the proxy's peak memory less its memory before the first body, and
+``x body`` is that divided by the size of the body. The proxy is started anew for each body. ``strangers`` is the share
+of the proxy's core that other processes used.
 
 The proxy has one core; the worker and both clients share the other.
 """
@@ -84,7 +85,7 @@ async def main(options: Options) -> int:
 
 @contextmanager
 def _worker(options: Options, directory: Path) -> Iterator[str]:
-    """Run a quick worker. ``directory`` gets its answers, and the tokenizer and template of the routers."""
+    """Run ``benchmarks.quick_worker``. ``directory`` gets its answers, and the routers' tokenizer and template."""
     samples = Samples(tokenizer := save_tokenizer(directory / "tokenizer", options.vocabulary))
     template = files("slime_engine").joinpath("chat_template.jinja").read_text()
     (directory / "chat_template.jinja").write_text(template)
@@ -140,7 +141,7 @@ def _peers(options: Options, directory: Path) -> Sequence[Peer]:
 
 
 def _unpinned(peer: Peer) -> Peer:
-    """Return ``peer`` on both cores, the load's too. It has several threads, so its clients then wait less."""
+    """Return ``peer`` on two cores: its own, and that of the load. It has several threads, so its clients wait less."""
 
     def command(*given: Any) -> list[str]:
         return ["taskset", "-c", f"{PROXY_CORE},{LOAD_CORE}", *peer.command(*given)]
@@ -184,7 +185,10 @@ async def _beside(
         if peer_name.startswith("router") and (
             figures["answered"] == 0 or figures.get("status", 200) in _FAILED
         ):
-            report.problem(f"{name}, {peer_name}: status {figures.get('status', 0):g}")
+            report.problem(
+                f"{name}, {peer_name}: the first client got {figures['answered']:g} answers, "
+                f"the body got status {figures.get('status', 0):g} (0: none)"
+            )
         print(f"{name}, {peer_name}: max {figures['max_ms']:.1f} ms", file=sys.stderr)
 
 

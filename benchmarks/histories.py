@@ -54,7 +54,7 @@ class Shape:
     turns: int
 
 
-#: 8.9 kB: five turns and the question of a sixth, eleven segments.
+#: With the question of a sixth turn, a text of 8.9 kB in eleven segments: six prompts and five answers.
 TALK = Shape(opening=269, question=28, answer=258, turns=5)
 #: 2,000 tokens in five turns.
 LONG = Shape(opening=310, question=28, answer=307, turns=5)
@@ -96,7 +96,7 @@ class Histories:
     """Conversations of one shape, in the tokens of the ``tokenizer.json`` at ``path``.
 
     With ``float32`` the logprobs are float32 values, as engines compute them, and the radix cache keeps each in four
-    bytes. Otherwise it needs eight.
+    bytes. Otherwise the cache needs eight bytes for each.
     """
 
     def __init__(self, path: Path, shape: Shape, *, float32: bool = True) -> None:
@@ -157,7 +157,7 @@ def text_of(turns: Sequence[Turn]) -> str:
 
 
 def record(kept: Trajectories, turns: Sequence[Turn], session: str | None = None) -> None:
-    """Record the conversation in ``kept``, as the plugin does."""
+    """Record the conversation in ``kept``, as the plugin ``radix_cache`` does."""
     context: Context = None
     text = ""
     for turn in turns:

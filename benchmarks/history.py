@@ -26,7 +26,10 @@ def append(
     *,
     baseline: str,
 ) -> None:
-    """Append a run to ``path``: a row for each peer with a measured rate or processor time, except the ``baseline``."""
+    """Append a run to ``path``. Each scenario has a row for each peer with a measured rate or processor time.
+
+    The ``baseline`` has no rows.
+    """
     rows: list[dict[str, object]] = []
     for scenario, peers in samples.items():
         theirs = peers.get(baseline, ())

@@ -25,7 +25,7 @@ def _of_ids(piece: bytes, count: int) -> Body:
 
 
 def _real_ids(part: int, after: bytes = b"") -> Body:
-    """Return ids of five digits, as in a real long prompt. The benchmark's vocabulary has these ids."""
+    """Return a body of ids with five digits, as in a real long prompt."""
     ids = random.Random(1).choices(range(10_000, 16_000), k=_LARGE // 6 // part)
     return "/generate", b'{"input_ids":[%b],%b%b}' % (",".join(map(str, ids)).encode(), _HI, after)
 

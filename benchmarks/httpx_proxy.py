@@ -1,4 +1,4 @@
-"""A plain proxy of Starlette and httpx, like most Python routers: a peer of the router.
+"""A plain proxy of Starlette and httpx, like most Python routers. The router is compared with it.
 
 ``WORKER_URL`` names the worker. Run it with ``uvicorn benchmarks.httpx_proxy:app``.
 """

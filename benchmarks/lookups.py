@@ -1,7 +1,8 @@
-"""Look-ups per second of the radix cache, of the first generation, and of memory accesses alone.
+"""Look-ups per second of the radix cache, of the trie in ``first_generation.py``, and of memory accesses alone.
 
-The texts of a batch are made just before it, so they are in a CPU cache, as a request's text would be. The stored texts
-may be anywhere in memory. The time is processor time, so other processes on the core matter little.
+The texts of a batch are made just before the batch is looked up. So they are in a CPU cache, as a request's text would
+be. The stored texts may be anywhere in memory. The time is processor time, so other processes on the core matter
+little.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from slime_radix_cache.index.trajectories import Limits, Trajectories
 
 __all__ = ["FIRST", "MATCH", "MEMORY", "OURS", "measure", "measure_toy"]
 
-#: The whole look-up; the search without joining the tokens; reading and joining without the search; the baseline.
+#: In this order: the whole look-up; the search without joining ids; reading and joining without the search; the trie.
 OURS, MATCH, MEMORY, FIRST = "radix_cache", "match alone", "memory alone", "first generation"
 
 _BATCH = 64
@@ -49,7 +50,7 @@ class _Pieces:
 
 
 class _Filled:
-    """One set of conversations in each of the structures."""
+    """The same conversations in the radix cache and, if it is asked for, in the trie of the first generation."""
 
     def __init__(self, *, first_generation: bool) -> None:
         # No text here ends within an answer, so nothing has to be cut.
@@ -81,7 +82,7 @@ class _Filled:
         self._pieces[number] = _Pieces(tuple(edges[::-1]), tuple(ids[::-1]))
 
     def edges(self, text: str) -> int:
-        """Count the edges to the end of the known part of ``text``: the work that an index adds."""
+        """Count the edges to the end of the known part of ``text``: the steps of the search."""
         return len(self._way(text))
 
     def _way(self, text: str) -> list[Node]:
@@ -93,7 +94,7 @@ class _Filled:
         return way
 
     def check(self, number: int, text: str, turns: list[Turn]) -> None:
-        """Check that every look-up gives the sampled ids."""
+        """Check that the look-ups give the ids of all prompts and answers of ``turns``."""
         expected = sum((turn.prompt_ids + turn.ids for turn in turns), array("i"))
         match = self._kept.find_to_continue(text.encode())
         assert match.position == len(text_of(turns))
@@ -104,7 +105,10 @@ class _Filled:
 def measure(
     tokenizer: Path, shape: Shape, conversations: int, rounds: int, seconds: float, *, first_generation: bool
 ) -> list[dict[str, float]]:
-    """Look up next turns of random ``conversations``. Returns the rates per second of each round, and the edges."""
+    """Record ``conversations`` conversations, and look up next turns of random ones.
+
+    Returns the look-ups per second of each round, and the mean number of ``edges`` of a text.
+    """
     histories = Histories(tokenizer, shape)
     filled = _Filled(first_generation=first_generation)
     for number in range(conversations):

@@ -5,11 +5,11 @@
 All routers run at once, on one core. Each has the default plugins except ``metrics``. The first router and the last
 one, ``nothing``, have only these. Each router between them has one thing more: ``metrics``, the request log, or traces.
 
-The load is the 720-byte request of ``benchmarks.proxy``. A slice of it goes to each router in turn, always in the same
-order. So at the beginning of each slice, the processor's caches have the data of another router. The time of a slice is
-the processor time of the router's process (``CLOCK_PROCESS_CPUTIME_ID``) until the router's next slice. So it includes
-what the router does afterwards, such as sending spans. ``%`` is the additional time of a slice, as a share of the first
-router's slice in the same turn.
+The load is the 720-byte request of ``benchmarks.proxy``. In each turn, every router gets a slice of 2,048 requests,
+always in the same order. So at the beginning of each slice, the processor's caches have the data of another router. The
+time of a slice is the processor time of the router's process until the router's next slice. So it includes what the
+router does afterwards, such as sending spans. ``%`` is the additional time of a slice, as a share of the first router's
+slice in the same turn.
 
 A round starts all routers anew, since the places of a process in memory change its times by some percent. The figures
 of a round are medians of its turns, and the table has their medians over the rounds. Below it are the confidence
@@ -71,7 +71,7 @@ def _routers(options: Options, collector: str) -> Sequence[Peer]:
 
 
 def _in_equal_places(peer: Peer) -> Peer:
-    """Return ``peer`` without address space randomisation, so that its memory is laid out as that of other peers."""
+    """Return ``peer`` without address space randomisation, so that its memory has the layout that other peers have."""
     return replace(peer, command=lambda *given: ["setarch", "-R", *peer.command(*given)])
 
 

@@ -10,7 +10,7 @@ __all__ = ["MISSING", "is_installed", "proxy_command", "worker_command"]
 
 MISSING = "nginx is not installed (Debian: apt-get install nginx)"
 
-# With `master_process off` nginx is one process, without a parent, and runs as the user who starts it.
+# With `master_process off` nginx is a single process, and runs as the user who starts it.
 _MAIN = """
 daemon off;
 master_process off;
@@ -78,8 +78,9 @@ def proxy_command(port: int, worker_url: str, directory: Path) -> list[str]:
 
 
 def worker_command(port: int, answer: bytes, facts: dict[str, bytes], directory: Path) -> list[str]:
-    """Return a command line for nginx as a worker: ``answer`` to ``/generate``, ``facts`` by path, else 404.
+    """Return a command line for nginx as a worker.
 
+    It answers ``/generate`` with ``answer``, each path in ``facts`` with its value, and all other paths with 404.
     nginx reads a directive's argument of at most 4 kB; single quotes and ``$`` have a meaning there.
     """
     texts = [answer, *facts.values()]

@@ -15,7 +15,7 @@ from benchmarks.peers import Peer
 
 __all__ = ["VOCABULARY", "Options", "flags", "parse", "present", "read"]
 
-#: Tokens in the vocabulary of the test data.
+#: The most tokens that the vocabulary of the test data may have.
 VOCABULARY = 16_000
 _TINY_SECONDS, _TINY_REQUESTS, _TINY_VOCABULARY = 0.2, 200, 2_000
 _T = TypeVar("_T")
@@ -39,12 +39,12 @@ class Options:
 
     @property
     def most_requests(self) -> int | None:
-        """The number of requests after which a load ends before its time."""
+        """The number of requests after which a load ends before its time; None: it never does."""
         return self.pick(None, tiny=_TINY_REQUESTS)
 
     @property
     def vocabulary(self) -> int:
-        """The number of tokens in the vocabulary of the test data."""
+        """The most tokens that the vocabulary of the test data may have."""
         return self.pick(VOCABULARY, tiny=_TINY_VOCABULARY)
 
     def tokenizer(self, directory: Path) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ def flags(description: str, *, rounds: int = 5, seconds: float = 4.0) -> argpars
         nargs="?",
         const=history.DEFAULT,
         metavar="FILE",
-        help="append commit, machine and ratios to FILE as one line of JSON (default: %(const)s)",
+        help="append commit, machine and ratios as one line of JSON to FILE (without FILE: to %(const)s)",
     )
     parser.add_argument(
         "--only",

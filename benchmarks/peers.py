@@ -136,8 +136,8 @@ async def started(
 ) -> list[Running]:
     """Start ``peers`` on the CPU core ``PROXY_CORE``. They run until ``stack`` closes.
 
-    Each has answered ``request`` correctly. A peer that has not done so within half a minute is left out, and the end
-    of its output is printed. Raises RuntimeError if this peer is the project's router.
+    Each of the returned proxies has answered ``request`` correctly. A peer that has not done so within half a minute is
+    left out, and the end of its output is printed. Raises RuntimeError if this peer is the project's router.
     """
     proxies = []
     for peer in peers:

@@ -1,9 +1,9 @@
 """Plot of the history, as an SVG: requests that a core answers, divided by the gateway's, by commit.
 
 A point is the gateway's processor time of a request divided by the router's: other work on the cores hardly changes
-this ratio. On idle cores it equals the router's requests per second divided by the gateway's.
+this ratio. On cores without other work it nearly equals the router's requests per second divided by the gateway's.
 
-python -m benchmarks.plot_history
+    python -m benchmarks.plot_history
 """
 
 from __future__ import annotations

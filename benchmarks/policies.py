@@ -34,7 +34,10 @@ _ID_BYTES, _BLOCKS = 6, (1, 16, 64)
 
 
 def _asking(size: int, seed: int, shared: float, *, has_session: bool = False) -> Exchange:
-    """Return a generation. Prompts of the same size begin alike: ``shared`` is the share of their bytes, 0 to 1."""
+    """Return a generation request with a prompt of ``size`` bytes.
+
+    All prompts of this size begin with the same bytes. ``shared``: the share of the prompt that these are, 0 to 1.
+    """
     common = random.Random(size).choices(string.ascii_letters, k=int(size * shared))
     own = random.Random(seed).choices(string.ascii_letters, k=size - len(common))
     body = b'{"sampling_params": {"temperature": 1.0}, "text": "%s"}' % "".join(common + own).encode()
@@ -70,7 +73,7 @@ def _cost_us(options: Options, name: str, workers: Sequence[Worker], prompts: Se
 
 
 def _events_us(options: Options, count: int, size: int, block: int | None) -> float:
-    """Return the time of a choice, and of ``answered`` after it. Each worker has the first half of every prompt.
+    """Return the time of a choice and its ``answered`` call together. Each worker has the first half of every prompt.
 
     ``block``: the number of tokens of a block in KV events; None: there are no KV events.
     """
@@ -101,7 +104,10 @@ def _events_us(options: Options, count: int, size: int, block: int | None) -> fl
 
 
 def _memory_mb(size: int, part: int) -> float:
-    """Return the memory of a full map of prompts of ``size`` bytes. 1/``part`` of it is filled and measured."""
+    """Return the memory, in MB, of a :class:`Prefixes` that is full of prompts of ``size`` bytes.
+
+    Only a part of it is filled and measured: 1/``part``.
+    """
     seen = Prefixes(Settings().max_tree_size // part)
     horizons = Horizons()
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""Child processes of a benchmark: pinned to a core, measured through /proc, and always ended."""
+"""Child processes of a benchmark: pinned to a core, measured by the kernel's clocks and /proc, and always ended."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _END_DEADLINE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A running child and its descendants (nginx and some launchers fork)."""
+    """A running child, and its descendants: some launchers fork."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -142,11 +142,11 @@ def free_port() -> int:
 
 
 def require(*programs: str) -> None:
-    """Exit with code 2 and a message when a program is missing that the benchmark needs."""
+    """Exit with code 2 and a message if one of ``programs`` is missing. Print a warning if there is only one core."""
     if missing := [program for program in programs if shutil.which(program) is None]:
         sys.exit(_explain(missing))
     if (os.cpu_count() or 1) <= LOAD_CORE:
-        print("benchmark: only one core here; proxy and load share it, so only the ratios mean anything")
+        print("benchmark: wanted two cores, found one: nothing can be pinned to core 1, the core of the load")
 
 
 def leave_cleanly() -> None:

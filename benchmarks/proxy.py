@@ -4,11 +4,11 @@
 
 *bare*: a 720-byte ``/generate``, and a 3.4 kB answer from nginx as the worker. *conversations*: each request is the
 text of a recorded conversation of about 2,000 tokens with a new question, and its answer has 64 tokens with logprobs.
-Here the radix cache looks up the text, tokenises what is new, rewrites the request, and records the answer. Its peers
-only pass the bytes on.
+Here the radix cache looks up the text, tokenises what is new, rewrites the request, and records the answer. The other
+peers only pass the bytes on.
 
 The proxy has one core, the load generator and the worker the other. ``us CPU`` is the proxy's own processor time per
-request, which other processes do not change. The load of the cores shows which of them was the limit. If the proxy's
+request, which other processes hardly change. The load of the cores shows which of them was the limit. If the proxy's
 own share is below its core's load, other processes ran there. ``exact`` is the share of requests that reached the
 worker with the sampled ids of earlier turns, which only the radix cache can achieve.
 """

@@ -1,4 +1,4 @@
-"""Lateness of the router's event loop: a plugin that measures it from within, for ``--middleware-paths``.
+"""Lateness of the router's event loop, measured in the router by a plugin for ``--middleware-paths``.
 
 A tick is due every millisecond. Its lateness is the time until the loop ran it. A chunk that arrived at the moment of
 the tick would have waited as long. All ticks that are due during a stall count, each with its own wait: one stall of
@@ -103,7 +103,10 @@ class Pulse:
 
 @dataclass(slots=True)
 class Felt:
-    """Measurements made while a block ran, filled in at its end. Shares are of a core, 0 to 1."""
+    """Measurements made while a block ran, filled in at its end.
+
+    ``own``: the share of its core that the router used, 0 to 1. ``core``: the share that all processes used.
+    """
 
     seconds: float = 0.0
     late_ns: list[int] = field(default_factory=list)

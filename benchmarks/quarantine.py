@@ -1,4 +1,4 @@
-"""Time from an engine's death to its quarantine: killed, or stopped, with and without traffic."""
+"""Time from the death of an engine (SIGKILL or SIGSTOP) to its quarantine, with and without traffic."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ class _Load:
 async def _fleet(
     flags: Sequence[str], count: int, directory: Path
 ) -> AsyncIterator[tuple[Router, str, list[tuple[Child, Worker]]]]:
-    """Run a router in this process, in front of engines in other processes: one that stays, and ``count`` others."""
+    """Run a router in this process, in front of engines in other processes. Yields the router, its URL, and engines.
+
+    There is one engine more than the ``count`` that are yielded: it is left when these have died.
+    """
     async with AsyncExitStack() as stack:
         router, app = build(flags)
         url = await stack.enter_async_context(serving(app, grace_s=1))
@@ -86,7 +89,7 @@ async def _fleet(
 
 
 async def _measure(flags: Sequence[str], rounds: int, clients: int) -> tuple[dict[str, list[float]], _Load]:
-    """Return the seconds until the quarantine for each kind of death. Each engine dies at a random moment."""
+    """Return the seconds until the quarantine by the kind of death, and the load. Engines die at random moments."""
     found: dict[str, list[float]] = {death: [] for death in _DEATHS}
     load = _Load()
     with tempfile.TemporaryDirectory() as directory:
@@ -133,9 +136,9 @@ async def _run(options: Options) -> int:
 
 
 def main() -> None:
-    options = parse(__doc__ or "")  # a round: an engine for each way of dying
+    options = parse(__doc__ or "")  # a round: one engine that is killed, and one that is stopped
     leave_cleanly()
-    logging.disable()  # no log of the ten deaths
+    logging.disable()  # else the router logs each death
     sys.exit(anyio.run(_run, options, backend_options={"use_uvloop": True}))
 
 

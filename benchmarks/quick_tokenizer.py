@@ -27,7 +27,7 @@ def make_plugin(options: argparse.Namespace) -> QuickTokenizer:
 
 
 class QuickTokenizer:
-    """Registers the tokenizer saved in ``directory``, which has the embedded engine's special tokens."""
+    """Registers the tokenizer saved in ``directory``. Its special tokens must be those of the embedded engine."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -3,7 +3,9 @@
 Its answers do not depend on the requests, so a large request costs it no more than reading, and a large
 answer no more than writing.
 
-    python -m benchmarks.quick_worker PORT GENERATED CHAT    # the answers, as files
+    python -m benchmarks.quick_worker PORT GENERATED CHAT
+
+``GENERATED`` and ``CHAT`` are files with the answers to ``/generate`` and ``/v1/chat/completions``.
 """
 
 from __future__ import annotations

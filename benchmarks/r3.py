@@ -2,12 +2,13 @@
 
     python -m benchmarks.r3 --gateway-python gateway/bin/python
 
-The answer is the last turn of a long conversation: 31,745 tokens of prompt and 1,024 sampled ones with logprobs, and
-the experts of each token but the last, 8 in each of 48 layers. The client compares every byte of the answer. *one*:
+The answer is like the last turn of a long conversation: 31,745 tokens of prompt, 1,024 sampled tokens with logprobs,
+and the experts of each token but the last, 8 in each of 48 layers. The client compares every byte of the answer. *one*:
 five downloads, one after another. *32 at once*: the rate counts the bytes of all 32. ``grown`` is the peak of the
 proxy's resident memory (``VmHWM``) less its memory before. *recorded*: the bytes that the router keeps
-(``/cache_stats``) for each row of each answer. A row has the experts of one token, as int32 1,536 bytes. ``exact``: the
-router returns the tokens and experts as the worker sent them. An answer that the router has not recorded is an error.
+(``/cache_stats``) for each row of each answer. A row has the experts of one token. As int32 it would take 1,536 bytes.
+``exact``: the router returns the tokens and experts as the worker sent them. An answer that the router has not recorded
+is an error.
 
 The proxy has one core; the worker and the client, a process each, share the other.
 """

@@ -1,13 +1,13 @@
-"""The radix cache: look-ups, how they grow, memory per token, retrievals per second.
+"""The radix cache: look-ups per second among more and more conversations, memory per token, retrievals per second.
 
     python -m benchmarks.radix
 
-*Look-ups* are the first step of each next turn: they lead from the text of a conversation to those of its tokens that
-an engine has seen. Beside the full look-up: *match alone* is the search, without joining the ids; *memory alone* is
-given the places of the pieces, and compares the text and joins the ids, without a search; *first generation* is the
-trie of this router's first generation. All run on one core, in turn in every round, and are measured by processor time.
+A *look-up* is the first step of a turn. It gets the text of a conversation, and finds the ids of this text that an
+engine has seen. Three others are measured for comparison. *match alone* is the search, without joining the ids. *memory
+alone* knows the places of the pieces: it compares the text and joins the ids, without a search. *first generation* is
+the trie of this router's first generation. All run on one core, in turn in every round. Their time is processor time.
 
-*Memory* is the additional memory per token of a fresh process with the conversations, and the part of it that the cache
+*Memory* is the memory per token that a fresh process gains with the conversations, and the part of it that the cache
 counts itself. *Retrievals* go to a router on a core of its own, from the other core.
 """
 
@@ -38,7 +38,7 @@ _SHARE = 1 / 16
 _TALKS = "next turn of conversations, 8.9 kB in 11 segments"
 _TURNS = "next turn of short ones, 0.6 kB in 3 segments"
 _SIZES = {
-    # The lists of the first generation would take 14 GB for 100,000 conversations, so they have 10,000 at most.
+    # The lists of the first generation would take 14 GB for 100,000 conversations. So this trie gets 10,000 at most.
     _TALKS: (TALK, (100, 512, 1_000, 4_096, 10_000, 100_000), 10_000),
     _TURNS: (SHORT, (100, 1_000, 10_000, 100_000), 100_000),
 }
@@ -93,7 +93,7 @@ async def main(options: Options) -> int:
 
 
 def _each(scenario: str, rows: Mapping[str, _T]) -> Iterator[tuple[str, _T]]:
-    """Yield ``rows``, each after a line of progress."""
+    """Yield ``rows``. Prints a line of progress before each."""
     for number, (name, row) in enumerate(rows.items(), 1):
         print(f"{scenario}: {number} of {len(rows)}: {name}", file=sys.stderr)
         yield name, row

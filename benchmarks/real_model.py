@@ -27,7 +27,7 @@ from benchmarks.processes import free_port, leave_cleanly
 from benchmarks.report import EXACT, Column, Report
 
 _TOKENS = 64
-#: Seconds for a model to be read, or converted.
+#: A model has this many seconds to be read or converted.
 _START_DEADLINE_S = 300.0
 _ALONE, _ROUTED = "engine alone", "through the router"
 _COLUMNS = (Column("tokens_per_s", "tokens/s"), Column("ratio", "of alone", 2), Column(EXACT, "exact, %"))

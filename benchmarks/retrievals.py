@@ -47,7 +47,7 @@ class _Asked:
 
 
 async def measure(options: Options, report: Report, scenario: str, tokenizer: Path, samples: Samples) -> None:
-    """Add the figures of JSON and of msgpack, in turn, to ``report``."""
+    """Measure retrievals in JSON and in msgpack, alternately, and add the figures to ``report``."""
     answers = [samples.answer(_ANSWER_TOKENS) for _ in range(options.pick(_ANSWERS, tiny=2))]
     templates = {_ANSWER_TOKENS: [Template(answer.payload) for answer in answers]}
     stand_in = StandIn(templates, sampled_before=samples.spelled_ids)
@@ -73,7 +73,7 @@ async def measure(options: Options, report: Report, scenario: str, tokenizer: Pa
 
 
 async def _held(proxy: Running, samples: Samples, conversations: int, turns: int) -> list[_Asked]:
-    """Hold conversations through ``proxy``, and return the requests of their rollouts at the end."""
+    """Hold conversations through ``proxy``. Return the requests with which their rollouts retrieve them at the end."""
     asked: list[_Asked] = []
     limit = anyio.Semaphore(16)
 

@@ -19,7 +19,8 @@ __all__ = ["Answer", "Samples", "request_body", "save_tokenizer"]
 
 _END = "<|im_end|>"
 _SPECIALS = ["<|endoftext|>", "<|im_start|>", _END]
-_SPELLED = " nevertheless"  # one token for each letter in each answer: a tokenizer never gives it these ids
+#: A word that is in each answer, with one token for each letter. A tokenizer would make fewer tokens of it.
+_SPELLED = " nevertheless"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +124,10 @@ def request_body(text: str, max_new_tokens: int, *, stream: bool = False, rid: s
 
 
 def save_tokenizer(directory: Path, vocabulary: int) -> Tokenizer:
-    """Train a byte-level BPE of ``vocabulary`` tokens, and save it to ``directory`` as transformers reads it.
+    """Train a byte-level BPE of at most ``vocabulary`` tokens, and save it to ``directory`` as transformers reads it.
 
     It has ChatML's special tokens. The training text is the language reference that comes with Python. Training takes
-    less than a second.
+    about a second.
     """
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,4 +1,4 @@
-"""A load in short slices: a number of requests to one server, then the same to the next one."""
+"""A load in short slices: a number of requests to one server, then as many to the next server."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ class Load:
         self.answer_bytes = 0
 
     async def run(self, requests: int) -> None:
-        """Send ``requests``, and return when all are answered.
+        """Send ``requests`` requests, and return when all are answered.
 
-        Raises RuntimeError when an answer has another status or length, and TimeoutError after a minute.
+        Raises RuntimeError when an answer has another status or length, or a connection is closed. Raises TimeoutError
+        after a minute.
         """
         loop = asyncio.get_running_loop()
         while len(self._open) < self._connections:

@@ -54,7 +54,7 @@ class Template:
 
 
 class Fixed:
-    """An answer of constant bytes, when it is too large to be made anew for each request."""
+    """An answer of constant bytes: one that is too large to be made anew for each request."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body

@@ -1,15 +1,15 @@
-"""The cost of the tiered store's index, beside plain loops over the same blocks.
+"""The cost of the tiered store's index, compared with plain loops over the same blocks.
 
     python -m benchmarks.store [--only "1,000 blocks"] [--rounds N]
 
 Sequences of 32 blocks of 16 tokens are inserted: each prompt of 16 blocks has eight samples of 16 blocks more.
-``plain loop`` keeps a dict of keys, as the design that the store follows does. It looks at each block on its own, and
-to evict blocks it sorts all leaves by age. ``keys`` is the time to hash a sequence. All figures are the processor time
-of one call.
+``plain loop`` keeps dicts by the key of a block. It looks at each block on its own, and to evict blocks it sorts all
+leaves by age. ``keys`` is the time to hash a sequence. All figures are the processor time of one call.
 
 Then the script measures the eviction of one block, from an index of 50,000 leaves and from an index of one long
-sequence. More than 20 us with 50,000 leaves are a failure. ``fork`` inserts a shorter sequence: blocks of the long
-one up to a place near its end, or near its beginning, and one other block.
+sequence. More than 20 us with 50,000 leaves are a failure. ``fork_end`` and ``fork_begin`` insert a shorter sequence:
+the blocks of the long one up to a place near its end, or near its beginning, and one other block. At the end, the
+script measures the memory of a block in the index.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The copy of an SSD tier to a larger remote tier that was added later, beside plain writers to the same server.
+"""The copy of an SSD tier to a larger remote tier that was added later, compared with plain writers to the same server.
 
     python -m benchmarks.store_copies [--only redis] [--rounds N] [--directory DIR]
 
 ``file``: a directory on the same disk; each file and its directory entry are synced. ``redis``: a server with
 ``appendfsync always``. ``s3``: moto's server, which is one Python process and keeps objects in memory. The blocks are
-those of records, 4 KiB. A plain writer makes one call for each block, from memory. There are as many plain writers as
-the tier makes calls at once. Writers and tier alternate, and ``of plain`` is the median of the rounds' ratios. The
-directory must be on a disk.
+those of ``slime_tiered_store.cold_records``. A plain writer makes one call for each block, from memory. There are as
+many plain writers as the tier makes calls at once. Writers and tier alternate, and ``of plain`` is the median of the
+rounds' ratios. The directory must be on a disk.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _file_store(directory: Path) -> Iterator[str]:
 @contextmanager
 def _redis_store(directory: Path) -> Iterator[str]:
     port = free_port()
-    assert _REDIS is not None  # a missing server is left out before
+    assert _REDIS is not None  # narrowing: without a server, ``redis`` is left out
     command = [_REDIS, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory), "--save", ""]
     with _server("redis", directory, port, [*command, "--appendonly", "yes", "--appendfsync", "always"]):
         yield f"redis://127.0.0.1:{port}/0"
@@ -155,7 +155,10 @@ def _measure_all(report: Report, options: Options, parent: Path | None) -> None:
 def main() -> int:
     parser = flags("Throughput of the copy to a larger remote tier, beside plain writers.")
     parser.add_argument(
-        "--directory", type=Path, metavar="DIR", help="place on the disk (default: a temporary one)"
+        "--directory",
+        type=Path,
+        metavar="DIR",
+        help="files go below DIR, and are removed at the end (default: the system's temporary directory)",
     )
     given = parser.parse_args()
     options, report = read(given), Report()

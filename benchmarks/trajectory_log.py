@@ -5,7 +5,7 @@
 Conversations of five turns and about 1,700 tokens are recorded with and without the log, alternately. The script
 measures this process's processor time per answer, and the wall-clock time, which includes all of the writes to the page
 cache. Then it reads the log. ``tokens``: the cost of every answer (``record`` with ``pin`` and ``unpin``, without HTTP,
-JSON and tokenising). ``turns``: the additional cost of an answer to a chat, which ``openai`` keeps as a turn.
+JSON and tokenising). ``turns``: the additional cost of an answer to a chat: the plugin ``openai`` keeps it as a turn.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _logged_history(directory: LogDirectory) -> tuple[History, RecordLog]:
 
 
 def _chat(history: History, turns: Sequence[Turn], session: str) -> None:
-    """Add the turns of one conversation, as the plugin does."""
+    """Add the turns of one conversation, as the plugin ``openai`` does."""
     parent: ChatTurn | None = None
     for number, turn in enumerate(turns):
         reply = Message("assistant", turn.answer)
@@ -148,7 +148,11 @@ class _Side(Generic[K]):
 def main() -> int:
     parser = flags(__doc__.partition("\n")[0])
     parser.add_argument("--conversations", type=int, default=2000, metavar="N")
-    parser.add_argument("--directory", type=Path, help="where to write (default: a temporary one)")
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        help="files go below this directory, and are removed at the end (default: the system's temporary one)",
+    )
     given = parser.parse_args()
     options = read(given)
     conversations = options.pick(given.conversations, tiny=20)
