@@ -1,4 +1,4 @@
-"""What every test may use: the event loop's kind, and routers on real sockets."""
+"""Fixtures and options of all tests: the kind of the event loop, and routers on real sockets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from own_time import OWN_TIME, Backend
 from routers import Start
 from slime_testing import started
 
-# How long an example takes says nothing on a busy machine.
+# The time of an example says nothing on a busy machine.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--update-screenshots", action="store_true", help="write the pictures of docs/images that tests make"
     )
     parser.addoption(
-        "--needs", default="", help="modules, comma-separated, without any of which the run fails"
+        "--needs", default="", help="comma-separated modules: the run fails if one of them is missing"
     )
 
 
@@ -40,7 +40,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One public authority instead of 150: to read those takes 25 ms for each router and each client."""
+    """Replace 150 public certificate authorities by one: to read them all takes 25 ms for each router and client."""
     path = str(tmp_path_factory.mktemp("authority") / "ca.pem")
     trustme.CA().cert_pem.write_to_path(path)
     with pytest.MonkeyPatch.context() as patch:
@@ -52,9 +52,9 @@ def _one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Compile a module once for all processes that tests start, even if none may write bytecode beside its source.
+    """Compile a module once for all processes that tests start, even if no bytecode may be written beside its source.
 
-    A router starts in half the time then.
+    Then a router starts in half the time.
     """
     with pytest.MonkeyPatch.context() as patch:
         if sys.dont_write_bytecode:

@@ -57,7 +57,7 @@ def _check_contents(built: Distributions, source: Path, project: dict[str, objec
 
 
 def release(into: Path) -> None:
-    """Build the release of the last commit into the directory ``into``. Raises ReleaseError in a step with faults."""
+    """Build the release of the last commit into the directory ``into``. Raises ReleaseError if a step fails."""
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
     version = project["version"]
     with tempfile.TemporaryDirectory() as directory:

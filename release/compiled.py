@@ -21,10 +21,10 @@ def hot_modules(root: Path) -> list[str]:
 
 
 def build_compiled(source: Path, work: Path, epoch: str) -> Path:
-    """Compile the sources in ``source`` below ``work``, and return the wheel. Raises ReleaseError.
+    """Compile the sources in ``source`` below ``work``, and return the wheel. Raises ReleaseError if a command fails.
 
     ``epoch`` is the SOURCE_DATE_EPOCH. auditwheel finds the oldest glibc on which the wheel runs, and names the wheel
-    after it: PyPI accepts no other wheel for Linux.
+    after it: PyPI accepts compiled wheels for Linux only with such a name.
     """
     environment = {"SLIME_ROUTER_COMPILE": "1", "SOURCE_DATE_EPOCH": epoch}
     run(sys.executable, "-m", "build", "--wheel", "--outdir", work / "built", source, environment=environment)
@@ -35,7 +35,7 @@ def build_compiled(source: Path, work: Path, epoch: str) -> Path:
 
 
 def compiled_faults(wheel: Path, plain: Path, hot: Sequence[str]) -> list[str]:
-    """Return how ``wheel`` differs from the wheel ``plain`` with compiled forms of the modules ``hot``."""
+    """Return the faults of ``wheel``, which must have the files of ``plain`` and the compiled modules ``hot``."""
     with zipfile.ZipFile(wheel) as archive, zipfile.ZipFile(plain) as other:
         names, wanted = _sources(archive.namelist()), _sources(other.namelist())
         faults = [f"{name}: missing" for name in wanted - names]
@@ -52,11 +52,11 @@ def compiled_faults(wheel: Path, plain: Path, hot: Sequence[str]) -> list[str]:
 
 
 def earlier_wheels(into: Path, plain: Path, hot: Sequence[str]) -> list[Path]:
-    """Return the compiled wheels in ``into`` with the sources of ``plain``, as other versions of Python built them."""
+    """Return the compiled wheels in ``into``, for any version of Python, that have the sources of ``plain``."""
     others = into.glob(plain.name.replace("py3-none-any", "cp*"))
     return sorted(wheel for wheel in others if not compiled_faults(wheel, plain, hot))
 
 
 def _sources(names: Collection[str]) -> set[str]:
-    """Return the names of the files that are not about the wheel itself; auditwheel also lists directories."""
+    """Return ``names`` without directories, which auditwheel lists, and without the files of ``.dist-info``."""
     return {name for name in names if ".dist-info/" not in name and not name.endswith("/")}

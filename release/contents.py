@@ -58,7 +58,7 @@ def _in_sdist(name: str) -> str:
 
 
 def _stray(names: Iterable[str]) -> list[str]:
-    """Return a fault for each of ``names`` that is a test, or of a kind that no package has."""
+    """Return a fault for each of ``names`` that is a test, or that has a suffix which no file of a package has."""
     faults = []
     for name in names:
         path = PurePosixPath(name)

@@ -26,7 +26,7 @@ class ReleaseError(Exception):
 
 
 class Distributions(NamedTuple):
-    """The files that are uploaded."""
+    """The wheel and the sdist of one build."""
 
     wheel: Path
     sdist: Path

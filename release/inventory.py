@@ -18,7 +18,7 @@ _NAMED = re.compile(r"^(?P<name>\S+) (?P<version>[^\s:]+): .*npm package (?P<pac
 
 
 class Vendored(NamedTuple):
-    """A third-party library whose files are part of a plugin, beside ``NAME.VERSION`` and ``NAME.LICENSE``."""
+    """A third-party library in a plugin. ``NAME.VERSION`` and ``NAME.LICENSE`` are beside the files of the library."""
 
     name: str
     version: str
@@ -26,7 +26,7 @@ class Vendored(NamedTuple):
 
 
 def vendored(root: Path) -> list[Vendored]:
-    """Return the vendored libraries of the plugins in ``root``. Raises ReleaseError for one without a license."""
+    """Return the vendored libraries of the plugins in ``root``. Raises ReleaseError for a wrong version or license."""
     found = []
     for path in sorted((root / "plugins").rglob("*.VERSION")):
         told = _NAMED.match(path.read_text())
@@ -83,7 +83,7 @@ def _installed(python: Path) -> list[tuple[str, str]]:
 
 
 def completed(document: dict[str, Any], libraries: Sequence[Vendored]) -> dict[str, Any]:
-    """Return the SBOM ``document`` with the vendored ``libraries``, and without addresses of this machine."""
+    """Return the SBOM ``document`` with the vendored ``libraries``, and without file URLs of this machine."""
     main = document["metadata"]["component"]
     added: list[dict[str, Any]] = [
         {
@@ -99,7 +99,7 @@ def completed(document: dict[str, Any], libraries: Sequence[Vendored]) -> dict[s
     ]
     own = [each for each in document["components"] if each["name"] == main["name"]]
     others = [each for each in document["components"] if each not in own]
-    # The installed router is the main component.
+    # The installed router is the main component: references to its entry become references to the main component.
     same = {each["bom-ref"]: main["bom-ref"] for each in own}
     depends: dict[str, set[str]] = {main["bom-ref"]: {each["bom-ref"] for each in added}}
     for entry in document["dependencies"]:

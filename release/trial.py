@@ -12,7 +12,7 @@ __all__ = ["install", "try_out"]
 
 
 def install(requirement: str, environment: Path) -> Path:
-    """Install ``requirement`` into a new environment, and return its Python. Raises ReleaseError."""
+    """Install ``requirement`` into a new ``environment``, and return its Python. Raises ReleaseError if pip fails."""
     venv.create(environment, symlinks=True)
     python = environment / "bin" / "python"
     run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile", requirement)
@@ -20,7 +20,7 @@ def install(requirement: str, environment: Path) -> Path:
 
 
 def try_out(python: Path, version: str, work: Path) -> None:
-    """Run ``--version``, ``plugins`` and the demo from an empty directory. Raises ReleaseError."""
+    """Run ``--version``, ``plugins`` and the demo from an empty directory. Raises ReleaseError if one of them fails."""
     work.mkdir()
     script = python.with_name("slime-router")
     told = run(script, "--version", cwd=work).strip()

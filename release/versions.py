@@ -7,7 +7,7 @@ from pathlib import Path
 
 __all__ = ["set_version", "version_faults"]
 
-#: Files, each with a pattern that matches the file once. The only group of the pattern is the version.
+#: Files, each with a pattern that has one match in the file. The only group of the pattern is the version.
 _PLACES = (
     ("pyproject.toml", r'^version = "(.+)"$'),
     ("docs/openapi.yaml", r"^  version: (\S+)$"),

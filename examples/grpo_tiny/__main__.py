@@ -1,4 +1,4 @@
-"""Four GRPO runs through slime-router, from the same weights and with the same seeds, and plots of them."""
+"""Four GRPO runs through slime-router, and plots of them. The runs of a model begin with the same weights and seeds."""
 
 from __future__ import annotations
 

@@ -44,9 +44,9 @@ def differences(
 def _sums(
     sample: Sample, logprobs: Sequence[float] | npt.NDArray[np.float64], text: str, tokenizer: Tokenizer
 ) -> dict[int, tuple[float, int]]:
-    """Return, by the place in ``text`` where a token ends, a sum and a count of the trained tokens up to that place.
+    """Return, by the place in ``text`` where a token ends, two values for the trained tokens up to that place.
 
-    The sum is that of their log-probabilities.
+    They are the sum of the log-probabilities of these tokens, and their number.
     """
     ids = sample.tokens.tolist()
     found: dict[int, tuple[float, int]] = {}

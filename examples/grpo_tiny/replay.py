@@ -15,9 +15,10 @@ _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
 class ExpertReplay:
-    """Replays experts in ``model``. Only their indices are recorded: their weights are the model's own, with gradients.
+    """Replays experts in ``model``.
 
-    The router layers are those of transformers that return ``(logits, scores, indices)``, as Qwen3-MoE's do.
+    Only the indices of the experts are recorded. Their routing weights are the model's own, with gradients. The router
+    layers are those of transformers that return ``(logits, scores, indices)``, as Qwen3-MoE's do.
     """
 
     def __init__(self, model: Any) -> None:
@@ -29,7 +30,7 @@ class ExpertReplay:
 
     @contextmanager
     def of(self, experts: torch.Tensor | None) -> Iterator[None]:
-        """Use ``experts``, int64 ``[batch, tokens, layers, top_k]``, in the passes within; None: the model's choice."""
+        """Use ``experts``, int64 ``[batch, tokens, layers, top_k]``, in the block; None: the model's own choice."""
         self._experts = experts
         try:
             yield

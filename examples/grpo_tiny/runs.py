@@ -30,7 +30,10 @@ __all__ = ["RUNS", "Run", "Size", "Step", "train"]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One way to train. ``exact``: on the recorded tokens; False: on the text tokenised again."""
+    """One way to train. ``exact``: on the recorded tokens; False: on the text tokenised again.
+
+    ``replay``: the trainer uses the recorded experts.
+    """
 
     name: str
     moe: bool
@@ -72,7 +75,7 @@ class Step:
 async def train(
     run: Run, size: Size, directory: Path, *, seed: int, on_step: Callable[[int, Step], None]
 ) -> list[Step]:
-    """Train from the same weights and with the same seeds as every other run of ``seed``."""
+    """Train, and return the steps. Runs with the same ``moe`` and ``seed`` begin with the same weights and seeds."""
     checkpoint = save_model(directory, moe=run.moe, seed=seed)
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     trainer = Trainer(checkpoint, replay=run.replay)

@@ -32,7 +32,7 @@ class Sample:
 
 
 def recorded(record: Mapping[str, Any]) -> Sample:
-    """Return the sample of what ``AsyncClient.retrieve`` returned. Raises ValueError if it is not exact."""
+    """Return the sample in ``record``, a result of ``AsyncClient.retrieve``. Raises ValueError if it is not exact."""
     if not record["exact"] or not record.get("experts_exact", True):
         reason = record["inexact_reason"] or record.get("routed_experts_reason")
         raise ValueError(f"the tokens are not exact: {reason}")

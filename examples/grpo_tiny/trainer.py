@@ -32,7 +32,7 @@ class Trainer:
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=learning_rate, weight_decay=0.0)
 
     def step(self, samples: Sequence[Sample], advantages: Sequence[float]) -> list[npt.NDArray[np.float64]]:
-        """Do one step. Return the log-probabilities, before the step, of all tokens of each sample except the first."""
+        """Do one step. Return each sample's log-probabilities before the step, of all its tokens except the first."""
         rows = [torch.tensor(sample.tokens) for sample in samples]
         tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
         mask = _padded([sample.mask for sample in samples])[:, 1:].bool()

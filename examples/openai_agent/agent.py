@@ -1,4 +1,4 @@
-"""An agent with tools on OpenAI's SDK, unmodified; then the training sample of its conversation.
+"""An agent with tools that uses OpenAI's unmodified SDK; then the training sample of its conversation.
 
 The README of this directory has the command.
 """

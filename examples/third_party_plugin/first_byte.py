@@ -1,4 +1,4 @@
-"""Reports the time to the first byte to clients: an ASGI middleware class that needs no installation."""
+"""Tells clients the time to the first byte: an ASGI middleware class that needs no installation."""
 
 from __future__ import annotations
 
