@@ -13,21 +13,22 @@ from slime_testing import FakeEngine
 
 __all__ = ["ABORT", "SHAPES", "AbortingEngine", "SequenceEvents", "Shape", "logprob_of"]
 
-#: ``running``: an ordinary event with another reason. ``waiting``: out of the waiting queue, to which running sequences
-#: may have to return. ``unread``: the same, in one event with the deltas before it. ``bare``: older versions.
+#: The forms of the event of an abort. ``running``: an ordinary event whose finish reason is the abort. ``waiting``: an
+#: abort in SGLang's waiting queue, to which running sequences may have to return. ``unread``: as ``waiting``, in one
+#: event with the deltas that were not sent yet. ``bare``: only an id and the finish reason, as in older versions.
 Shape = Literal["running", "waiting", "unread", "bare"]
 SHAPES: tuple[Shape, ...] = ("running", "waiting", "unread", "bare")
 ABORT: dict[str, Any] = {"type": "abort", "message": "Abort in waiting queue"}
 
 
 def logprob_of(place: int) -> float:
-    """No float32, and another one at each place."""
+    """Return the logprob at ``place``. All differ, and six of seven are no float32 values, so that rounding shows."""
     return -(place + 1) / 7
 
 
 @dataclass(frozen=True)
 class SequenceEvents:
-    """The events of one sequence. ``pieces`` are the texts of its ``ids``, of which the first is at place ``begin``."""
+    """The events of one sequence. ``pieces`` are the texts of its ``ids``; the first id has the place ``begin``."""
 
     ids: Sequence[int]
     pieces: Sequence[str]
@@ -61,7 +62,7 @@ class SequenceEvents:
         return replace(self, incremental=False).event(0, len(self.ids) if end is None else end, reason)
 
     def queued(self, told: int, end: int) -> dict[str, Any]:
-        """Return an abort out of the waiting queue, behind the deltas that are not ``told`` yet."""
+        """Return the event of an abort in the waiting queue. If ``incremental``, it has the deltas not yet ``told``."""
         event = self.whole(ABORT, end)
         meta = event["meta_info"]
         del meta["prompt_tokens"]
@@ -77,11 +78,12 @@ class SequenceEvents:
 
 
 class AbortingEngine(FakeEngine):
-    """Samples ``tape`` for every prompt, and goes on in it where the ids of a prompt end that it has sampled.
+    """Samples ``tape`` for every prompt. An earlier prompt with the beginning of the tape after it gets the rest.
 
-    Each sequence takes the next of ``cuts``. It is aborted in the form of ``shape`` when so many tokens of the tape are
-    sampled, whatever the last of them is; None: it ends by its parameters or with the tape. ``tape`` may be a function
-    of the sequence's number, from 0. Each request has weights of its own.
+    Each sequence takes the next of ``cuts``, a place on the tape. When all tokens before this place are sampled, the
+    sequence is aborted in the form of ``shape``, even if the last token is a stop token. With None, a sequence ends by
+    its parameters or with the tape. ``tape`` may be a function of the sequence's number, from 0. Each request has a
+    weight version of its own.
     """
 
     tokenizer: ModelTokenizer
@@ -100,7 +102,7 @@ class AbortingEngine(FakeEngine):
         self.cuts = list(cuts)
         self.shape = shape
         self.incremental = incremental
-        self.pieces = 997  # torn anywhere
+        self.pieces = 997  # bytes: so streams are cut anywhere
         self.rest = self._generation
 
     def uninterrupted(self, **parameters: Any) -> tuple[list[int], str, dict[str, Any]]:
@@ -154,7 +156,7 @@ class AbortingEngine(FakeEngine):
 
     @staticmethod
     def _sampled_behind(known: list[int], prompt: list[int], tape: list[int]) -> int:
-        """Return how much of the tape ``prompt`` has behind ``known``, 0 if it has anything else."""
+        """Return how many tokens of the tape follow ``known`` in ``prompt``; 0 if anything else follows."""
         size = len(prompt) - len(known)
         return size if size > 0 and prompt == known + tape[:size] else 0
 

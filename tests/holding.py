@@ -1,4 +1,4 @@
-"""Workers as whoever judges them would hold and release them."""
+"""Functions that hold and release workers, as the router and its plugins do."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def tear(pool: WorkerPool, worker: Worker, reason: str = "it failed a control ca
 
 
 def is_torn(worker: Worker) -> bool:
-    """It failed a control call."""
+    """Return True if ``worker`` is held because it failed a control call."""
     return "control" in worker.holds
 
 
 def withheld(worker: Worker) -> bool:
-    """By its circuit breaker."""
+    """Return True if the circuit breaker of ``worker`` holds it."""
     return "circuit breaker" in worker.holds
 
 

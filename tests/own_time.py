@@ -1,8 +1,8 @@
 """Event loops whose clocks stand still while the machine does other work.
 
-Whatever a router, its workers and a test measure or wait for on one such loop keeps its order on a busy machine: a
-breaker's 0.2 s do not pass between two lines because another process ran there. Threads and other processes live in
-real time; so does whoever asks :mod:`time`.
+On one such loop, the timers of a router, its workers and a test keep their order on a busy machine: the 0.2 s of a
+circuit breaker do not pass between two lines of a test because another process had the core. Threads, other processes
+and code that calls :mod:`time` have real time.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ __all__ = ["OWN_TIME", "OWN_TIME_UVLOOP", "Backend", "OwnTimeLoop", "OwnTimeUvlo
 Backend = tuple[str, dict[str, Any]]
 _Events = list[tuple[selectors.SelectorKey, int]]
 
-#: Seconds that uvloop waits at most in one go: no more are counted when the machine does other work then.
+#: Longest wait of uvloop, in seconds. No more is counted for a wait, even if the machine does other work meanwhile.
 _TICK_S = 0.01
 _SHORTEST_TICK_S = 0.001
-#: Seconds for which the time that a thread has computed counts as known: asking the kernel takes 1 us.
+#: Seconds for which the processor time of a thread is not asked for again: asking the kernel takes 1 us.
 _KNOWN_S = 0.0002
 
 
 class OwnTimeLoop(asyncio.SelectorEventLoop):
-    """asyncio's loop. Its time is what it computed plus what it waited, no longer than it wanted to wait."""
+    """asyncio's loop. Its time is what it computed plus what it waited, without delays at the ends of its waits."""
 
     def __init__(self) -> None:
         self._waits = _CountingSelector()
         self._asked_at = time.monotonic()
         self._computed_s = time.thread_time()
-        # as large as a real clock: far from the zero of "never"
+        # The clock begins at the real time, not at 0, which may mean "never" to other code.
         self._began = self._asked_at - self._computed_s
         super().__init__(self._waits)
 
@@ -50,7 +50,7 @@ class OwnTimeLoop(asyncio.SelectorEventLoop):
     async def _accept_connection2(
         self, factory: Any, conn: socket, extra: Any, ssl: Any, server: Any, *more: Any
     ) -> None:
-        """Close what comes in the moment in which the server closes; asyncio fails over it, and leaves it open."""
+        """Close a connection that comes while the server closes: asyncio would raise an error, and leave it open."""
         if server.is_serving():
             await super()._accept_connection2(factory, conn, extra, ssl, server, *more)  # type: ignore[misc]
         else:
@@ -58,7 +58,7 @@ class OwnTimeLoop(asyncio.SelectorEventLoop):
 
 
 class _CountingSelector(selectors.DefaultSelector):
-    """Counts the seconds that its callers wanted to wait and did."""
+    """Counts the seconds that its callers wait, without delays at the ends of these waits."""
 
     total_s = 0.0
 
@@ -68,15 +68,15 @@ class _CountingSelector(selectors.DefaultSelector):
         if timeout is None:
             self.total_s += time.monotonic() - began
         elif timeout > 0:
-            # Timed out, it has waited for just so long; woken late, it has not waited longer.
+            # A wait that timed out counts as ``timeout``, even if it took longer. No wait counts as more than that.
             self.total_s += min(time.monotonic() - began, timeout) if events else timeout
         return events
 
 
 class OwnTimeUvloop(uvloop.Loop):
-    """uvloop, which does not tell what it waits: while there are timers, that time goes on in short ticks.
+    """uvloop. It does not tell how long it waits, so while there are timers, its time goes on in short ticks.
 
-    As with asyncio's loop, a tick that comes late has taken no longer than it was to take.
+    As with asyncio's loop, a tick that comes late counts for no longer than it should have taken.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class OwnTimeUvloop(uvloop.Loop):
     def time(self) -> float:
         return self._time + time.thread_time() - self._computed_s
 
-    def call_later(  # type: ignore[override]  # uvloop has a class of its own for them
+    def call_later(  # type: ignore[override]  # uvloop's timers have a class of their own
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         now = self.time() if delay > 0 else self._time
@@ -110,7 +110,7 @@ class OwnTimeUvloop(uvloop.Loop):
         return timer
 
     def _timer_handle_cancelled(self, _: asyncio.TimerHandle) -> None:
-        """It is dropped when its turn comes."""
+        """Do nothing: a cancelled timer is dropped when it is due."""
 
     def _tick_again(self) -> None:
         if self._next_tick is not None:
@@ -132,13 +132,13 @@ class OwnTimeUvloop(uvloop.Loop):
             timer._run()  # as asyncio's loop does
 
     def _advance(self) -> None:
-        """Count what was computed since the last tick, or waited."""
+        """Add the time that was computed since the last tick, or the time that was waited, whichever is longer."""
         now, computed_s = time.monotonic(), time.thread_time()
         waited_s = min(now - self._ticked_at, self._tick_s)
         self._time += max(waited_s, computed_s - self._computed_s)
         self._ticked_at, self._computed_s = now, computed_s
 
 
-#: Values of ``anyio_backend`` for them.
+#: Values of ``anyio_backend`` for these loops.
 OWN_TIME: Backend = ("asyncio", {"loop_factory": OwnTimeLoop})
 OWN_TIME_UVLOOP: Backend = ("asyncio", {"loop_factory": OwnTimeUvloop})

@@ -1,4 +1,4 @@
-"""A router with plugins that a test holds in its hands, and workers that keep what they got."""
+"""A router with plugins that a test has made itself, and workers that record their requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ __all__ = ["Recording", "routing", "until"]
 
 
 class Recording:
-    """A worker that keeps what it got, and answers with its name, or in ``pieces`` at ``streaming``, after ``hold``."""
+    """A worker that records its requests. It answers with its name; at the path ``streaming``, it streams ``pieces``.
+
+    With an event ``hold``, answers wait until it is set.
+    """
 
     def __init__(self, name: str = "worker", pieces: Sequence[bytes] = (b"one ", b"two ", b"three")) -> None:
         self.name = name
@@ -67,9 +70,9 @@ class Recording:
 async def routing(
     plugins: Mapping[str, object], *workers: Recording, options: argparse.Namespace | None = None
 ) -> AsyncIterator[Running]:
-    """A router with ``plugins``, in this order, before ``workers``. At the end no lease may be left.
+    """Serve a router with ``plugins``, in this order, in front of ``workers``. At the end no lease may be left.
 
-    Workers introduce themselves.
+    The router also has the plugin ``sglang``, which reads the properties of each worker.
     """
     manager = new_plugin_manager()
     manager.register(SGLang(), "sglang")

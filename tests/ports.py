@@ -10,16 +10,20 @@ from slime_http.serving import bind
 
 __all__ = ["free_port", "free_ports"]
 
-#: Below the ports that the system gives to clients and for port 0, so that nobody takes one before its server starts.
+#: Below the ports that the system gives to clients and for port 0, so that no one else gets a port before its server.
 _PORTS = range(18_000, 32_000)
-#: Test processes that run side by side have ports of their own.
+#: The number of ports for one test process. Processes that run side by side rarely have the same ports.
 _SHARE = 200
-#: Those of this process that were not given yet. Hypothesis seeds the functions of ``random``, in all processes alike.
+#: Ports of this process that were not given yet. ``SystemRandom`` draws them: Hypothesis seeds the functions of
+#: ``random`` in all processes alike.
 _left: list[int] = []
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 on which a server can be started, killed and started again; each is given once."""
+    """Return a port of 127.0.0.1 on which a server can be started, killed and started again.
+
+    A port is given again only after all others of this process.
+    """
     for _ in range(_SHARE):
         if not _left:
             first = os.getpid() % (len(_PORTS) // _SHARE) * _SHARE
@@ -31,7 +35,7 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> int:
-    """The first of ``count`` ports that follow one another, each as :func:`free_port` gives it."""
+    """Return the first of ``count`` ports with successive numbers. Each was given by :func:`free_port`."""
     taken: set[int] = set()
     while True:
         taken.add(port := free_port())

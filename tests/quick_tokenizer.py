@@ -1,7 +1,7 @@
 """A plugin for routers in processes of their own: the embedded engine's tokenizer, without transformers.
 
-The import of transformers takes longer than the rest of a start. Tests that kill routers prove nothing about how a
-checkpoint is loaded.
+The import of transformers takes longer than the rest of a start. Tests that kill routers do not test the loading of a
+checkpoint.
 """
 
 from __future__ import annotations

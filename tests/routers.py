@@ -15,7 +15,7 @@ from slime_testing import Running
 
 __all__ = ["BARE", "HEALTH", "Start", "answering"]
 
-#: No plugin but those that say who may register, and what workers are.
+#: Only ``auth``, which decides who may register a worker, and ``sglang``, which reads the properties of a worker.
 BARE = ("--no-default-plugins", "--plugin", "auth", "--plugin", "sglang")
 
 
@@ -23,12 +23,12 @@ async def _healthy(_: Request) -> Response:
     return Response()
 
 
-#: A worker without it is quarantined half a minute later, when a slow machine is still at the test.
+#: A worker without this route is quarantined after half a minute, when a slow machine may still run the test.
 HEALTH = Route("/health", _healthy)
 
 
 def answering(body: bytes, status: int = 200) -> ASGIApp:
-    """A worker that answers everything with ``body``."""
+    """Return a worker that answers every request with ``body`` and ``status``."""
 
     async def app(request: Request) -> Response:
         return Response(body, status)

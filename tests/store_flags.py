@@ -8,7 +8,7 @@ __all__ = ["tier_flags"]
 
 
 def tier_flags(tier: str, path: Path, size: int = 1 << 20) -> tuple[str, ...]:
-    """The flags of a tier in ``path``: "ssd", of ``size`` bytes, or "file", a remote store."""
+    """Return the flags of a tier in ``path``: "ssd", an SSD tier of ``size`` bytes, or "file", a remote store."""
     if tier == "ssd":
         return "--store-ssd", str(path), "--store-ssd-bytes", str(size)
     path.mkdir(exist_ok=True)

@@ -13,9 +13,9 @@ ROOT = Path(__file__).parent.parent
 
 
 def build_wheel(source: Path, into: Path) -> Path:
-    """The wheel of the project in ``source``.
+    """Build the wheel of the project in ``source`` in the directory ``into``, and return it.
 
-    Uses the hatchling that is installed; without one, pip fetches it, which takes a network.
+    Uses the hatchling that is installed. Without one, pip fetches it, which needs a network.
     """
     if importlib.util.find_spec("hatchling") is not None:
         command = ["hatchling", "build", "-t", "wheel", "-d", str(into)]
