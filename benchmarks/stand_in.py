@@ -64,10 +64,10 @@ class Fixed:
 
 
 class Chunk:
-    """One server-sent event, with the time at which it was written in a fixed number of digits.
+    """One server-sent event. It has the time at which it was written, in a fixed number of digits.
 
-    The time is the last member, in an engine's event that of ``meta_info``: there SGLang has figures that differ in each
-    event of a stream.
+    The time is the last member of ``meta_info``, or of an event without ``meta_info``. SGLang's ``meta_info``, too, has
+    figures that differ in each event of a stream.
     """
 
     def __init__(self, payload: Mapping[str, object]) -> None:
