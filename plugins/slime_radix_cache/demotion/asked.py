@@ -17,7 +17,7 @@ class AskedRequests:
         self._sessions: dict[str, set[int]] = {}
 
     def of(self, session: str) -> Iterable[int]:
-        """Return the serials of the segments that ``session`` continued."""
+        """Return the serials of the demoted segments that unanswered requests of ``session`` continued."""
         return self._sessions.get(session, ())
 
     def add(self, serial: int, requests: list[Request]) -> None:

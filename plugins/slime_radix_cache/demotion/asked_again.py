@@ -1,4 +1,4 @@
-"""Places that may get several side records, some of them in memory only. See SideRecords in the contracts."""
+"""Places that may get several side records, since the same request came again. See SideRecords in the contracts."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ __all__ = ["PlacesAskedAgain"]
 
 
 class PlacesAskedAgain:
-    """The places that this run of the router, earlier runs and other routers have noted."""
+    """The places that this run of the router, earlier runs and other routers have noted in the store's log."""
 
     def __init__(self) -> None:
         self._known: set[bytes] = set()
-        #: Places whose notes may not be written yet, oldest first, each with the number of its note.
+        #: Places whose notes are perhaps not written yet, oldest first, each with the number of its note.
         self._unwritten: dict[bytes, int] = {}
 
     def __contains__(self, place: bytes) -> bool:
         return place in self._known
 
     def add(self, places: Iterable[bytes]) -> None:
-        """Add ``places`` that others have noted."""
+        """Add ``places`` that earlier runs or other routers have noted."""
         self._known.update(places)
 
     def forget(self, place: bytes) -> None:
@@ -34,11 +34,11 @@ class PlacesAskedAgain:
         self._unwritten.pop(place, None)
 
     async def note(self, place: bytes, writer: NoteWriter, is_in_log: Callable[[], bool]) -> None:
-        """Add ``place`` to the notes of ``writer``.
+        """Give ``writer`` a note about ``place``, unless the place is noted already.
 
-        If ``is_in_log()`` is True, the log may have a record at ``place``. Then wait until the note is written, or
-        raise NotNoted: without the note, a later start would take that record for the only answer at ``place``. If the
-        log has no such record yet, no wait is needed: the log will have the note before the record.
+        If ``is_in_log()`` is True, the log may have a record at ``place``. Then wait until the note is written. If that
+        takes too long, raise NotNoted: without the note, a later start would take that record for the only answer at
+        ``place``. If the log has no such record yet, no wait is needed: the note will be written before the record.
         """
         if place not in self._known:
             self._known.add(place)
@@ -47,4 +47,4 @@ class PlacesAskedAgain:
         while self._unwritten and next(iter(self._unwritten.values())) <= writer.written:
             del self._unwritten[next(iter(self._unwritten))]
         if place in self._unwritten and is_in_log() and not await writer.flushed():
-            raise NotNoted("an answer to this question", "it is asked again")
+            raise NotNoted("an answer to this request", "the request came again")

@@ -33,9 +33,9 @@ __all__ = ["ColdTrajectories", "StoreFailed"]
 
 logger = logging.getLogger(__name__)
 
-#: Segments that are saved together when the router ends.
+#: How many segments are saved together when the router ends.
 _AT_ONCE = 1024
-#: Bytes that are written to the store at once.
+#: About how many bytes of segments are demoted together.
 _BATCH_BYTES = 4 << 20
 _NOT_KEPT = "not_kept"
 
@@ -136,7 +136,7 @@ class ColdTrajectories:
     # Demotion.
 
     async def run(self) -> None:
-        """Demote segments while a limit is exceeded.
+        """Demote segments whenever a limit is exceeded, until cancelled.
 
         If segments cannot be saved, and the store's ``stops_on_loss`` is set, raises TrajectoryLost.
         """
@@ -169,7 +169,7 @@ class ColdTrajectories:
         self._progress = anyio.Event()
 
     async def room(self) -> None:
-        """Wait while memory is much too full, at most the store's ``wait_s``. Requests call this before they begin."""
+        """Wait while memory is crowded (``is_crowded``), at most ``wait_s``. Requests call this before they begin."""
         store = self._store
         if store is None or not self._trajectories.is_crowded:
             return
@@ -189,7 +189,7 @@ class ColdTrajectories:
     async def load_text(self, text: bytes, session: str | None, *, asks: bool = False) -> None:
         """Promote all segments that a search for ``text`` by ``session`` may meet. Raises StoreFailed.
 
-        ``asks``: a request of the session begins right after the search.
+        ``asks``: a request of the session begins right after the search. Raises NotNoted if that cannot be noted.
         """
         if self._store is not None:
             directory = self._demotion.directory
@@ -208,7 +208,7 @@ class ColdTrajectories:
     async def load_given(self, ids: bytes, text: bytes, session: str | None) -> None:
         """Promote all segments that a search for ``ids`` (packed), whose text is ``text``, may meet.
 
-        A request of the session begins right after the search. Raises StoreFailed.
+        A request of the session begins right after the search. Raises StoreFailed, NotNoted.
         """
         if self._store is not None:
             known = self._demotion.directory
@@ -216,7 +216,7 @@ class ColdTrajectories:
             await self._load(found, session)
 
     async def load_session(self, session: str) -> None:
-        """Promote all responses of ``session``, and all candidates for their texts. Raises StoreFailed."""
+        """Promote all responses of ``session``, and all contexts that their texts may stand for. Raises StoreFailed."""
         if self._store is None:
             return
         await self._look()
@@ -243,7 +243,7 @@ class ColdTrajectories:
         return StoreFailed(f"the store of demoted trajectories does not answer: {error}")
 
     async def may_take(self, ids: bytes, session: str) -> bool:
-        """See :meth:`Finder.may_take`. False, the safe answer, if the store does not answer."""
+        """See :meth:`Finder.may_take`. Returns False, the safe answer, if the store does not answer."""
         try:
             await self.load_ids(ids, session)
         except StoreFailed:
@@ -260,7 +260,7 @@ class ColdTrajectories:
         return self._demotion.of_session(session) if session is not None else ()
 
     async def _load(self, wanted: Callable[[], Iterable[int]], asking: str | None = None) -> None:
-        """Promote segments until none of the serials ``wanted()`` is demoted. They stay in memory until the call ends.
+        """Promote segments until ``wanted()`` returns no demoted serial. They stay in memory until the call ends.
 
         ``asking``: a session whose request begins right after this call.
         """
@@ -269,7 +269,7 @@ class ColdTrajectories:
         with self._loads.begin() as found:
             while True:
                 if asking is not None and asking not in self._open and store.keeps_notes:
-                    # First: the log needs the session even if the store cannot be read, and the request goes on.
+                    # First: if the store cannot be read, the request goes on, so the log needs the session even then.
                     await self._open.begin(asking)
                 entries = demotion.directory.with_ancestors(wanted())
                 if not entries:

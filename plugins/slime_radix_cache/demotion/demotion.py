@@ -1,4 +1,4 @@
-"""Segments that are demoted and promoted. No I/O.
+"""Segments that are demoted (moved to the store) and promoted (moved back to memory). No I/O.
 
 The content of a segment never changes, so it is stored once, as a record in the trajectory log's format. Two samples
 with the same tokens are two segments with two serials: their logprobs, versions and sessions are never merged. A record
@@ -31,8 +31,9 @@ _LOST = "not_in_store"
 class Demotion:
     """The demoted segments of ``trajectories``, and the serials of all segments. No method awaits.
 
-    Callbacks: ``forget(serial)`` for each record that is not needed any more. ``gone(serial)`` for each segment that is
-    lost for good. ``on_notice()`` when a limit is exceeded. ``on_change(entry)`` when a demoted segment changes.
+    Callbacks: ``forget(serial)`` is called for each record that is not needed any more, ``gone(serial)`` for each
+    segment that is removed for good, ``on_notice()`` when a limit is exceeded, and ``on_change(entry)`` when a demoted
+    segment changes.
 
     ``memory``: the segments in memory. ``demoted``: counts of demotions by reason. ``promoted``: count of promotions.
     """
@@ -45,7 +46,7 @@ class Demotion:
         self.promoted = 0
         self.forget: Callable[[int], None] = lambda serial: None
         self.gone: Callable[[int], None] = lambda serial: None
-        #: Numbers of kept and demoted responses by session, in the order of the sessions' first responses.
+        #: How many responses each session has, in memory and demoted. In the order of the sessions' first responses.
         self.sessions: Counter[str] = Counter()
         self.on_notice: Callable[[], None] = lambda: None
         self.on_change: Callable[[Entry], None] = lambda entry: None
@@ -54,7 +55,8 @@ class Demotion:
         self._trajectories = trajectories
         self._restored_serial: int | None = None
         self.grown = GrownRecords(trajectories, self.memory)
-        #: Serials of other runs' segments that are gone for good: a note about them may still come, or come again.
+        #: Serials of segments and side records that are gone for good, if notes about them may still come, or come
+        #: again. Those that this run recorded and removed by itself are not among them.
         self.dropped: set[int] = set()
         self._asked = AskedRequests()
 
@@ -74,7 +76,7 @@ class Demotion:
         """See slime_radix_cache.index.segment_store.Demotion. Demoted segments that continue it are lost."""
         serial = self.memory.serials.get(segment)
         if serial is None:
-            return  # it is demoted
+            return  # it is being demoted
         self.grown.removed(segment, serial)
         self._drop(serial, segment.session if isinstance(segment, Response) else None)
         self.memory.remove(segment)
@@ -112,7 +114,10 @@ class Demotion:
         return segment in self.memory.serials and not segment.pins and not segment.children
 
     def demote(self, segment: Segment, reason: str) -> None:
-        """Remove ``segment`` from memory, if it may go and was saved as it is now. O(1) without unanswered requests."""
+        """Remove ``segment`` from memory, if :meth:`may_go` is True and the segment was saved as it is now.
+
+        O(1) without unanswered requests.
+        """
         if not self.may_go(segment) or not self.memory.is_saved(segment):
             return
         entry = self.memory.entry_of(segment)
@@ -131,7 +136,10 @@ class Demotion:
         return serial in self.directory or serial in self.memory.segments
 
     def restore(self, entry: Entry) -> None:
-        """Add the entry of a segment that an earlier run demoted. Entries come in the order of their serials."""
+        """Add the entry of a segment that an earlier run or another router demoted.
+
+        Entries of earlier runs come in the order of their serials.
+        """
         self.directory.add(entry)
         if entry.session is not None:
             self.sessions[entry.session] += 1
@@ -143,10 +151,10 @@ class Demotion:
         return [*(one.serial for one in self.directory.of(session)), *self._asked.of(session)]
 
     def promote(self, serials: Sequence[int], records: Sequence[bytes | None], found: list[Segment]) -> None:
-        """Put segments into memory as they were, and pin them; adds them to ``found``.
+        """Put segments into memory as they were, pin them, and add them to ``found``.
 
-        ``serials``: in ascending order, including demoted ancestors. A missing or wrong record is a loss. A segment
-        stays demoted if its parent was demoted meanwhile.
+        ``serials``: in ascending order, including demoted ancestors; they are promoted in this order. A missing or
+        wrong record is a loss. A segment whose parent is demoted at that moment stays demoted: call again for it.
         """
         size = len(found)
         for serial, record in zip(serials, records, strict=True):
@@ -154,7 +162,7 @@ class Demotion:
             if entry is None:
                 continue  # promoted for another request, or lost with the segment before it
             if entry.parent in self.directory:
-                continue  # its parent was demoted while the record was read
+                continue  # its parent was demoted while the record was read, or comes later in ``serials``
             content = read_record(record, serial)
             segment = self._promote(entry, content) if content is not None else None
             if segment is None:
@@ -202,7 +210,7 @@ class Demotion:
     def _merge(self, segment: Segment, serial: int) -> None:
         """Merge the promoted prompt ``serial`` with ``segment``, an equal prompt that was recorded meanwhile."""
         other = self.memory.serials[segment]
-        # The serial that stays must be in the log of notes: segments there name it as their parent.
+        # The log of notes must have the serial that stays: notes about the prompt's children name it as their parent.
         first, last = sorted((serial, other)) if self.memory.is_saved(segment) else (serial, other)
         moved = self.directory.children(last)
         self.directory.adopt(last, first)
@@ -219,7 +227,7 @@ class Demotion:
             self.forget(serial)
 
     def _reconnect(self, segment: Segment, serial: int) -> None:
-        """Connect ``segment`` again with other records of the same response, and with unanswered requests."""
+        """Reconnect ``segment`` with other records of its response, and with unanswered requests that continue it."""
         if isinstance(segment, Response):
             self.grown.connect(serial)
         for request in self._asked.take(serial):
@@ -246,7 +254,7 @@ class Demotion:
             before.state.continuation_lost = True
             self.on_change(before)
         self._asked.take(serial)
-        self.memory.sizes[serial] = entry.size  # for _forget: the record may be there, but unreadable
+        self.memory.sizes[serial] = entry.size  # so that _forget drops the record, if it is there
         self._drop(serial, entry.session)
 
     def _before(self, entry: Entry) -> Response | Entry | None:
@@ -264,7 +272,7 @@ class Demotion:
         return None
 
     def _drop(self, serial: int, session: str | None) -> None:
-        """Forget the segment with ``serial``, which is gone for good, and lose all that continue it."""
+        """Forget the segment with ``serial``, which is gone for good. Demoted segments that continue it are lost."""
         for child in self.directory.children(serial):
             if child in self.directory:
                 self.lose(child)

@@ -13,7 +13,7 @@ from slime_radix_cache.index.segments import Giver, Versions
 __all__ = ["ANY_BYTE", "Directory", "Entry", "IdPlace", "State", "TextPlace"]
 
 _K = TypeVar("_K")
-#: Stands for the byte after a place where the segment's text ends. Any text that goes on there may find the segment.
+#: The value of ``first`` in a TextPlace where the segment's text ends: a text may go on there with any byte.
 ANY_BYTE = -1
 
 
@@ -47,7 +47,7 @@ class IdPlace(NamedTuple):
 
 @dataclass(slots=True)
 class Entry:
-    """A demoted segment. ``serial``: its number in the order of recording. ``parent``: its parent's serial (0: none).
+    """A demoted segment. ``serial``: its number, see Runs. ``parent``: its parent's serial (0: none).
 
     ``text`` and ``ids``: the places where it is found; ``ids`` is None for a prompt. ``tokens``: number of a response's
     tokens; ``versions``: their versions. ``size``: bytes of the record. ``marks``: packed digests of the texts that are
@@ -121,7 +121,7 @@ class Directory:
         return tuple(items_of(self._children.get(serial)))
 
     def adopt(self, serial: int, parent: int) -> None:
-        """Give the demoted segments that continue the segment with ``serial`` the parent with serial ``parent``."""
+        """Make ``parent``, a serial, the parent of all demoted segments that continue the segment with ``serial``."""
         for child in self.children(serial):
             _drop(self._children, serial, child)
             self._entries[child].parent = parent
@@ -145,7 +145,7 @@ class Directory:
             yield from items_of(self._ids.get(digest))
 
     def with_ancestors(self, serials: Iterable[int]) -> list[Entry]:
-        """Return the entries with ``serials`` and their demoted ancestors, parents first."""
+        """Return the entries with ``serials`` and their demoted ancestors, in ascending order of serials."""
         found: dict[int, Entry] = {}
         for serial in serials:
             entry = self._entries.get(serial)

@@ -1,4 +1,4 @@
-"""Entries of segments in memory."""
+"""Conversion of segments in memory to entries of the directory of demoted segments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def entry_of(segment: Segment, serial: int, parent: int, size: int, known: Entry
     ``parent``: the parent's serial; ``size``: bytes of the segment's record.
     """
     state = _state_of(segment)
-    if known is not None:  # all other fields never change
+    if known is not None:  # only these fields may have changed
         return replace(known, parent=parent, state=state)
     text = text_of(segment.node)
     if not isinstance(segment, Response):

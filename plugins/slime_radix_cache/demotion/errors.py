@@ -1,4 +1,4 @@
-"""Errors of demoted trajectories that requests may meet."""
+"""The error of requests that need demoted trajectories."""
 
 from __future__ import annotations
 

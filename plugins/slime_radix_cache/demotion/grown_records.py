@@ -16,8 +16,8 @@ __all__ = ["GrownRecords"]
 class GrownRecords:
     """The records of each response that was recorded first only in part, then with more tokens.
 
-    ``serials``: the serials of these records, demoted or not. ``on_grown(part, whole)`` is called with the serials of a
-    new pair.
+    ``serials``: the serials of these records, demoted or not. ``on_grown(part, whole)`` is called with the serials of
+    two records of a response that were not known to belong together.
     """
 
     def __init__(self, trajectories: Trajectories, memory: NumberedSegments) -> None:
@@ -27,7 +27,7 @@ class GrownRecords:
         self._memory = memory
 
     def note(self, segment: Segment) -> None:
-        """Note each pair of a shorter and the next longer record of the response of ``segment``."""
+        """Note those records of the response of ``segment`` that are in memory, each with the next longer record."""
         if isinstance(segment, Response):
             serials = [self._memory.serials[one] for one in self._trajectories.longer.all_of(segment)]
             for part, whole in pairwise(serials):
@@ -35,7 +35,7 @@ class GrownRecords:
                     self.on_grown(part, whole)
 
     def removed(self, segment: Segment, serial: int) -> None:
-        """Note the pairs of ``segment``, which will be removed for good: other records of the response stay paired."""
+        """Do :meth:`note` before ``segment`` is removed for good, so that the other records stay together."""
         if len(self.serials.all_of(serial)) > 1:
             self.note(segment)
 
@@ -53,7 +53,7 @@ class GrownRecords:
             self.on_grown(new, other)
 
     def connect(self, serial: int) -> None:
-        """Connect those records of a response that are in memory. ``serial``: one of all its records."""
+        """Connect those records of a response that are in memory. ``serial``: of any record of the response."""
         records = map(self._memory.segments.get, self.serials.all_of(serial))
         for part, whole in pairwise(one for one in records if isinstance(one, Response)):
             self._trajectories.longer.add(part, whole)

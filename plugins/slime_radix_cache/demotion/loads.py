@@ -1,4 +1,4 @@
-"""Segments that were promoted for searches which have not begun."""
+"""Segments that were promoted (moved back to memory) for searches that have not begun."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ __all__ = ["Loads"]
 
 
 class Loads:
-    """The segments that each running load has promoted and pinned, until its end or :meth:`let_go`."""
+    """The segments that each running load has promoted and pinned, until its end or :meth:`let_go`.
+
+    A load is a call of one of the ``load_...`` methods of ColdTrajectories.
+    """
 
     def __init__(self, trajectories: Trajectories) -> None:
         self._trajectories = trajectories

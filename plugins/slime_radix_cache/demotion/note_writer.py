@@ -1,4 +1,7 @@
-"""Writer of notes, in the order in which they are added. Notes that come during a write are written together."""
+"""Writer of notes to the store's log, in the order in which they are added.
+
+Notes that come during a write are written together.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,10 @@ _WAIT_S = 5.0
 
 
 class NotNoted(HTTPError):
-    """A request is refused, since the log cannot be written now.
+    """A request is refused, since a note about it cannot be written to the log now.
 
-    Without the note, a router that starts after a kill could take an earlier answer for the latest. ``known``: what the
-    store has. ``news``: what must be noted about that.
+    Without that note, a router that starts after a kill could take an earlier answer for the latest. ``known``: what
+    the store has. ``news``: what must be noted about that.
     """
 
     status, type, code = 503, "service_unavailable", "STORE_FAILED"
@@ -39,18 +42,18 @@ class NotNoted(HTTPError):
 class NoteWriter:
     """Writes notes to the log of ``store``. If the store has no log, notes count as written at once.
 
-    The store forgets the record of a Dropped note only when the note is written. So the log never names a record that
-    was dropped. ``failed`` is called with each error of the store.
+    The store forgets the record of a Dropped note only after the note is written: no record is dropped before the log
+    says so. ``failed`` is called with each error of the store.
     """
 
     def __init__(self, store: ColdStore, failed: Callable[[Exception], None]) -> None:
         self._store = store
         self._failed = failed
         self._pending: list[Any] = []
-        #: What is being written. After a failure the same content must be written again.
+        #: The notes that are being written, and their bytes. After a failure the same bytes must be written again.
         self._batch: list[Any] = []
         self._content = b""
-        #: Numbers of notes that were added, and that are written.
+        #: How many notes were added, and how many of them are written.
         self.added = self.written = 0
         self._news = anyio.Event()
         self._progress = anyio.Event()

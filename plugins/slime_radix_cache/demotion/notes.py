@@ -1,4 +1,4 @@
-"""Notes in the store's log: where each demoted segment is, and what is known about sessions.
+"""Notes in the store's log: which segments and other records the store has, and what is known about sessions.
 
 Notes are in the order of writing. Of several notes about the same segment or session, the latest counts.
 """
@@ -34,11 +34,11 @@ FORMAT = "slime-router demoted trajectories 4"
 
 
 class WrongNote(ValueError):
-    """A note is damaged, or has another format."""
+    """A note is damaged, or of another format or tokenizer."""
 
 
 class RunBegun(NamedTuple):
-    """The first note of a run. ``tokenizer``: its fingerprint."""
+    """The first note of a run (one router process). ``tokenizer``: the fingerprint of the run's tokenizer."""
 
     format: str
     tokenizer: str
@@ -73,7 +73,10 @@ class Dropped(NamedTuple):
 
 
 class Grew(NamedTuple):
-    """The record ``part`` is the beginning of ``whole``, a longer record of the same response."""
+    """Two records of one response, of which one is the beginning of the other. As a rule ``part`` is that beginning.
+
+    But if the longer record got a new key, it is ``part`` in the note about this key.
+    """
 
     part: bytes
     whole: bytes
@@ -126,9 +129,10 @@ class Ended(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The rows ``name`` of the response with the record ``key`` are in the store. Empty key: a fact about all rows.
+    """The rows ``name`` of the response with the record ``key`` are in the store. Rows: see RowNotes in the contracts.
 
-    ``content``: plain values for the owner of the rows, see RowNotes. ``records``: keys, each with a size in bytes.
+    Empty ``key``: the note is about the rows ``name`` of all responses. ``content``: plain values for the owner of the
+    rows. ``records``: keys, each with a size in bytes.
     """
 
     key: bytes

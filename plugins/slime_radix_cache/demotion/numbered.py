@@ -13,7 +13,7 @@ __all__ = ["NumberedSegments", "is_beginning"]
 
 
 class NumberedSegments:
-    """Segments in memory. A *stored* segment has a record in the store; a *saved* segment also has a note in its log.
+    """Segments in memory. A *stored* one has a record in the store; a *saved* one also has a note in the store's log.
 
     ``sizes``: bytes of the records of stored segments, by serial. ``noted``: entries of saved segments, as in the log.
     """
@@ -25,11 +25,11 @@ class NumberedSegments:
         self.noted: dict[int, Entry] = {}
         #: Serials of prompts that were merged with an equal prompt, each with the serial of that prompt.
         self._merged: dict[int, int] = {}
-        #: Numbers of responses that are not saved, by session.
+        #: How many responses of each session are not saved.
         self._unsaved: Counter[str] = Counter()
 
     def add(self, segment: Segment, serial: int, *, is_new: bool) -> None:
-        """Add ``segment``. ``is_new``: no store can have it."""
+        """Add ``segment``. ``is_new``: it was recorded just now, so no store has it."""
         self.serials[segment] = segment.serial = serial
         self.segments[serial] = segment
         if is_new:
@@ -59,13 +59,13 @@ class NumberedSegments:
         self.segments[serial] = segment
 
     def merge(self, segment: Segment, serial: int, other: int) -> None:
-        """Give ``segment`` the ``serial`` of an equal segment. From now on ``other`` means the same segment."""
+        """Give ``segment`` this ``serial``. From now on ``other``, the serial of an equal segment, means it too."""
         self.renumber(segment, serial)
         self.noted.pop(other, None)
         self._merged[other] = serial
 
     def renew(self, segment: Segment, serial: int) -> None:
-        """Give ``segment`` a new ``serial``: the store does not have it any more."""
+        """Give ``segment`` a new ``serial``: the store does not have the segment any more."""
         known = self.serials[segment]
         self.sizes.pop(known, None)
         if self.noted.pop(known, None) is not None:

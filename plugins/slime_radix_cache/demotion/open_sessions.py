@@ -13,7 +13,7 @@ __all__ = ["OpenSessions"]
 
 
 class OpenSessions:
-    """Sessions that may have responses in memory only. The log says so before their requests begin."""
+    """Sessions that may have responses in memory only. Before their requests begin, :meth:`begin` notes that."""
 
     def __init__(self, trajectories: Trajectories, demotion: Demotion, writer: NoteWriter) -> None:
         self._trajectories = trajectories
@@ -29,8 +29,8 @@ class OpenSessions:
     async def begin(self, session: str) -> None:
         """Open ``session``, and wait until the log says so.
 
-        If that takes too long, a session that the log cannot have yet is marked as lost. Its request can begin: the log
-        will have this note before all others about the session. For a session that the log may have, raises NotNoted:
+        If that takes too long, a session of which the log cannot have notes yet is marked as lost. Its request can
+        begin: the log will have this note before all others about the session. For any other session, raises NotNoted:
         without the note, the log would still call the session settled.
         """
         if session not in self._open:
@@ -40,7 +40,7 @@ class OpenSessions:
         if not is_written and session not in self._noted:  # else another request has noted it meanwhile
             losses = self._trajectories.losses
             if session in self._demotion.sessions or session in losses:
-                raise NotNoted("answers of this session", "it goes on")
+                raise NotNoted("answers of this session", "the session goes on")
             losses.sessions.add(session)
         if session in self._open:  # else it was settled meanwhile
             self._noted.add(session)

@@ -33,7 +33,7 @@ from slime_radix_cache.index.trajectories import Trajectories
 
 __all__ = ["OtherRouters"]
 
-#: Seconds between two looks at the notes of others.
+#: Seconds between two looks at the notes of other routers.
 _EVERY_S = 1.0
 
 
@@ -65,7 +65,7 @@ class OtherRouters:
         self._begun_reading = self._ended_reading = 0
         self._error: Exception | None = None
         #: Open sessions, each with the runs in which it is open, and with the keys of its segments in ``_waiting``.
-        #: It stays open until neither is left.
+        #: A session stays open until neither a run nor a key is left.
         self.open: dict[str, set[bytes]] = {}
 
     async def run(self) -> None:
@@ -78,7 +78,7 @@ class OtherRouters:
                 self._failed(error)
 
     async def look(self) -> None:
-        """Read the notes that are there now. Raises the store's errors. After a damaged note, always raises WrongNote.
+        """Read the notes written until now. Raises the store's errors. After a damaged note, always raises WrongNote.
 
         Calls during a reading share the next reading, since a reading of a remote store takes long.
         """
@@ -94,7 +94,7 @@ class OtherRouters:
                 raise self._error
 
     async def _read(self) -> Exception | None:
-        """Take the notes that are there now. Returns an error instead of raising it, or None."""
+        """Read the notes written until now. Returns an error instead of raising it, or None."""
         if self._wrong is not None:
             return self._wrong
         try:
@@ -134,7 +134,7 @@ class OtherRouters:
                 self._settle(note.session, run)
             case Ended():
                 for session in list(self.open):
-                    self._settle(session, run)  # a shortened log has no Settled notes
+                    self._settle(session, run)  # the shortened log of an ended run has no Settled notes
             case Rows():
                 self._rows.found(note)
             case Lost():
@@ -161,7 +161,7 @@ class OtherRouters:
             self._demotion.gone(serial)  # rows of the segment may be known
 
     def _take_over(self, segment: Segment, serial: int) -> None:
-        """Keep a promoted ``segment`` that the store does not have any more, if something here continues it."""
+        """Keep ``segment``, whose record another router has dropped, if something here continues it. Else evict it."""
         demotion = self._demotion
         if not self._trajectories.is_needed(segment):
             self._trajectories.evict(segment, "not_in_store")
@@ -198,7 +198,7 @@ class OtherRouters:
                 self.open.setdefault(note.session, set()).add(key)
 
     def _add(self, note: Demoted) -> bool:
-        """Add the segment of ``note``, unless it is known here. Returns False if its parent is not known yet."""
+        """Add the segment of ``note``, unless it is known here or gone. Return False if its parent is not known yet."""
         demotion = self._demotion
         for key in filter(None, (note.key, note.parent)):
             demotion.runs.add(key)

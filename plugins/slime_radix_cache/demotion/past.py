@@ -33,19 +33,20 @@ from slime_radix_cache.index.segments import Giver
 
 __all__ = ["Past", "entry_of_note", "mark_lost", "note_of"]
 
-#: Notes that are written together.
+#: How many notes are written together.
 _TOGETHER = 4096
 
 
 class Past:
-    """The facts in ``notes``, earliest first. Raises StartupError if a note is damaged, or of another ``tokenizer``.
+    """The facts in ``notes`` (earliest first). Raises StartupError if a note is damaged, or of another ``tokenizer``.
 
-    ``segments``: by key, in the order of their first notes. ``rows``: notes about rows, latest run first. ``dropped``:
-    keys that are never used again; if the store is shared, a note about such a key may still come.
+    ``segments``: the latest note about each segment, by key, in the order of the first notes. ``rows``: notes about
+    rows; of several notes about the same rows, that of the latest run comes first. ``dropped``: keys that are never
+    used again; if the store is shared, a note about such a key may still come.
 
-    A session that was open at the end of a run is lost. If the store is shared, that run may still go on, so ``open``
-    has the session instead, with the runs in which it is open. Without an Ended note, a run may also have lost
-    something without a session.
+    A session is open between a Begun and a Settled note. A session that was open at the end of a run is lost. If the
+    store is shared, that run may still go on, so ``open`` has the session instead, with the runs in which it is open.
+    A run without an Ended note may also have lost answers to requests without a session.
     """
 
     def __init__(self, notes: Sequence[StoredNote], tokenizer: str, *, is_shared: bool = False) -> None:
@@ -56,15 +57,16 @@ class Past:
         self.side_records: dict[bytes, SideRecord] = {}
         self.asked_again: set[bytes] = set()
         self.open: dict[str, set[bytes]] = {}
-        #: By response, name and run. In a store that is not shared, a later note replaces notes of earlier runs.
+        #: By response, name and run. If the store is not shared, the run is left out (``b""``): then a note replaces
+        #: those of earlier runs.
         self._rows: dict[tuple[bytes, str, bytes], Rows] = {}
         self._is_shared = is_shared
         self._begun = RunBegun(FORMAT, tokenizer)
         self.dropped: set[bytes] = set()
         for run, each in groupby(notes, lambda note: note.run):
             self._read_run(run, each)
-        #: Dropped keys with a Demoted or SideRecord note. :meth:`as_notes` repeats that they are dropped: another log,
-        #: which it does not replace, may have such a note, too.
+        #: Dropped keys with a Demoted or SideRecord note. :meth:`as_notes` repeats that they are dropped: the store may
+        #: have a log in another tier, which the new notes do not replace, with such a note.
         self._still_noted = [
             key for key in self.dropped for kept in (self.segments, self.side_records) if kept.pop(key, None)
         ]
@@ -122,20 +124,20 @@ class Past:
                 self.asked_again.add(note.place)
 
     def _are_needed(self, note: Rows) -> bool:
-        """Return True if the response of ``note`` is known or may be noted later, or if it is about all rows."""
+        """Return True if ``note`` is about all rows, or if its response is known or may be noted later."""
         may_come = self._is_shared and note.key not in self.dropped
         return not note.key or note.key in self.segments or may_come
 
     @property
     def sizes(self) -> dict[bytes, int]:
-        """Sizes of the needed records, in bytes, by key. If the store is shared, without the records of rows."""
+        """Sizes of the needed records, in bytes, by key. If the store is shared, the records of rows are left out."""
         rows = [] if self._is_shared else self.rows
         sizes = {key: size for note in rows for key, size in note.records}
         known = (self.segments, self.side_records)
         return sizes | {key: note.size for notes in known for key, note in notes.items()}
 
     def as_notes(self) -> Iterator[bytes]:
-        """Yield notes with the same facts. They may be read together with the notes of other logs."""
+        """Yield notes with the same facts, as bytes. They may be read together with the notes of other logs."""
         dropped = map(Dropped, self._still_noted)
         known = [
             *self.segments.values(),

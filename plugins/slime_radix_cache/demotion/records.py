@@ -1,4 +1,4 @@
-"""Contents of demoted segments, and the places where they are found."""
+"""Records of demoted segments as bytes, and the places in texts that lead to such segments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def packed_record(record: Asked | Answered) -> bytes:
 
 
 def read_record(content: bytes | None, serial: int) -> Asked | Answered | None:
-    """Return the record in ``content``; None if it is missing or damaged, or has another serial."""
+    """Return the record in ``content``; None if it is missing or damaged, or if its serial has another counter.
+
+    The other part of a serial, the place of the run (see Runs), may differ between processes.
+    """
     try:
         records = [record for *_, some in _FRAMES.read(memoryview(content or b"")) for record in some]
     except (Torn, Damaged):

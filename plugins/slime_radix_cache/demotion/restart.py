@@ -1,4 +1,4 @@
-"""Restoring of earlier runs' trajectories from the store."""
+"""Restoring of the trajectories of earlier runs (router processes) from the store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def restore(
     store: ColdStore, tokenizer: str, trajectories: Trajectories, demotion: Demotion, writer: NoteWriter,
     side: SideRecords,
 ) -> Past:  # fmt: skip
-    """Add what earlier runs demoted to ``demotion`` and ``side``, and let ``writer`` note each change from now on.
+    """Add to ``demotion`` and ``side`` what earlier runs demoted, and let ``writer`` note each change from now on.
 
     Segments whose records are gone are lost, with all that continues them. Raises StartupError.
     """
@@ -66,7 +66,7 @@ async def restore(
 
 
 async def _begin(store: ColdStore, begun: RunBegun) -> None:
-    """Note that this run begins, before its first sample: later starts see by the note that samples may be lost."""
+    """Note that this run begins, before it has samples: by this note, later starts see that samples may be lost."""
     if store.keeps_notes:
         try:
             await store.note(packed([begun]))
@@ -75,7 +75,7 @@ async def _begin(store: ColdStore, begun: RunBegun) -> None:
 
 
 def _follow(demotion: Demotion, trajectories: Trajectories, writer: NoteWriter, past: Past) -> None:
-    """Mark what ``past`` has lost, and let ``writer`` note all losses and changes from now on."""
+    """Mark what is lost according to ``past``, and let ``writer`` note all losses and changes from now on."""
     losses, runs = trajectories.losses, demotion.runs
     for note in past.lost:
         mark_lost(note, losses)

@@ -1,4 +1,4 @@
-"""Notes about rows in the store. Another plugin owns the rows."""
+"""Notes about rows (values that engines send for each token) in the store. Another plugin owns the rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RowNotes:
     """Writes the notes of the component ``"token_rows"``, and gives it the notes of earlier runs and other routers.
 
     ``past``: the notes of earlier runs. A response is known by its serial here, and by the key of its record in notes.
-    ``saver`` writes the notes, and counts those that the component cannot read. Such rows stay unknown.
+    ``saver`` writes the notes, and counts those that the component cannot read. The rows of such a note stay unknown.
     """
 
     def __init__(
@@ -80,9 +80,10 @@ class RowNotes:
             await self._writer.flush()
 
     async def save_of(self, segments: Iterable[Segment]) -> None:
-        """Put the rows of saved ``segments`` and of their ancestors into a store that outlives the router.
+        """Put rows into the store, if it outlives the router: those of ``segments`` and their ancestors that are saved.
 
-        When the call returns, notes about the rows are written, unless the store takes too long. O(all these segments).
+        Rows that the store does not take in time stay in memory. When the call returns, the notes about all other rows
+        are written. O(all these segments).
         """
         if self._owner is None or not self._store.keeps_notes:
             return

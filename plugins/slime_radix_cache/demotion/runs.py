@@ -19,8 +19,9 @@ def counter_of(serial: int) -> int:
 class Runs:
     """The names of the runs, earliest first. Runs of other routers that become known later follow this run.
 
-    A serial has the place of its run in this list, and a counter. The key of a record has the name of the run (11
-    bytes) and the counter. Serials are in the order of recording, and valid in this process only.
+    A run is one router process. A serial consists of the place of its run in this list and of a counter. The key of a
+    record consists of the name of the run (11 bytes) and the counter. The serials of one run are in the order of
+    recording. A serial is valid in this process only.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Segments that are put into the store and its log."""
+"""Saver of segments, and of other records, in the store and its log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ class TrajectoryLost(RouterError):
 
 
 class SegmentSaver:
-    """Saves segments of ``demotion`` to ``store``. ``failures`` counts failed calls of the store by kind."""
+    """Saves segments of ``demotion`` to ``store``.
+
+    ``failures`` counts by kind: failed calls of the store, unreadable notes about rows, and writes that were given up.
+    """
 
     def __init__(self, store: ColdStore, demotion: Demotion) -> None:
         self.failures: Counter[str] = Counter()
@@ -70,7 +73,7 @@ class SegmentSaver:
     async def save_records(
         self, pairs: Sequence[tuple[bytes, bytes]], noted: Callable[[bytes, int], Any]
     ) -> bool:
-        """Put records, pairs of key and content, into the store and its log. Retry after failures.
+        """Put the records ``pairs`` (key and content) into the store and its log. Retry after failures.
 
         ``noted(key, size)`` is called for each stored record, and returns a note for the log. Returns False if the
         store's ``wait_s`` was too short.

@@ -1,4 +1,4 @@
-"""Removal of the notes of a run that its later notes replace."""
+"""Removal of those notes of a run that later notes of the run replace."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = ["shortened"]
 
 
 def shortened(contents: Sequence[bytes]) -> list[bytes]:
-    """Return each of ``contents``, those of one run, with only its needed notes. Raises WrongNote.
+    """Return ``contents``, the notes of one run, each with only its needed notes. Raises WrongNote.
 
-    No note moves to another content, since a router that has read some of the contents goes on with the next, and
-    the router of the run may write more. A note is needless if a later note replaces it. But a Dropped note is always
+    No note moves from one content to another: a router that has read some of the contents goes on with the next one,
+    and the run may still append contents. A note is needless if a later note replaces it. But a Dropped note is always
     needed: another router may know the segment. If the run has not ended, the latest Begun or Settled note of each
     session is needed, even if it is Settled: another router may have read that the session has begun.
     """

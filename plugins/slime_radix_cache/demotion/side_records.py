@@ -17,7 +17,7 @@ from slime_radix_cache.index.losses import Losses
 
 __all__ = ["SideRecords"]
 
-#: Records that are written together.
+#: How many records are written together.
 _AT_ONCE = 64
 
 
@@ -29,7 +29,7 @@ class _Unsaved(NamedTuple):
 
 
 class SideRecords:
-    """The component ``"side_records"``; see SideRecords in the contracts. ``losses`` has marks of lost records."""
+    """The component ``"side_records"``; see SideRecords in the contracts. ``losses`` gets a mark for a lost record."""
 
     def __init__(self, demotion: Demotion, losses: Losses) -> None:
         self._demotion = demotion
@@ -121,9 +121,9 @@ class SideRecords:
             self._drop(key)
 
     async def save(self, sessions: Iterable[str | None]) -> None:
-        """Put the records of ``sessions``, and their parents, into the store and its log.
+        """Put the records of ``sessions``, and the records that these continue, into the store and its log.
 
-        They stay unsaved if the store's ``wait_s`` is too short.
+        Records stay unsaved if the store's ``wait_s`` is too short.
         """
         wanted = [key for session in sessions for key in self._unsaved.get(session, ())]
         for start in range(0, len(wanted), _AT_ONCE):
@@ -137,7 +137,7 @@ class SideRecords:
             self.lose(session)
 
     def _with_parents(self, keys: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
-        """Return the unsaved records of ``keys`` and their unsaved parents: pairs of key and content."""
+        """Return the unsaved records of ``keys`` and their unsaved ancestors: pairs of key and content."""
         found: dict[bytes, bytes] = {}
         for key in keys:
             while key not in found and (unsaved := self._unsaved_record(key)) is not None:
@@ -181,7 +181,7 @@ class SideRecords:
         self._notes[note.key] = note
 
     def _remove(self, key: bytes) -> bool:
-        """Remove the record of ``key``, if there is one. Returns True if it is saved."""
+        """Remove the record of ``key``, if there is one. Returns True if it was saved."""
         note = self._notes.pop(key, None)
         self._outdated.discard(key)
         if note is None:
@@ -192,7 +192,7 @@ class SideRecords:
                 del keys[key]
             if not isinstance(keys, dict) or not keys:
                 del self._keys[name]
-        if note.place not in self._keys and not self._is_shared:  # else another router's may still come
+        if note.place not in self._keys and not self._is_shared:  # else others' records may still come
             self._asked_again.forget(note.place)
         own = self._of[note.session]
         del own[key]

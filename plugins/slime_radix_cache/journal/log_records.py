@@ -63,7 +63,7 @@ class Gone(NamedTuple):
     """A removed segment: evicted, or withdrawn because another segment has all of its tokens.
 
     ``session``: the session that lost this response; the file of lost sessions has a mark of it, too. ``before``: the
-    serial of the response before this one, of the same session (0: none is left).
+    serial of the response before this one, of the same session (0: there is none).
     """
 
     serial: int

@@ -12,7 +12,7 @@ from slime_radix_cache.index.losses import Digest, Marks, digest_of
 
 __all__ = ["SessionFile", "UnansweredSessions", "UnfinishedStreams"]
 
-#: Sessions that a file has room for at one time: 1 MiB.
+#: How many sessions a file has room for. It takes 1 MiB.
 _SLOTS = 1 << 16
 _SLOT = struct.Struct("<QQ")
 _FREE: Digest = (0, 0)
@@ -62,9 +62,9 @@ class SessionFile:
 class UnfinishedStreams:
     """Sessions with running streams. A stream is recorded when it ends, or when a request or a retrieval needs it.
 
-    Streams of a former process are lost: ``sessions`` gets a mark for each session. The lost text is not known, so
-    ``texts`` gets a mark, too. With any mark in ``texts``, the number of contexts that a text may stand for is only a
-    lower bound.
+    Streams that ran when a former process ended are lost: ``sessions`` gets a mark for each session. The lost text is
+    not known, so ``texts`` gets a mark, too. With any mark in ``texts``, the number of contexts that a text may stand
+    for is only a lower bound.
     """
 
     def __init__(self, file: SessionFile, sessions: Marks, texts: Marks) -> None:
