@@ -44,8 +44,8 @@ class Record:
 
     ``loss_mask``: 1 for sampled tokens to train on, see :func:`record_of`. ``logprobs``: the engine's, bit for bit; 0.0
     where the mask is 0, NaN where the engine gave none. ``spans``: ``(version, count)`` of runs of tokens. A version is
-    the engine's name, None if the engine gave none, ``PROMPT`` where the mask is 0. ``has_logprobs``: no logprob is
-    NaN.
+    the string that the engine sent, None if it sent none, ``PROMPT`` where the mask is 0. ``has_logprobs``: no logprob
+    is NaN.
     """
 
     tokens: npt.NDArray[np.int32]
@@ -76,10 +76,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A record, and the other fields of the answer in ``about``, ready for JSON.
+    """A record, with the other fields of the answer (``about``, ready for JSON).
 
-    ``logprobs``: the answer includes logprobs. ``rows``: the rows of its tokens that the question asks for.
-    ``row_form``: their form in JSON, see WantedRows.
+    ``logprobs``: the answer includes logprobs. ``rows``: values of each token, such as routed experts, that the request
+    asks for. ``row_form``: the form of ``rows`` in JSON, see WantedRows.
     """
 
     record: Record
@@ -94,7 +94,7 @@ def record_of(context: Context, rest: bytes = b"", session: str | None = None) -
 
     The mask is 1 for the responses up to the last response that ``session`` sampled (None: any session). That includes
     responses of other sessions that this session continued. The mask is 0 for responses of another LoRA adapter than
-    that of the last response, and for answers that contradict themselves.
+    that of this last response, and for answers that contradict themselves.
     """
     chain = list(links(context))
     trained = _trained(chain, session)
@@ -155,7 +155,7 @@ def _first(versions: Versions, length: int) -> Versions:
 
 
 def about_record(record: Record, reason: str | None, matched: int, candidates: Count) -> dict[str, Any]:
-    """Return the fields that every answer has besides its tokens. ``reason``: why they are not exact."""
+    """Return the fields that every answer has besides its tokens. ``reason``: why the tokens are not exact."""
     length = len(record.tokens)
     return {
         "token_length": length,
@@ -169,7 +169,10 @@ def about_record(record: Record, reason: str | None, matched: int, candidates: C
 
 
 def has_logprobs(context: Context, session: str | None) -> bool:
-    """Return ``has_logprobs`` of the record of ``context`` for ``session``, without making it. O(sampled tokens)."""
+    """Return True if all tokens with mask 1 in the record of ``context`` for ``session`` have logprobs.
+
+    The record is not made. O(sampled tokens).
+    """
     chain = list(links(context))
     trained = _trained(chain, session)
     return not any(
@@ -218,7 +221,7 @@ def inexact_reason(match: Match, text: bytes, record: Record, losses: Callable[[
 
 
 class Lost(NamedTuple):
-    """Losses for one question. ``session``: its session lost a response; ``text``: a context with its text was lost."""
+    """Losses for one request. ``session``: its session lost a response; ``text``: a context with its text was lost."""
 
     session: bool
     text: bool

@@ -15,12 +15,12 @@ from slime_sglang.token_arrays import IntArray
 
 __all__ = ["rows_as_text"]
 
-#: Values that are encoded at once.
+#: How many values are encoded at once.
 _BLOCK = 1 << 18
 
 
 class _Base64:
-    """Base64 of bytes that come in pieces. Three bytes are four characters, so up to two bytes wait."""
+    """Base64 of bytes that come in pieces. Three bytes are four characters, so up to two bytes are held back."""
 
     def __init__(self) -> None:
         self._rest = b""

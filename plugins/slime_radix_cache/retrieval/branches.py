@@ -49,11 +49,12 @@ def branches(
     candidates: Callable[[bytes], Count],
     longer: Mapping[Response, Response],
 ) -> list[Branch]:
-    """Return the branches of ``responses``, which are all those of one session, oldest first. O(segments and text).
+    """Return the branches of ``responses``: all responses of one session, oldest first. O(segments and text).
 
-    A continued response is no leaf, even if the client kept only a part of it. The recorded beginning of a longer
-    response is a leaf only if its continuation was lost. ``candidates(text)`` counts the contexts that ``text`` may
-    stand for. ``longer``: see :meth:`Trajectories.longer_of`.
+    A continued response is no leaf, even if the client kept only a part of it (at least one token). If only the
+    beginning of a response was recorded first, that record is a leaf only if the session continued it and the next
+    response is lost. ``candidates(text)`` counts the contexts that ``text`` may stand for. ``longer``: see
+    :meth:`Trajectories.longer_of`.
     """
     continued = continued_in(responses)
     continued |= {whole for part, whole in longer.items() if part in continued}
@@ -67,7 +68,7 @@ def branches(
 
 
 def continued_in(responses: Sequence[Response]) -> set[Segment]:
-    """Return the segments that one of ``responses`` continues."""
+    """Return each segment that comes before one of ``responses`` and of which at least one token is kept there."""
     continued: set[Segment] = set()
     for response in responses:
         before = (response.parent, response.kept) if response.parent is not None else None
@@ -85,7 +86,10 @@ def _branch(
     seen: dict[Segment, list[tuple[int, int]]],
     candidates: Callable[[bytes], Count],
 ) -> Branch:
-    """Return the branch of ``leaf``. ``seen``: for each segment, the branches with it, and the tokens of it in each."""
+    """Return the branch of ``leaf``.
+
+    ``seen``: for each segment, the earlier branches that have it, each with the number of the segment's tokens in it.
+    """
     chain = list(links((leaf, len(leaf))))
     position = sum(length for _, length in chain)
     parent = None
@@ -117,7 +121,7 @@ def _branch(
 def answer_of(branch: Branch, spell: Callable[[Sequence[int]], str]) -> Answer:
     """Return the record of ``branch``, as documented for ``/trajectories``. O(its tokens); safe in any thread.
 
-    ``spell`` decodes tokens, for prompts whose text is not the beginning of the branch's text.
+    ``spell`` decodes tokens. It is called if the branch's text does not begin with the prompt's text.
     """
     leaf = branch.leaf
     context = leaf, len(leaf)

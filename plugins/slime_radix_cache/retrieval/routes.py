@@ -37,7 +37,7 @@ from slime_rows.streamed import answer_with
 
 __all__ = ["Retrieval"]
 
-#: Answers with more tokens are encoded in a thread: about 1 ms of work.
+#: Answers with more tokens than this are encoded in a thread: about 1 ms of work.
 _MANY_TOKENS = 16_384
 
 
@@ -92,7 +92,7 @@ class Retrieval:
             await self._given_prompts.find_out_all(match.unknown, kept, client)
             await self._cold.load_text(text, question.session)
             match = kept.find_to_read(text, question.session)
-        candidates = kept.candidates(text, match)  # before the next await: during it, some may be demoted
+        candidates = kept.candidates(text, match)  # before the next await: during it, segments may be demoted
         rest = b""
         matched = len(question.text)
         if match.position < len(text):

@@ -10,7 +10,7 @@ from slime_radix_cache.index.trajectories import Trajectories
 
 __all__ = ["RecordedSessions"]
 
-#: Names that one search compares: some milliseconds.
+#: The most names that one search compares, which takes some milliseconds.
 _MAX_SEARCHED = 100_000
 
 

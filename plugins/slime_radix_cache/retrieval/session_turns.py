@@ -30,8 +30,8 @@ class Turn:
 
     Numbers are in the order in which responses came. ``prompt``: equal for responses to the same prompt.
     ``finish_reason``: from the engine; None if the end was not seen, or if the engine's value is not a JSON object.
-    ``wholes``: for each record of only the beginning of a response in the context of a turn, the longest record of that
-    response. All turns share this mapping.
+    ``wholes``: some responses were recorded first in part, then with more tokens. This mapping leads from each partial
+    record in the turns' contexts to the longest record of the response. All turns share it.
     """
 
     number: int

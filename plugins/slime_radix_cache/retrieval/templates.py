@@ -13,7 +13,7 @@ from slime_radix_cache.retrieval.question import Conversation
 
 __all__ = ["ChatTemplate"]
 
-#: Conversations whose body has more bytes are rendered in a thread, which does not block the event loop.
+#: Conversations whose body has more bytes than this are rendered in a thread, which does not block the event loop.
 _LONG_BODY = 4096
 #: ``chat_template_kwargs`` may not set these: they have fields of their own, or are no template variables. For example,
 #: a ``chat_template`` from a client would be untrusted code.

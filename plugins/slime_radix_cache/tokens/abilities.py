@@ -59,11 +59,11 @@ _MOST_BEFORE = 4
 class Abilities:
     """The abilities of one tokenizer. ``refused``: why no answer can be exact with it; None if answers can be exact.
 
-    - ``guards``: texts. One is put before a text that follows other tokens, and its ids are then removed. If its ids
-      merged with the text, the next guard is tried. () if no guard is needed.
+    - ``guards``: texts. One is put before a text that follows other tokens, and its ids are then removed. If the guard
+      merged with the text into one token, the next guard is tried. () if no guard is needed.
     - ``lead``: ids to put before other ids, so that these are decoded as in the middle of a text; () if not needed.
-    - ``seams``: finds places at which a text may be cut: the ids of the parts are those of the whole. None if the
-      tokenizer has no such places.
+    - ``seams``: finds places at which a text may be cut: the ids of the parts, joined, are those of the whole. None if
+      the tokenizer has no such places.
     - ``breaks``: finds places at which a very long part may be cut. The ids of both pieces are those of the whole,
       if the second piece is tokenised as a text that follows other tokens. None if the tokenizer has no such places.
     - ``frame``: ids before and after a text with ``add_special_tokens``; None if they differ between texts.
@@ -114,7 +114,10 @@ def examine(
 
 
 def _joins(plain: Callable[[str], list[int]], decode: Decode, guard: str) -> bool:
-    """Return True if ``guard`` works: for each probe, the ids after the guard's ids decode to exactly the probe."""
+    """Return True if ``guard`` works.
+
+    For each probe, the ids after the guard's ids must decode to exactly the probe, if they follow other tokens.
+    """
     ahead, before = plain(guard), plain(_BEFORE)
     for probe in _PROBES:
         ids = plain(guard + probe)
@@ -136,11 +139,11 @@ def _frame(encode: Encode) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
 
 
 def _seams(added: Sequence[AddedToken]) -> list[str]:
-    """Return tokens at whose beginning the tokenizer itself cuts a text, in any context.
+    """Return tokens at whose beginning the tokenizer itself cuts a text, whatever stands before and after the token.
 
     ``tokenizers`` first searches for tokens that are not normalised, leftmost and longest, and encodes each text
     between them separately (tokenizers, src/tokenizer/added_vocabulary.rs). Excluded are tokens that depend on the
-    text before them or strip it, and tokens that another token could overlap from the left.
+    text before them or strip it, and tokens that may begin inside another token.
     """
     first = [token for token in added if not token.normalized and token.content]
     bad = {token.content for token in first if token.lstrip or token.single_word}
@@ -154,7 +157,7 @@ def _special(added: Sequence[AddedToken]) -> list[str]:
 
 
 def _apart(texts: Sequence[str]) -> list[str]:
-    """Return the ``texts`` that no other text in the list can contain or overlap from the left."""
+    """Return those of ``texts`` that cannot begin inside one of ``texts``, after its first character."""
     endings = {text[place:] for text in texts for place in range(1, len(text))}
     inside = {ending[:size] for ending in endings for size in range(1, len(ending) + 1)}
     return [
@@ -176,8 +179,8 @@ def _breaks(
 ) -> re.Pattern[str] | None:
     """Return a pattern of places that no token spans, or None.
 
-    The model merges only within a token, so both sides of such a place are tokenised independently. But the step
-    before, which splits a text into words, may look one character ahead. So the places are tested.
+    Where no token of the vocabulary spans such a place, the tokenizer's model tokenises both sides independently. But
+    the step before the model, which splits a text into words, may look one character ahead. So the places are tested.
     """
     texts = [token.content for token in added]
     words = "\0".join(set(vocabulary).difference(texts))

@@ -11,7 +11,7 @@ from router_core.types import Tokenizer
 
 __all__ = ["VOCABULARIES", "own_copy"]
 
-#: Vocabularies whose copies, and what is made from them, are kept: one of 150,000 tokens takes half a second to read.
+#: How many vocabularies are cached, with what is made from them: reading one of 150,000 tokens takes half a second.
 VOCABULARIES = 2
 
 

@@ -18,16 +18,17 @@ __all__ = ["byte_decoder"]
 
 logger = logging.getLogger(__name__)
 
-#: Tokens that are decoded together for a comparison.
+#: How many tokens are decoded together for a comparison.
 _TOGETHER = 64
 
 
 @lru_cache(maxsize=VOCABULARIES)
 def byte_decoder(own: tokenizers.Tokenizer) -> Callable[[Sequence[int], bool], str] | None:
-    """Return a function to decode ids as ``own`` does, in a third of the time. Second argument: skip special tokens.
+    """Return a function that decodes ids as ``own`` does, in a third of the time; or None.
 
-    Returns None for a vocabulary that is not byte-level. Also returns None, and logs that, if a token would be decoded
-    in another way than by ``own``. Takes about 0.5 s for 150,000 tokens, once per process.
+    The function's second argument is True to skip special tokens. For a vocabulary that is not byte-level there is no
+    such function. There is none either if it would decode a token in another way than ``own``; that is logged. The call
+    takes about 0.5 s for 150,000 tokens, once per process.
     """
     if not isinstance(own.decoder, tokenizers.decoders.ByteLevel):
         return None
@@ -74,7 +75,10 @@ class _Bytes(dict[int, bytes]):
 
 
 def _byte_level() -> dict[str, int]:
-    """Return the byte of each GPT-2 character: visible Latin-1 as it is, then U+0100 and on for the other bytes."""
+    """Return the byte for which each character of GPT-2's tokens stands.
+
+    A visible Latin-1 character stands for its own byte. U+0100 and the characters after it stand for the other bytes.
+    """
     own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in own]
     return {chr(byte): byte for byte in own} | {chr(0x100 + place): byte for place, byte in enumerate(others)}

@@ -27,7 +27,10 @@ class Decoder(NamedTuple):
 
 
 def decoder_of(tokenizer: Tokenizer) -> Decoder:
-    """Return a decoder for ``tokenizer``. If the Rust tokenizer decodes alike, it is called, at half the cost."""
+    """Return a decoder for ``tokenizer``.
+
+    If the Rust tokenizer inside it gives the same texts, the decoder does not call transformers: half the cost or less.
+    """
     own = own_copy(tokenizer)
     if own is None or not _only_delegates(tokenizer):
         return Decoder(lambda ids, skip: tokenizer.decode(list(ids), skip_special_tokens=skip))

@@ -28,17 +28,18 @@ _MAX_BYTES = 64 << 20
 
 #: Default limit for one prompt: few models have a longer context.
 MAX_TOKENS = 1 << 20
-#: A text with more characters than this times the limit is not tokenised, but refused: such long tokens are rare.
+#: A text with more characters than this times the limit is refused without tokenising it. Few texts have so many
+#: characters per token.
 _MOST_CHARACTERS = 16
 #: In characters. A part longer than _LONG_PART is cut at a place where that is safe. Without such a place, it may have
 #: up to _LONGEST_PART characters.
 _LONG_PART = 1 << 15
 _LONGEST_PART = 1 << 20
-#: Characters that are tokenised in one call: a tokenizer needs a hundred times their size in memory.
+#: About how many characters are tokenised in one call: a tokenizer needs a hundred times their size in memory.
 _AT_ONCE = 1 << 15
-#: Characters at the beginning of a text whose parts are cached for other texts.
+#: About how many characters of a long text are cached, in parts, for other texts. They are its first characters.
 _KEPT = 1 << 20
-#: Characters that are encoded in UTF-8 in one call: about 0.5 ms of work.
+#: How many characters are encoded in UTF-8 in one call: about 0.5 ms of work.
 _LONG_UTF8 = 1 << 20
 #: Packed ids of at least so many bytes are decoded in a thread: about 2 ms of work.
 _MANY_IDS = 1 << 15
@@ -55,9 +56,9 @@ class Encoder:
     """Tokenizer of prompts.
 
     For a transformers tokenizer it uses a copy of the Rust tokenizer inside, since transformers sets truncation and
-    padding on the original. Only the copy's batch calls release the GIL. Any other tokenizer is called directly, and
-    must be safe to call from several threads. ``abilities``: results of the tests of the tokenizer. ``max_tokens``:
-    limit for one prompt.
+    padding on the original. Of the copy's calls, only those for a batch release the GIL. Any other tokenizer is called
+    directly, and must be safe to call from several threads. ``abilities``: results of the tests of the tokenizer.
+    ``max_tokens``: limit for one prompt.
     """
 
     def __init__(
@@ -183,7 +184,7 @@ class Encoder:
         yield from parts
 
     def _needs_guard(self, text: str) -> bool:
-        """Return True if ``text`` would get other ids alone than after other tokens."""
+        """Return True if ``text`` may get other ids alone than after other tokens."""
         seams = self.abilities.seams
         return bool(self._guards) and (seams is None or seams.match(text) is None)
 

@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 #: Returns the ids of several texts. Arguments: the texts; True to add BOS and the like.
 Batch = Callable[[Sequence[str], bool], list[Sequence[int]]]
 
-#: Calls per comparison. A comparison of 200 characters takes 100 us, so this costs 1 us a call on average.
+#: One call in so many is compared. A comparison of 200 characters takes 100 us, so this costs 1 us a call on average.
 _COMPARED_EVERY = 101
-#: Characters of a text that are compared: the slower tokenizer takes 3 ms for them.
+#: How many characters at the beginning of a text are compared: the slower tokenizer takes 3 ms for them.
 _COMPARED_CHARACTERS = 1 << 12
 #: A lone text of fewer characters is encoded without the tokenizer's own threads, which cost more than they save.
 _SHORT = 1 << 12
@@ -109,7 +109,7 @@ def _checked(read: Callable[[str], _Fast], own: tokenizers.Tokenizer) -> _Fast |
 
 
 class ComparedTokenizer:
-    """A tokenizer that encodes with ``fast``, and a sample of all texts with ``reference`` too.
+    """A tokenizer that encodes all texts with ``fast``, and some of them with ``reference`` too, to compare the ids.
 
     At the first difference or failure ``fast`` is dropped. Safe to call from several threads.
     """

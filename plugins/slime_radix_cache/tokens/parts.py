@@ -16,15 +16,15 @@ from slime_fairness.turns import FairThreads
 __all__ = ["SHORT_PART", "Part", "Parts", "cut"]
 
 
-#: Longer texts are tokenised in a thread: about 1 ms of work, far more than the switch costs.
+#: Texts with at least so many characters are tokenised in a thread: about 1 ms of work, far more than the switch costs.
 _LONG_TEXT = 4096
-#: Shorter pieces between two seams are joined with the next pieces, since each part costs about 1 µs of its own.
+#: Shorter pieces between two seams (see Abilities) are joined with the next pieces: each part costs about 1 µs.
 SHORT_PART = 512
 _OVERHEAD_BYTES = 300
 
 
 class Part(NamedTuple):
-    """A text to tokenise separately; it ``follows`` other tokens, or is ``framed`` by a BOS and the like."""
+    """A text to tokenise separately. ``follows``: other tokens come before it. ``framed``: with a BOS and the like."""
 
     text: str
     follows: bool = False
@@ -48,9 +48,9 @@ def cut(
 ) -> Iterator[Part]:
     """Yield ``text`` in parts that begin at seams. A text longer than ``long_part`` is also cut at breaks.
 
-    ``follows``: a part that begins at a break is tokenised as a text that follows other tokens; if False, as any other
-    part. Texts with the same beginning are cut at the same places in this beginning, except in the last ``long_part``
-    characters of the shorter text.
+    For seams and breaks see Abilities. ``follows``: a part that begins at a break is tokenised as a text that follows
+    other tokens; if False, as any other part. Texts with the same beginning are cut at the same places in this
+    beginning, except in the last ``long_part`` characters of the shorter text.
     """
     start = 0
     while len(text) - start > long_part:

@@ -9,7 +9,7 @@ __all__ = ["SpecialTokens", "any_of"]
 
 
 class SpecialTokens:
-    """Search for ``texts``, which do not overlap from the left, in UTF-8 texts."""
+    """Search in UTF-8 texts for ``texts``. None of them may begin inside another one, after its first character."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         spelt = sorted(set(texts))

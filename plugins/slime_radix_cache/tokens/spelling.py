@@ -1,7 +1,8 @@
 """Matching of tokens with the text that they spell, by decoding: no tokenizer needs a special case.
 
-The text of ``ids[:k]`` grows with ``k``, so a cut is found by binary search. The text up to the cut is then compared.
-If a tokenizer breaks this rule, there may be no cut, but never a wrong cut.
+A *cut* is the place among tokens up to which they spell the longest possible beginning of a given text. The text of
+``ids[:k]`` grows with ``k``, so a binary search finds the cut. Then the text of the tokens before the cut is compared
+with the given text. If the text of some ids does not grow, the search may find no cut, but never a wrong cut.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from slime_radix_cache.tokens.decoding import Decoder, decoder_of
 
 __all__ = ["Spelling"]
 
-#: A decoder writes this for bytes that are no (whole) character; no token boundary is accepted after it.
+#: A decoder writes this for bytes that are no (whole) character; there is never a cut right after it.
 _BROKEN = "\ufffd"
 _BYTES_OF_CHARACTER = 4
-#: Tokens to step back from the result of the binary search; a character has at most four tokens.
+#: How many places are tried for a cut, from the result of the binary search backwards. A character has at most four
+#: tokens.
 _STEPS_BACK = 8
-#: Tokens whose text is cached: the last token of each answer is decoded alone, and is often the same.
+#: How many tokens have their text cached: the last token of each answer is decoded alone, and many answers share it.
 _TOKENS = 1 << 12
-#: A text that ends in half a character may lack the tokens of a trimmed stop string: fewer than this many.
+#: If a text ends in half a character, the tokens after that place may be a trimmed stop string. It is found if it has
+#: fewer tokens than this.
 _LONGEST_TRIMMED = 64
 
 
@@ -61,9 +64,9 @@ class Spelling:
     def tail(self, ids: Sequence[int], text: str, reason: Any = None) -> tuple[int, str] | None:
         """Return ``(visible, tail)`` of a response with this ``text``: see Sampled. None if ``ids`` do not spell it.
 
-        The text may lack only what its finish ``reason`` explains: a trimmed stop token or stop string, or an end that
-        the engine withholds. An engine withholds an end while the response is unfinished, or when it is aborted.
-        Two decodings in the usual case.
+        The text may lack only what the finish ``reason`` of the response explains: a trimmed stop token or stop string,
+        or an end that the engine withholds. An engine withholds an end while the response is unfinished, or when it is
+        aborted. Two decodings in the usual case.
         """
         for reading in self._readings:
             if (shown := reading.text(ids, True)) == text:
@@ -103,11 +106,11 @@ class Spelling:
         return reading.broken_off(ids, text) or reading.inside_token(ids, text)
 
     def is_decoding(self, ids: Sequence[int], text: str) -> bool:
-        """Return True if ``text`` is the text of ``ids`` with special tokens, in any context."""
+        """Return True if ``ids`` decode to ``text``, special tokens included, whatever tokens stand around them."""
         return len(self._readings) == 1 and _BROKEN not in text and self._plain.text(ids, False) == text
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """Return the text of ``ids`` with special tokens: the key of a prompt that was given as ids."""
+        """Return the text of ``ids``, special tokens included: the key of a prompt that was given as ids."""
         return self._plain.text(ids, False)
 
 
@@ -131,7 +134,10 @@ class _Reading:
         return self._decoded(ids, skip_special) if ids else ""
 
     def prefix(self, ids: Sequence[int], wanted: str, skip_special: bool) -> tuple[int, str]:
-        """Return the smallest number of first ``ids`` that spell the longest prefix of ``wanted``, and that prefix."""
+        """Return the number of ``ids`` before the cut for ``wanted``, and the beginning of ``wanted`` that they spell.
+
+        If several numbers of ids spell that beginning, the smallest is returned.
+        """
         low, high = 0, len(ids)
         while low < high:
             middle = (low + high + 1) // 2
@@ -150,7 +156,8 @@ class _Reading:
     def _whole(self, ids: Sequence[int], length: int, skip_special: bool) -> str:
         """Return the text of ``length`` tokens, and of the tokens that complete its last character.
 
-        Broken characters may be longer than whole characters: SentencePiece writes a broken character for each byte.
+        Without the latter tokens, the text may be longer than with them: SentencePiece writes ``_BROKEN`` for each byte
+        of an incomplete character.
         """
         spelt = self.text(ids[:length], skip_special)
         for more in range(length + 1, min(length + _BYTES_OF_CHARACTER, len(ids) + 1)):
@@ -167,7 +174,7 @@ class _Reading:
         return _anchored(whole[len(shown) :]) if whole.startswith(shown) else ""
 
     def broken_off(self, ids: Sequence[int], text: str) -> tuple[int, str] | None:
-        """Match a text that ends in half a character, before a trimmed stop token or string."""
+        """Match a ``text`` that ends in half a character, before a trimmed stop token or string. See Spelling.tail."""
         if not text.endswith(_BROKEN):
             return None
         for visible in range(len(ids) - 1, max(len(ids) - _LONGEST_TRIMMED, 0), -1):
@@ -179,14 +186,14 @@ class _Reading:
         return None
 
     def inside_token(self, ids: Sequence[int], text: str) -> tuple[int, str] | None:
-        """Match a text that ends inside a token."""
+        """Match a ``text`` that ends inside a token. See Spelling.tail."""
         for longer in (self.text(ids, False), self.text(ids, True)):
             if longer.startswith(text):
                 return -1, _anchored(longer[len(text) :])
         return None
 
     def without_hidden(self, ids: Sequence[int], shown: str) -> int:
-        """Return the number of ``ids``, without the last ids that add nothing to ``shown``, the text of all ids."""
+        """Return the number of ``ids`` without the last ones that add nothing to ``shown``, the text of all ids."""
         visible = len(ids)
         while visible:
             if ids[visible - 1] not in self._special:
