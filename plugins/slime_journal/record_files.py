@@ -27,7 +27,7 @@ class LogKind:
     ``adds``: kinds of records that add an item. Each record has a ``serial``, the serial of the ``parent`` that the
     item depends on (0: none), and a ``size``. ``removes``: the kind of records that remove an item; each has the
     ``serial`` and ``size`` of the item. ``others``: kinds that neither add nor remove an item. ``name``: the suffix of
-    the files. ``foreign``: describes, in an error, the content of files written for another reader.
+    the files. ``foreign``: describes, in an error, the content of files with another reader (see Header).
     ``what_to_move``: the files to move away to start without the log, "" for the directory.
     """
 
@@ -67,8 +67,9 @@ class LogDirectory:
 
 
 class Header(NamedTuple):
-    """The first record of a file. The serials of its items begin at ``first``; only ``reader`` can read the file.
+    """The first record of a file. The serials of the file's items begin at ``first``.
 
+    ``reader``: names what the records depend on, such as a tokenizer; a log with another reader refuses the file.
     The file replaces the files from number ``oldest`` on, which were rewritten into it. ``oldest`` is the number of
     the file itself if there was no rewrite.
     """
@@ -83,8 +84,8 @@ class Header(NamedTuple):
 class LogFile:
     """A file, with ``oldest`` and ``first`` of its header. ``dead``: serials of removed items that it still has.
 
-    ``size`` and ``dead_size``: the sums of the ``size`` of all items, and of the removed ones; ``size_bytes``: of the
-    file.
+    ``size``: the sum of the ``size`` of all its items. ``dead_size``: the same sum over the removed items.
+    ``size_bytes``: bytes of the file.
     """
 
     path: Path

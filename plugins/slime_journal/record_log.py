@@ -1,4 +1,4 @@
-"""Append-only logs: each change is written before its caller continues.
+"""Append-only logs: each change is written before the caller that makes it continues.
 
 A kill of the process loses no written record, since the kernel has it. A power cut may lose the last ones, since
 appending does not wait for the disk; rewriting a file does. A file is full at 64 MiB. When removed items make up half
@@ -82,7 +82,7 @@ class RecordLog:
     # Reading, once.
 
     def replay(self, take: Callable[[Any], None]) -> None:
-        """Call ``take`` with all records in order, and open the log for writing. Raises StartupError, closing the log.
+        """Call ``take`` with the records in order, and open the log for writing. On a StartupError the log is closed.
 
         Items whose parent was left out of a rewrite are skipped. If no later record removes them, the log is refused.
         """
@@ -187,8 +187,8 @@ class RecordLog:
     async def tidy(self, is_needed: Callable[[Any], bool]) -> None:
         """Rewrite half-dead files until a write fails: from then on, it is unknown which records are needed.
 
-        ``is_needed`` decides on records that neither add nor remove, and on removals of items that no file has. A
-        thread calls it.
+        ``is_needed`` is called in a thread. It decides on records that neither add nor remove an item, and on removals
+        of items that no file has.
         """
         while self._directory.failed is None:
             self._news = anyio.Event()

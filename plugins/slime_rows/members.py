@@ -15,7 +15,7 @@ from slime_rows.rows import Rows
 
 __all__ = ["Member", "raw_bytes"]
 
-#: Bytes that are encoded at once.
+#: How many bytes are encoded at once.
 _BLOCK_BYTES = 1 << 20
 
 
@@ -39,7 +39,7 @@ class Member:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the joined array. The longest part gives the shape of a row: an empty part may not know it."""
+        """The shape of the joined array. The longest part gives the shape of a row: an empty part may have another."""
         shapes = [_source(part).shape for part in self.parts]
         longest = max(shapes, key=lambda shape: shape[0])
         return (sum(shape[0] for shape in shapes), *longest[1:])

@@ -27,7 +27,7 @@ class FoundRows(Protocol):
     def dtype(self) -> np.dtype[np.integer[Any]]: ...
 
     def held(self) -> AbstractContextManager[None]:
-        """Keep the rows within the ``with``, even if their turns are forgotten meanwhile."""
+        """Return a context manager that keeps the rows, even if their turns are forgotten meanwhile."""
 
     async def check(self) -> str | None:
         """Return the reason if the rows are lost, as far as that is known without reading them. Raises HTTPError."""

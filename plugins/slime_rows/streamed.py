@@ -45,12 +45,12 @@ async def answer_with(
 
 
 class StreamedAnswer(Response):
-    """Sends the pieces that ``encode`` makes. It adds at most a few MiB of ``rows`` to those that are in memory anyway.
+    """Sends the pieces that ``encode`` makes. Holds at most a few MiB of rows besides those that are in memory anyway.
 
     ``rows``: all rows of the answer. The store does not delete them until the answer ends. If rows turn out to be lost
     before anything is sent, ``encode`` is called again, and the answer has the reason instead. If they turn out to be
     lost later, the answer breaks off: the client sees that it is incomplete, and the next answer has the reason.
-    ``is_long``: pieces without rows take long; they are made by ``run``. ``pause``: lets other tasks run.
+    ``is_long``: making the pieces without rows takes long, so ``run`` makes them. ``pause``: lets other tasks run.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class StreamedAnswer(Response):
 class _Body:
     """The body of one answer. Nothing is sent until there are enough rows, or until the end.
 
-    ``length``: its bytes, if they are known. A short body always has a length.
+    ``length``: the number of its bytes; None if not known. If nothing is sent before the end, it is known then.
     """
 
     def __init__(self, send: Send, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
@@ -135,14 +135,14 @@ class _Body:
         self._row_bytes = 0
 
     async def add(self, data: Data) -> None:
-        """Add ``data`` other than rows."""
+        """Add ``data``: keep it, or send it if the body has begun."""
         if self.has_begun:
             await self._send_body(data)
         else:
             self._waiting.append(data)
 
     async def add_rows(self, data: Data) -> None:
-        """Add encoded rows, and wait until the client has taken most of what was added."""
+        """Add encoded rows. Once the body has begun, wait until the client has taken most of what was added."""
         await self.add(data)
         self._row_bytes += len(data)
         if not self.has_begun and self._row_bytes >= _HELD_BYTES:
@@ -171,7 +171,7 @@ class _Body:
 
 
 async def _until_disconnect(receive: Receive, work: Callable[[], Awaitable[None]]) -> None:
-    """Call ``work``, and cancel it when the client has gone. Raises its errors."""
+    """Call ``work``, and cancel it when the client has gone. Raises the errors of ``work``."""
 
     async def watch() -> None:
         message: Any = await receive()

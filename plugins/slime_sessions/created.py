@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 __all__ = ["CreatedSessions"]
 
-#: Limit of remembered names, of open and of deleted sessions each. The least recent names are forgotten.
+#: How many names of open sessions, and how many of deleted ones, are remembered. The least recent are forgotten.
 _MAX_NAMES = 262_144
 
 

@@ -28,9 +28,10 @@ class NothingThere(HTTPError):
 
 
 class SessionPaths:
-    """Moves the session from the path to ``X-Session-Id``, before keys, routes, plugins and workers see the request.
+    """Moves the session from the path to ``X-Session-Id``.
 
-    The session in the path replaces the client's own ``X-Session-Id``.
+    This happens before authorization, routes, plugins and workers see the request. The session in the path replaces the
+    client's own ``X-Session-Id``.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -14,11 +14,12 @@ _PROMPT = -1
 
 
 def records_of(source: SessionTurns, turns: Sequence[Turn], texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a record of each turn. O(tokens of all contexts); any thread may call it.
+    """Return a record of each turn. O(tokens of all contexts); any thread may call this.
 
-    ``texts``: the text that the client got in each of ``turns``. ``request.input_ids``: all tokens before the response,
-    as a numpy array, since many records have the same tokens. ``output_token_logprobs``: ``[logprob, id, null]`` for
-    each token. Messages and times are not kept. ``timestamp`` is 0, since miles requires a number.
+    ``texts``: the text that the client got in each of ``turns``. In a record, ``request.input_ids`` has all tokens
+    before the response. It is a numpy array, which is smaller than a list: the records repeat many tokens.
+    ``output_token_logprobs`` has ``[logprob, id, null]`` for each token of the response. Messages and times are not
+    kept. ``timestamp`` is 0, since miles requires a number.
     """
     return [_record(source, turn, turns, text) for turn, text in zip(turns, texts, strict=True)]
 
@@ -63,7 +64,7 @@ def _record(source: SessionTurns, turn: Turn, turns: Sequence[Turn], text: str) 
 
 
 def accumulated(source: SessionTurns, turns: Sequence[Turn], committed: Sequence[Turn]) -> Any:
-    """Return the tokens, as an array, up to the end of the last of the ``committed`` turns; ``[]`` without a turn."""
+    """Return the tokens up to the end of the last of the ``committed`` turns, as an array; ``[]`` if there is none."""
     if not committed:
         return []
     return source.context(committed[-1], turns).record.tokens

@@ -99,7 +99,7 @@ class SessionRoutes:
         return JSON({"session_id": session})
 
     async def _one(self, request: Request) -> Response:
-        """Show or delete a session. It is one route, so that a 405 names both methods."""
+        """Show or delete a session. Both methods share a route, so that a 405 names both."""
         return await (self._delete if request.method == "DELETE" else self._show)(request)
 
     async def _show(self, request: Request) -> Response:

@@ -55,7 +55,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """A leaf with all tokens before it, up to token ``end``."""
+    """A leaf and its context (all tokens up to the leaf's end). The sample has the first ``end`` of these tokens."""
 
     leaf: Turn
     context: TurnContext
@@ -66,9 +66,9 @@ class _Path:
 def samples_of(
     source: SessionTurns, session: str, turns: Sequence[Turn], max_seq_len: int | None, *, retries: bool
 ) -> list[Sample]:
-    """Return the samples of the committed ``turns`` of ``session``, most turns first. O(their tokens).
+    """Return the samples of ``session``, made from its committed ``turns``. Samples with the most turns come first.
 
-    A sample without tokens to train on is left out. Raises InexactSession.
+    A sample without tokens to train on is left out. O(tokens of all samples). Raises InexactSession.
     """
     by_number = {turn.number: turn for turn in turns}
     paths = []
@@ -93,7 +93,8 @@ def _kept(context: TurnContext, turns: Mapping[int, Turn], max_seq_len: int | No
     """Return the number of tokens of ``context`` in the sample, and the sample's status.
 
     The sample ends with the first turn that was not completed. A turn of which the client kept only a part counts as
-    completed. If a turn exceeds ``max_seq_len``, the sample is cut at that length.
+    completed. If a turn goes beyond ``max_seq_len``, the sample is cut at that length, and is "truncated". But if the
+    turn begins there or later, the sample ends with the turn before it and has its status, or is empty.
     """
     end, status = 0, COMPLETED
     for number, start, stop, is_whole in context.spans:
@@ -106,14 +107,14 @@ def _kept(context: TurnContext, turns: Mapping[int, Turn], max_seq_len: int | No
 
 
 def _sample(source: SessionTurns, path: _Path, trained: dict[Hashable, int]) -> Sample:
-    """Make the sample of ``path``. ``trained``: by response, the end of the tokens that samples so far train on."""
+    """Make the sample of ``path``. ``trained``: by response, the position up to which earlier samples train on it."""
     record, end = path.context.record, path.end
     mask = record.loss_mask[:end].astype(np.uint8)
     sampled = np.flatnonzero(mask)
     start = int(sampled[0]) if len(sampled) else end
     for key, begin, stop in path.context.sampled:
         if not mask[begin:stop].any():
-            continue  # sampled with another LoRA adapter, whose own sample trains on it
+            continue  # the response is of another LoRA adapter than the leaf, or begins after the sample's end
         shared = trained.get(key, begin)
         mask[begin : min(stop, shared)] = 0
         trained[key] = max(shared, min(stop, end))

@@ -33,7 +33,8 @@ def from_user(request: Request) -> str | None:
 class ApiKeySessions:
     """Names a session by the key in ``Authorization: Bearer KEY``.
 
-    The plugin auth has removed the router's own keys. A worker's key, a JSON Web Token and a placeholder are no names.
+    The plugin auth has already removed the router's own keys from requests. A worker's key, a JSON Web Token and a
+    placeholder are no names.
     """
 
     def __init__(self, router: Router) -> None:

@@ -15,7 +15,7 @@ _STATUS = {"stop": COMPLETED, "length": "truncated", "abort": "aborted"}
 
 
 def status_of(turn: Turn) -> str:
-    """Return miles' status of ``turn``. A turn without a finish reason is completed: the session continued it."""
+    """Return miles' status of a committed ``turn``. If it has no finish reason, it is completed: it was continued."""
     reason = turn.finish_reason
     return _STATUS.get(str(reason.get("type")), "aborted") if reason is not None else COMPLETED
 
@@ -31,8 +31,9 @@ def committed(turns: Sequence[Turn]) -> list[Turn]:
 def leaves(turns: Sequence[Turn], *, retries: bool) -> list[Turn]:
     """Return the turns that no other turn continues.
 
-    Without ``retries``, a turn is left out if a later turn continues the same turn. This is miles' rule, which keeps
-    every first turn. Here an aborted first turn is left out too, if its prompt came again later.
+    Without ``retries``, of several turns that continue one turn, all but the latest are left out. This is miles' rule.
+    It keeps every turn that begins a conversation (``before`` is None). Here such a turn is left out too if it was
+    aborted and its prompt came again later.
     """
     continued = {turn.before for turn in turns}
     latest = {turn.before: turn.number for turn in turns}
