@@ -29,7 +29,7 @@ __all__ = ["Completions"]
 
 
 class Completions:
-    """Answers completion requests. It sends text prompts as text, and ``radix_cache`` replaces each by its tokens."""
+    """Answers completion requests. Text prompts are sent as text, so that ``radix_cache`` can replace them by tokens."""
 
     def __init__(
         self,
@@ -180,7 +180,11 @@ class _Choice:
         return found
 
     def _new_logprobs(self) -> dict[str, Any] | None:
-        """Return the logprobs of the tokens that are new. A stream may send them before the text of these tokens."""
+        """Return the logprobs of the tokens since the last call; None: the client wants no logprobs.
+
+        A stream may send them before the text of these tokens. With ``echo``, the first call also returns the logprobs
+        of the prompt.
+        """
         output, count = self.output, self._request.logprobs
         if count is None and not self._request.return_token_ids:
             return None

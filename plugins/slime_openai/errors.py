@@ -28,7 +28,7 @@ __all__ = [
     "wrong",
 ]
 
-#: The number of characters of a value or a name that a message shows.
+#: The most characters that a message shows of a string value, or of an unknown parameter's name.
 _SHOWN = 80
 _MOST_NAMED = 16
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -82,7 +82,7 @@ def wrong(param: str | None, wanted: str, value: object) -> InvalidRequest:
 
 
 def _shown(value: object) -> str:
-    """Return ``value`` for an error message; long strings, lists and objects are not shown in full."""
+    """Return ``value`` for an error message. A long string is cut; a list or an object is described, not shown."""
     if isinstance(value, list | array):
         return f"a list of length {len(value)}"
     if isinstance(value, dict):

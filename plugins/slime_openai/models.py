@@ -44,8 +44,10 @@ class Models:
     def engine_fields(self, request: Options) -> dict[str, Any]:
         """Return ``request.engine``, with the LoRA adapter that ``request.model`` names, if it names one.
 
-        ``MODEL:ADAPTER`` names an adapter if a worker serves MODEL, as in SGLang's
-        OpenAIServingBase._parse_model_parameter. Raises InvalidRequest when ``lora_path`` names another adapter.
+        The form is ``MODEL:ADAPTER``, as in SGLang's OpenAIServingBase._parse_model_parameter. It names an adapter if a
+        worker serves MODEL, and none serves a model with the whole name.
+
+        Raises InvalidRequest when ``lora_path`` names another adapter.
         """
         adapter = self._adapter(request.model or "")
         if adapter is None:

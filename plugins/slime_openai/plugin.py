@@ -1,4 +1,4 @@
-"""The plugin: the requests that it answers, and OpenAI's form for every error."""
+"""The plugin: the requests that it answers, and OpenAI's form for errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _LARGEST_ERROR_BYTES = 1 << 20
 
 
 class OpenAI:
-    """Answers ``/v1/chat/completions``, ``/v1/completions`` and ``/v1/models``. Other requests go to a worker."""
+    """Answers ``/v1/chat/completions``, ``/v1/completions`` and ``/v1/models``. Marks workers' own ``/v1/`` replies."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -1,6 +1,7 @@
 """Deltas of an answer, and the message that they add up to.
 
-A stream sends the deltas as they are made. A whole answer has the message that :func:`message` makes of all deltas.
+A stream sends the deltas as they are made. An answer that is not streamed has the message that :func:`message` makes of
+all deltas.
 """
 
 from __future__ import annotations
@@ -69,13 +70,14 @@ def new_call_id() -> str:
 
 
 class Writer:
-    """Makes deltas of the parts of an answer.
+    """Makes deltas from the parts of an answer: thoughts, content and calls.
 
-    White space around calls and newlines around thoughts belong to the format and are left out. So white space is held
-    back until the next part is known. If content follows, the white space is kept, even behind a call.
+    White space right before a call, between calls, and behind the last call belongs to the format and is left out, like
+    newlines around thoughts. White space before content is kept, even behind a call. So white space is held back until
+    the next part is known.
 
-    ``tools``: the parameters' JSON schema of each callable tool, by name. ``calls``: the number of calls so far.
-    ``behind_call``: True while only white space has followed a call.
+    ``tools``: the JSON schema of the parameters of each callable tool, by the tool's name. ``calls``: the number of
+    calls so far. ``behind_call``: True while only white space has followed a call.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
 """Reasoning: the thoughts at the beginning of a model's output, split from its answer.
 
 The form is ``<think>\\nthoughts\\n</think>\\n\\nanswer`` in the chat templates of Qwen3, QwQ, DeepSeek-R1 and GLM-4.5.
-Magistral (``[THINK]``) and Kimi-VL-Thinking (``◁think▷``) have other tags. The templates strip the newlines around the
-thoughts when they write them again, so these newlines belong to neither text.
+Magistral (``[THINK]``) and Kimi-VL-Thinking (``◁think▷``) have other tags. When a template writes thoughts again, it
+strips the newlines around them. So these newlines belong neither to the thoughts nor to the answer.
 
-Only thoughts at the beginning of an answer count: a later tag is content. Without an end tag, all text behind the start
-tag is thoughts: the answer was cut short.
+Only thoughts at the beginning of an answer count: a later tag is content. If no tag ends the thoughts, all text behind
+the start tag is thoughts: the answer was cut short.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Malformed(Exception):
 class Source:
     """A text and a position in it: ``text[at:]`` is next. Text stays until it is taken, so that a reader can go back.
 
-    A ``yield`` makes an index into ``text`` wrong, since taken text may have been removed. Use an ``offset``.
+    After a ``yield``, an index into ``text`` may be wrong, since taken text may have been removed. Use an ``offset``.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Source:
         return self.text[self.at]
 
     def expect(self, *literals: str) -> Reading[str]:
-        """Read and return the literal that is next. Raises Malformed if it is none of ``literals``."""
+        """Read and return the one of ``literals`` that is next. Raises Malformed if none is."""
         while True:
             for literal in literals:
                 if self.text.startswith(literal, self.at):
@@ -103,7 +103,7 @@ class Source:
             yield
 
     def pass_on(self, write: Callable[[str], object] | None, *marks: str) -> Reading[str | None]:
-        """Write the text before the first mark piece by piece. Return the mark, which stays unread; None at the end.
+        """Write the text before the first mark, in pieces as they come. Return the mark, still unread; None: no mark.
 
         Without ``write`` the text is only read.
         """

@@ -1,10 +1,10 @@
 """Grammars shared by several tool-call formats: tags that may begin a call, and calls written in JSON.
 
-A call begins when it has named a callable tool, and the JSON object of its arguments has begun. A JSON call without
-arguments, or with its arguments before its name, begins at its closing brace. Until then the text is held back; if it
-turns out to be no call, every character becomes content. A call that has begun stays a call. The arguments of a call
-are streamed as the model writes them, even if they are broken or incomplete. Clients of OpenAI's API must expect such
-arguments, too.
+A call begins when its text has named a callable tool, and the JSON object of its arguments has begun. A JSON call
+without arguments, or with its arguments before its name, begins at its closing brace. Until then the text is held back;
+if it turns out to be no call, every character becomes content. A call that has begun stays a call. The arguments of a
+call are streamed as the model writes them, even if they are broken or incomplete. Clients of OpenAI's API must expect
+such arguments anyway.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def arguments(source: Source, writer: Writer, name: str, *end: str) -> Reading[b
     """Begin the call of ``name``, and stream its arguments: the JSON object that is next.
 
     Return False if this call is not allowed: the object is read, but not written. ``end``: tags of the format. Outside
-    of a string, such a tag ends an unclosed object. Raises Malformed if no object begins here.
+    of a valid string, such a tag ends an unclosed object. Raises Malformed if no object begins here.
     """
     opening = yield from source.expect("{")
     opening += yield from source.run(SPACE)
@@ -210,7 +210,7 @@ def _rest_of_value(
 
 @lru_cache
 def _structure(quoted: bool, torn: bool, end: tuple[str, ...]) -> re.Pattern[str]:
-    """Return a pattern of the characters and tags that change state, within a string (``quoted``) or outside.
+    """Return a pattern of the characters and tags that matter within a string (``quoted``), or outside of strings.
 
     ``torn``: the string has a raw control character, so the tags in ``end`` count within it, too.
     """

@@ -1,4 +1,4 @@
-"""``<｜tool▁calls▁begin｜>``: DeepSeek's two formats, calls between tags within a section.
+"""``<｜tool▁calls▁begin｜>``: DeepSeek's two formats. In both, calls stand between tags, within a section of calls.
 
 - DeepSeek-V3 and R1: ``function<｜tool▁sep｜>name``, and the arguments in a fenced block of ``json``.
 - DeepSeek-V3.1: ``name<｜tool▁sep｜>{...}``.

@@ -19,8 +19,8 @@ __all__ = ["new_id", "read"]
 
 _START = "[TOOL_CALLS]"
 _ALPHABET = string.digits + string.ascii_uppercase + string.ascii_lowercase
-#: Numbers for the ids, below 62**9. The first number is made of the process's start time in nanoseconds, so a later
-#: process has other numbers.
+#: Numbers for the ids, below 62**9. The first number comes from the clock, in nanoseconds, so another process begins
+#: with another number.
 _NUMBERS = count(time.time_ns() % (62**9 // 2))
 
 

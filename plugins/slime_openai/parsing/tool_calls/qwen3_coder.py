@@ -66,7 +66,7 @@ def _skipped(source: Source, key: str | None) -> Reading[None]:
 
 
 def _arguments(source: Source, writer: Writer, key: str | None, schema: Mapping[str, Any]) -> Reading[None]:
-    """Write the parameters as a JSON object. The object stays open if the text ends before the function does."""
+    """Write the parameters as a JSON object. The object stays open if the text ends before ``</function>``."""
     properties = schema.get("properties")
     separator = "{"
     while key is not None:
