@@ -29,7 +29,7 @@ __all__ = ["Completions"]
 
 
 class Completions:
-    """Answers completion requests. Text prompts are sent as text, so that ``radix_cache`` can replace them by tokens."""
+    """Answers completion requests. Text prompts are sent as text, which ``radix_cache`` can replace by tokens."""
 
     def __init__(
         self,

@@ -16,8 +16,8 @@ __all__ = ["DirectTemplate"]
 logger = logging.getLogger(__name__)
 
 _HOME = "transformers.tokenization_utils_base"
-#: So many first texts, and then one in ``_COMPARED_EVERY``, are also rendered by transformers, to compare the texts.
-#: Most of the first texts are those of the router's own probes of the template.
+#: The first texts, as many as this, and then one in ``_COMPARED_EVERY`` are also rendered by transformers, to compare
+#: both. Most of the first texts are those of the router's own probes of the template.
 _COMPARED_FIRST = 100
 _COMPARED_EVERY = 101
 #: A message with this key gets further keys from transformers.
@@ -27,7 +27,7 @@ _THOUGHTS = "reasoning_content"
 class DirectTemplate:
     """The chat template in ``source``, or that of ``tokenizer``, which has a method ``apply_chat_template``.
 
-    Any other tokenizer than one of transformers renders all messages itself.
+    A tokenizer that is not one of transformers renders all messages itself.
     """
 
     def __init__(self, tokenizer: Any, source: str | None) -> None:
@@ -50,7 +50,7 @@ class DirectTemplate:
 
     def _compile(self, template: str) -> None:
         try:
-            # Loaded with the tokenizer. The first name is private: another version of transformers may lack it.
+            # The tokenizer has loaded this module. The first name is private, so another version may lack it.
             from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
             self._compiled = _compile_jinja_template(template)
@@ -113,5 +113,5 @@ class DirectTemplate:
 
 
 def _are_plain(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if transformers only copies ``messages``: it drops values that are None, and renames thoughts."""
+    """Return True if transformers would copy ``messages`` unchanged: no value is None, and none has ``_THOUGHTS``."""
     return not [message for message in messages if _THOUGHTS in message or None in message.values()]

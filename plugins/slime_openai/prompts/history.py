@@ -22,7 +22,8 @@ __all__ = ["Alike", "Asking", "History"]
 class Alike(NamedTuple):
     """Turns that differ only in what clients may change in answers, newest first.
 
-    ``needs_check``: the turns belong to other sessions. A session may continue one of them only if Ownership allows it.
+    ``needs_check``: the turns belong to other sessions or to none. A session may continue one of them only if Ownership
+    allows it.
     """
 
     turns: list[Turn]
@@ -30,8 +31,9 @@ class Alike(NamedTuple):
 
 
 class History:
-    """Turns by their conversation; the least recently used are evicted. No change awaits, so no lock is needed.
+    """Turns by their conversation; the least recently used are evicted.
 
+    No change of the history has an ``await`` in the middle, so on one event loop it needs no lock.
     ``lost``: the sessions that have lost turns or other records.
     """
 
@@ -47,7 +49,7 @@ class History:
         return len(self._used)
 
     async def load(self, question: Question) -> bool:
-        """Load the turns that ``question`` may continue; False: they cannot be read now. May raise HTTPError."""
+        """Load the turns that ``question`` may continue; return False if they cannot be read now. May raise HTTPError."""
         return True
 
     def _is_anyones(self, turn: Turn) -> bool:
@@ -63,14 +65,14 @@ class History:
         message. ``asked``: its key before the answer. ``answers``: see Answers.
 
         A session continues its own turns. If the session has asked before at one of ``places``, it may also continue
-        the turns that it continued there, and earlier turns. Otherwise the branch is new to the session, and it may
-        continue any turn that Ownership allows. A session with lost turns continues only its own turns: another
-        session's turn may look like the lost turn that the client means.
+        the turns that it continued there, and the turns before those. Otherwise this branch of the conversation is new
+        to the session, which may continue any turn that Ownership allows. A session with lost turns continues only its
+        own turns: another session's turn may look like the lost turn that the client means.
         """
         if session is None:
             yield from self._longest(places, answers, self._is_anyones)
             return
-        # Both are read now: the caller may await between two turns, and meanwhile the values may change.
+        # Both values are read now: the caller may await between two items, and meanwhile the values may change.
         is_lost = session in self._lost
         contexts = self._speakers.contexts(session, places, asked)
         yield from self._longest(places, answers, lambda turn: turn.session == session)
@@ -188,7 +190,7 @@ class Asking:
 
 
 def _turns_in(contexts: Iterable[Turn | None]) -> set[Turn]:
-    """Return ``contexts`` and all turns before them. O(turns): contexts share their beginnings."""
+    """Return the turns ``contexts``, and all turns before them. O(turns): contexts share their beginnings."""
     found: set[Turn] = set()
     for context in contexts:
         while context is not None and context not in found:

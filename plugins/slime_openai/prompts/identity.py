@@ -67,14 +67,14 @@ def keys(start: Key, messages: Iterable[Message], traits: TemplateTraits) -> lis
             if message.tool_call_id in open_calls:
                 call = open_calls.index(message.tool_call_id)
             if message.role in ("tool", "function"):
-                del open_calls[call]  # results without a known id are in the order of the calls
+                del open_calls[call]  # a result without a known id belongs to the first open call
         start = next_key(start, message, traits, call)
         found.append(start)
     return found
 
 
 def next_key(key: Key, message: Message, traits: TemplateTraits, call: int = 0) -> Key:
-    """Return the key behind ``message``, which follows ``key``.
+    """Return the key behind ``message``. ``key``: the key of the messages before it.
 
     ``call``: for a result, the index of its call among the calls that have no result yet.
     """
@@ -102,7 +102,7 @@ def unreachable_key(place: Key) -> Key:
 def answers_of(messages: Iterable[Message], traits: TemplateTraits) -> bytes:
     """Return a digest of what assistants say in ``messages``; empty when there are none.
 
-    The digest compares answers that no engine is known to have given. So it ignores only three things: the format of
+    The digest is for answers that no engine is known to have given. So it ignores only three things: the format of
     arguments, call ids that the template does not show, and the difference between empty and missing content.
     """
     spoken = [message for message in messages if message.role == "assistant"]

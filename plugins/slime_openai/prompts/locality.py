@@ -1,8 +1,8 @@
 """Proof that a chat template is local: the text behind a message does not depend on messages before its predecessor.
 
-The proof reads the template's source. A local template is one loop over all messages. No state passes from one round
-of the loop to the next. Each round after the first reads only its own message, the two beside it, and the last message.
-Behind the loop, only the last message is read.
+The proof reads the template's source. A template is proved to be local if it has one loop over all messages, and keeps
+these rules. No state passes from one round of the loop to the next. Each round after the first reads only its own
+message, the two beside it, and the last message. Behind the loop, only the last message is read.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def is_local(source: str) -> bool:
 
 
 class _Reading:
-    """One reading of a template, in order. ``tainted``: names whose values may depend on messages."""
+    """One reading of a template, from beginning to end. ``_tainted``: names whose values may depend on messages."""
 
     def __init__(self) -> None:
         self._tainted = {_MESSAGES, _LOOP}
@@ -70,7 +70,7 @@ class _Reading:
         self._where: _Where = "before"
 
     def proves(self, body: list[nodes.Node]) -> bool:
-        """Return True if ``body`` is a local template."""
+        """Return True if ``body``, a whole template, is proved to be local."""
         if not self._read(body, is_certain=True) or self._where != "behind":
             return False
         return all(
@@ -78,7 +78,7 @@ class _Reading:
         )
 
     def _read(self, body: Iterable[nodes.Node], *, is_certain: bool) -> bool:
-        """Return False if ``body`` is not local. ``is_certain``: no message decides if ``body`` is rendered."""
+        """Return False if ``body`` prevents the proof. ``is_certain``: no message decides if ``body`` is rendered."""
         return all(self._read_one(node, is_certain=is_certain) for node in body)
 
     def _read_one(self, node: nodes.Node, *, is_certain: bool) -> bool:
@@ -181,7 +181,7 @@ def _is_uncounted(node: nodes.Node) -> bool:
 
 
 def _asks_if_first(node: nodes.Node) -> bool:
-    """Return True for comparisons with one result for all messages behind the first one: ``loop.index0 == 0``."""
+    """Return True for a comparison with one result in all rounds after the first, such as ``loop.index0 == 0``."""
     first = {"index": 1, "index0": 0}
     if not isinstance(node, nodes.Compare) or len(node.ops) != 1:
         return False
@@ -190,7 +190,7 @@ def _asks_if_first(node: nodes.Node) -> bool:
 
 
 def _is_only_for_first(node: nodes.Node) -> bool:
-    """Return True for ``loop.first and ...``: its result is false behind the first message, whatever else it reads."""
+    """Return True for ``loop.first and ...``: after the first round this is false, whatever else it reads."""
     return isinstance(node, nodes.And) and _counter(node.left) == "first"
 
 

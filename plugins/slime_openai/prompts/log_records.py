@@ -33,7 +33,7 @@ _SAMPLE = (
 
 
 class Said(NamedTuple):
-    """An added turn, with the fields of Turn. ``parent``: the serial number of its parent, 0: none.
+    """An added turn, with the fields of Turn. ``parent``: the serial number of its parent, or 0 without a parent.
 
     ``messages``: the turn's ``count``. ``content``, ``reasoning`` and ``calls`` are members of its ``reply``. Each call
     is a name, arguments and an id.
@@ -87,7 +87,10 @@ def size_of(asked: bytes, sampled: bytes) -> int:
 
 
 def reader(tokenizer: Tokenizer, template: str, traits: TemplateTraits) -> str:
-    """Return a name that is equal for readers with the same tokenizer, ``template`` and rules for conversation keys."""
+    """Return a name that all routers share that can use each other's records.
+
+    Such routers have the same tokenizer, the same ``template``, and the same rules for keys of conversations.
+    """
     start = beginning([{"name": "time"}], {"b": 1, "a": None})
     known = keys(start, _SAMPLE, traits)[-1] + answers_of(_SAMPLE, traits) + repr(traits).encode()
     digest = blake2b(known + template.encode(), digest_size=8).hexdigest()

@@ -29,8 +29,8 @@ class Parents:
 
     Clients change white space, thoughts and the format of JSON in answers. Keys ignore these changes, so several turns
     may match. The parent is the turn whose recorded answers render to the client's text. If there is no such turn, but
-    the answers of all matching turns render to the same text, the most similar turn is the parent. Otherwise a turn for
-    a shorter beginning of the conversation is looked for.
+    the answers of all matching turns render to the same text, or the template refuses all of them, the most similar
+    turn is the parent. Otherwise a turn for a shorter beginning of the conversation is looked for.
     """
 
     def __init__(self, history: History, renderer: Renderer, ownership: Ownership) -> None:

@@ -15,7 +15,7 @@ __all__ = ["Question"]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A conversation that waits for its next message. ``keys``: its key before the first message, and behind each one.
+    """A conversation that waits for an answer. ``keys``: its key before the first message, and behind each message.
 
     ``continues``: the last message is the beginning of the answer. ``samples``: the number of answers that the client
     wants.
@@ -48,7 +48,7 @@ class Question:
         return self.keys[len(self.messages) - self.continues]
 
     def answers(self, first: int, last: int) -> bytes:
-        """Return :func:`answers_of` the messages from index ``first`` up to ``last``."""
+        """Return :func:`answers_of` for the messages from index ``first`` up to, not including, ``last``."""
         if last - first == 1 and self.messages[first].role != "assistant":
             return b""  # the usual case: the turn asks with one message
         return answers_of(self.messages[first:last], self.traits)

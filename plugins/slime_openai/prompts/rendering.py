@@ -32,7 +32,7 @@ _TOOL = {
     "type": "function",
     "function": {"name": "probed", "parameters": {"type": "object", "properties": {}}},
 }
-#: Conversations before an assistant's last message. A template may refuse some of them.
+#: Beginnings of trial conversations that end with an assistant's message. A template may refuse some of them.
 _BEFORE: Sequence[Sequence[Mapping[str, Any]]] = (
     [{"role": "user", "content": "?"}],
     [{"role": "system", "content": "!"}, {"role": "user", "content": "?"}],
@@ -42,9 +42,9 @@ _BEFORE: Sequence[Sequence[Mapping[str, Any]]] = (
         {"role": "user", "content": "?"},
     ],
 )
-#: The number of combinations of variables for which the end of a turn is cached.
+#: The end of a turn is cached for at most this many combinations of variables.
 _MOST_ENDS = 256
-#: The longest combination of variables that is cached, in characters.
+#: The end of a turn is not cached for variables whose text has this many characters or more.
 _LONGEST_KEY = 1024
 #: One in this many shortened conversations is rendered as a whole, too, to compare the texts.
 _COMPARED_EVERY = 101
@@ -54,7 +54,7 @@ _COMPARED_EVERY = 101
 class Conversation:
     """The input of a template, see ``for_template``. ``continues``: the last message is the beginning of the answer.
 
-    ``size``: bytes of its JSON, roughly. ``client``: the client that a long rendering is charged to, for fair turns.
+    ``size``: bytes of its JSON, roughly. ``client``: the client at whose turn a long rendering runs, see FairThreads.
     """
 
     messages: Sequence[Message | Mapping[str, Any]]
@@ -66,13 +66,13 @@ class Conversation:
     client: str | None = None
 
     def until(self, place: int, last: Mapping[str, Any]) -> Conversation:
-        """Return the messages before ``place``, then ``last``, without a generation prompt."""
+        """Return the conversation of the messages before ``place`` and then ``last``, without a generation prompt."""
         return replace(
             self, messages=[*self.messages[:place], last], generation_prompt=False, continues=False
         )
 
     def since(self, place: int) -> Conversation:
-        """Return the messages from ``place`` on."""
+        """Return the conversation of the messages from ``place`` on."""
         messages = [for_template(message) for message in self.messages[place:]]
         spoken = sum([len(message["content"]) for message in messages])
         calls = self.tools or [message for message in messages if "tool_calls" in message]
@@ -135,7 +135,7 @@ class Renderer:
     async def behind(self, conversation: Conversation, place: int, *, is_known: bool = False) -> str | None:
         """Return the rendered text of ``conversation`` after the content of the assistant's message at index ``place``.
 
-        If the template does not show this content, the text begins within the arguments of the last call.
+        If the template does not show this content, the text begins within the arguments of the message's last call.
 
         ``is_known``: the template has rendered the messages before this one. A local template (see ``locality``) then
         renders only the last of those messages, and what follows. Return None when the template does not show where the
@@ -175,7 +175,7 @@ class Renderer:
         return None
 
     def _proved_local(self, source: object) -> bool:
-        """Return True if the template is local by its ``source``, and by trials."""
+        """Return True if ``source`` proves that the template is local, and no trial contradicts this."""
         return (
             isinstance(source, str)
             and is_local(source)
@@ -197,8 +197,8 @@ class Renderer:
         """Return the text behind the content of an assistant's message that ends a conversation and has no calls.
 
         The template is tried on other messages, with the variables of ``conversation``, and with a tool if
-        ``conversation`` has tools. None: the text depends on the messages before, the cache is full, or the variables
-        are too long.
+        ``conversation`` has tools. Return None if the text depends on the messages before or is not found, if the cache
+        is full, or if the variables are too long.
         """
         tools = None if conversation.tools is None else [_TOOL]
         key = f"{tools is None} {conversation.variables or ''}"
@@ -246,7 +246,7 @@ class Renderer:
             return None
 
     def _render(self, conversation: Conversation, messages: Sequence[Mapping[str, Any]] = ()) -> str:
-        """Return the text of ``messages``; none: those of ``conversation``."""
+        """Return the text of ``messages``, by default those of ``conversation``."""
         messages = [*(messages or map(for_template, conversation.messages))]
         if conversation.continues:
             messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}{_MARK}"}
@@ -281,7 +281,7 @@ def _with_text(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _marked(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return ``message`` with the mark as its content; if it has calls, also with the mark in the last call."""
+    """Return ``message`` with the mark as its content. If it has calls, add a copy with the mark in the last call."""
     spoken = {**message, "content": _MARK}
     calls = message.get("tool_calls")
     if not calls:

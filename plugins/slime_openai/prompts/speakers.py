@@ -1,4 +1,7 @@
-"""Places in conversations at which sessions have sent requests, and the contexts that these requests continued."""
+"""Places in conversations at which sessions have sent requests, and the contexts that these requests continued.
+
+In a History, a place is the key of a conversation, and a context is a turn; None: the request continues no turn.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Generic, TypeVar
 
 __all__ = ["Speakers"]
 
-#: The number of remembered requests that made no turn.
+#: Of the ended requests that made no turn, at most this many are remembered.
 _REMEMBERED = 16_384
 #: A place in a conversation.
 Place = bytes
@@ -40,11 +43,11 @@ class Speakers(Generic[Context]):
             del self._asked[session, place]
 
     def leave(self, session: str, place: Place, context: Context | None) -> str | None:
-        """End an added request. If it made no turn, remember it, and perhaps forget the oldest remembered request.
+        """End an added request. If it made no turn, remember it; if too many are remembered, forget the oldest one.
 
         Return the session of the forgotten request, if there is one.
         """
-        if self._asked[session, place][context] > 1:  # its turn was added, too
+        if self._asked[session, place][context] > 1:  # its turn, or an equal request, was added, too
             self.remove(session, place, context)
             return None
         self._left.append((session, place, context))
@@ -55,7 +58,7 @@ class Speakers(Generic[Context]):
         return oldest[0]
 
     def deciding(self, session: str, place: Place) -> Callable[[], None]:
-        """Note that ``session`` asks at ``place``. Call the returned function when the context is known."""
+        """Note that ``session`` asks at ``place``. The caller calls the returned function when the context is known."""
         at = (session, place)
         self._deciding[at] = self._deciding.get(at, 0) + 1
         return lambda: _count_down(self._deciding, at)

@@ -27,7 +27,10 @@ _DIGEST_BYTES = 16
 
 
 class Behind(NamedTuple):
-    """The first part of each stored turn: the key of the parent's record, or empty. The class name is stored, too."""
+    """The first part of each stored turn. ``parent``: the key of the parent's record, or empty.
+
+    The name of this class is stored, too, so it cannot change.
+    """
 
     parent: bytes
 
@@ -79,7 +82,7 @@ class StoredHistory(History):
         return _mask(self._reader, *asked_by)
 
     async def load(self, question: Question) -> bool:
-        """See History. Raises HTTPError if the question is asked once more, and the store cannot note this."""
+        """See History. Raises HTTPError if the question may get several answers, and the store cannot note this."""
         records = self._records
         if records is None:
             return True
@@ -88,8 +91,8 @@ class StoredHistory(History):
         behind = list(zip(question.keys[1:], question.messages, strict=True))
         answers = [key for key, message in behind if message.role == "assistant"]
         names = [_masked(key, self._names) for key in answers]
-        # Also load the turns in which the session asked at these places: by their contexts, History.find decides which
-        # turns of other sessions this session may continue.
+        # Also load the turns in which the session asked at these places. History.find needs them to decide which turns
+        # of other sessions this session may continue.
         places = [_masked(key, asked_by) for key, _ in behind] if question.session is not None else []
         is_known = not answers or self._knows(answers[-1], question.session)
         is_known = is_known or await _succeeds(records.look())
@@ -136,14 +139,14 @@ class StoredHistory(History):
             del self._asked[name]
 
     def _make_room(self) -> None:
-        """See History. Loading turns evicts none: they stay until the next answer."""
+        """Evict turns as History does, but not while turns are loaded: the limit then holds from the next answer on."""
         if not self._is_loading:
             super()._make_room()
 
     def _is_anyones(self, turn: Turn) -> bool:
         """See History. If turns without a session are lost, a client without a session may mean one of them.
 
-        Then this client may continue the turn of a session only if this router recorded the turn.
+        Then this client may continue the turn of a session only if this run of the router recorded the turn.
         """
         records = self._records
         return (
@@ -158,7 +161,7 @@ class StoredHistory(History):
         return self._records is None or not self._records.has_later_elsewhere(turn.record)
 
     def _note_eviction(self, turn: Turn) -> None:
-        """See History. With a store, the turn is stored, so it is not lost."""
+        """Note that the turn's session has lost it. With a store, save the turn instead: it is not lost."""
         if self._records is None:
             super()._note_eviction(turn)
             return
