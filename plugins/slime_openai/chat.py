@@ -92,7 +92,7 @@ class Chat:
         return Reply(200, [JSON, *unknown.headers], orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY))
 
     async def _read(self, exchange: Exchange, body: Any) -> tuple[ChatRequest, Question]:
-        """Return the request and question in ``body``; a large body is read in a thread. Raises InvalidRequest."""
+        """Return the request in ``body``, and its Question. A large body is read in a thread. Raises InvalidRequest."""
         raw = exchange.request.body
 
         def read() -> tuple[ChatRequest, Question]:

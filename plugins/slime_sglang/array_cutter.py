@@ -93,9 +93,9 @@ class ArrayCutter:
         return self._json.getvalue()
 
     def put_back(self, document: Any) -> Any:
-        """Put the arrays into the ``meta_info`` of ``document``, the parsed :meth:`json`, and return it. O(answers).
+        """Put the arrays into each ``meta_info`` of ``document``, the parsed :meth:`json`, and return ``document``.
 
-        An array that is not base64 becomes an empty string.
+        An array that is not base64 becomes an empty string. O(answers).
         """
         if self._keeps:
             for answer in document if isinstance(document, list) else [document]:

@@ -1,4 +1,7 @@
-"""Facts that several events of a sequence state: the request, weight versions, logprobs. No event may change them."""
+"""Facts that several events of a sequence state, about the request, weight versions and logprobs. None may change.
+
+A *span* is an item of ``weight_versions``: ``version`` sampled the tokens from ``start`` to ``end``.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +38,11 @@ class EventFacts:
         self.changed = self.has_versions = False
         self._count = 0
         self._version: Any = None
-        #: The first and the last token that events without spans gave to ``_version``, as a range.
+        #: The start and the end of the tokens that ``_version`` sampled, by the events without spans.
         self._run = (0, 0)
-        #: Earlier versions, each with such a range.
+        #: Earlier versions, each with such a start and end.
         self._runs: list[tuple[Any, int, int]] = []
-        #: ``weight_versions`` of the last event that had some.
+        #: The spans of the last event that had some.
         self._spans: list[Any] = []
         self._request: dict[str, Any] = {}
         self._lists: dict[str, list[Any]] = {}
@@ -58,7 +61,10 @@ class EventFacts:
         return twin
 
     def see(self, meta: Mapping[str, Any], tokens: int, *, is_abort: bool) -> None:
-        """Take ``meta``, the ``meta_info`` of an event after ``tokens``. No fact is known before the first token."""
+        """Take the ``meta_info`` of an event. ``tokens``: the number of tokens so far, those of the event included.
+
+        The first token has come: before it, no fact is certain.
+        """
         for figure in _OF_THE_REQUEST:
             told = meta.get(figure)
             if told is not None and self._request.setdefault(figure, told) != told:
@@ -83,7 +89,7 @@ class EventFacts:
             self._runs.append((self._version, *self._run))
             self._run = (tokens, tokens)  # an older version may have sampled the tokens so far
         if not has_spans and any(version == known for known, _, _ in self._runs):
-            self.changed = True  # the tokens between both have no version that fits all events
+            self.changed = True  # the version is back: tokens in between have no version that fits all events
 
     def _see_spans(self, spans: Any, version: Any, is_abort: bool) -> None:
         if spans:
@@ -106,9 +112,9 @@ class EventFacts:
 
 
 def versions_agree(known: Sequence[Any], told: Any) -> bool:
-    """Return True if the spans ``told`` name the versions of ``known`` for the tokens of ``known``.
+    """Return True if the spans ``told`` give the tokens of the spans ``known`` the same versions.
 
-    The spans ``known`` agreed with the spans before them. O(spans).
+    ``known``: the spans of an earlier event, which were checked in the same way. O(spans).
     """
     try:
         place = end = 0
@@ -128,9 +134,10 @@ def versions_agree(known: Sequence[Any], told: Any) -> bool:
 
 
 def names_last_version(version: Any, spans: Any) -> bool:
-    """Return True if ``version`` is the version of the last of ``spans``, as SGLang writes it.
+    """Return True if ``version`` is the version of the last of ``spans``, as in SGLang's answers.
 
-    Missing figures agree. One token may have another version: that of the prefill worker, which sampled it.
+    Missing figures agree. If there is only one token, its span may have another version: that of the prefill worker,
+    which sampled it.
     """
     if version is None or not spans:
         return True
@@ -141,7 +148,7 @@ def names_last_version(version: Any, spans: Any) -> bool:
 
 
 def _spans_fit(runs: Sequence[tuple[Any, int, int]], spans: Any) -> bool:
-    """Return True if ``spans`` name no other version for tokens in ``runs``: (version, start, end). Null fits all."""
+    """Return True if ``spans`` name no other version for tokens in ``runs``: (version, start, end). Null fits any."""
     try:
         return all(
             span["version"] in (version, None) or span["end"] <= start or end <= span["start"]
@@ -153,7 +160,7 @@ def _spans_fit(runs: Sequence[tuple[Any, int, int]], spans: Any) -> bool:
 
 
 def is_end(ids: list[int], known: list[int]) -> bool:
-    """Return True if the ``ids`` of an abort end the ``known`` ids. The last id may stand there twice."""
+    """Return True if ``known`` ends with ``ids``, those of an abort. The last id may stand twice in ``ids``."""
     return ids == known[len(known) - len(ids) :] or (
         ids[-1:] == known[-1:] and ids[:-1] == known[len(known) - len(ids) + 1 :]
     )
@@ -164,8 +171,9 @@ def abort_repeats(
 ) -> bool:
     """Return True unless an abort has other entries for earlier tokens in its lists ``PER_TOKEN``.
 
-    ``known``: ``meta_info`` of the answer before the abort, which had ``tokens``. ``told``: that of the abort. A list
-    has the entries of all tokens, or of the new ones followed by all, or, if it ``may_be_delta``, of the new ones.
+    ``known``: ``meta_info`` of the answer before the abort, which had ``tokens`` tokens. ``told``: ``meta_info`` of the
+    abort. Its lists may have the entries of all tokens; of the new tokens, and then of all tokens; or, with
+    ``may_be_delta``, of the new tokens only.
     """
     count = told.get("completion_tokens")
     for name in PER_TOKEN:

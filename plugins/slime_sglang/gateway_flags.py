@@ -1,8 +1,8 @@
-"""Flags of the SGLang gateway (sglang-router 0.3.2) without effect here, so that the gateway's launch lines work here.
+"""Flags of the SGLang gateway (sglang-router 0.3.2) that have no effect here, so that its launch lines work here.
 
 A flag that the core or a loaded plugin defines is not handled here. Other flags that do not matter to requests are
-accepted, and a line in the log says why each flag has no effect. Other flags that matter to requests are refused: the
-router does not start. Values are never shown, since some are secrets.
+accepted, and a line in the log says why each flag has no effect. Other flags that matter to requests are refused, and
+the router does not start, unless their value changes nothing. Values are never shown, since some are secrets.
 """
 
 from __future__ import annotations

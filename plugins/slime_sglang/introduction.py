@@ -1,4 +1,4 @@
-"""Questions to a new SGLang worker: its weight version, its model, and its data-parallel ranks."""
+"""Questions to a new SGLang worker about its weight version, its model, and its data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Introduction:
         """Note the weight version and the shape of routed experts in ``body``. Return the path of the model."""
         info = document_in(body)
         if info is None:
-            worker.said_version = None  # registered again, it may be another server
+            worker.said_version = None  # a worker that registered again may be another server
             return None  # not an SGLang server, but it can still be a worker
         shape = info.get("num_hidden_layers"), info.get("num_experts_per_tok")
         if all(type(size) is int and size > 0 for size in shape):

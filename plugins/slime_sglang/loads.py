@@ -21,7 +21,10 @@ def loads_in(document: Any) -> list[dict[str, Any]]:
 
 
 def tokens_of(loads: list[dict[str, Any]]) -> int:
-    """Return the tokens in the KV caches of all ranks, as the SGLang gateway counts the load. Raises WorkerBroke."""
+    """Return the number of tokens in the KV caches of all ranks, which the SGLang gateway takes as the load.
+
+    Raises WorkerBroke.
+    """
     total = 0
     for load in loads:
         count = next((load[name] for name in _TOKENS if name in load), None)

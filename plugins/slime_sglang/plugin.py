@@ -79,7 +79,7 @@ class SGLang:
     def routes(self, router: Router) -> Sequence[BaseRoute]:
         return worker_routes(router)
 
-    @hookimpl(trylast=True)  # post_response runs in reverse order: before the plugin openai rewrites errors
+    @hookimpl(trylast=True)  # post_response runs in reverse order, so this runs before openai rewrites errors
     def post_response(self, exchange: Exchange) -> Awaitable[None] | None:
         reply, worker = exchange.reply, exchange.worker
         if reply is None or reply.status != 404 or worker is None or worker.passthrough:

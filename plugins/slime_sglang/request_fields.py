@@ -1,9 +1,9 @@
 """Fields of a ``/generate`` request with which the tokens in the answer stay exact.
 
-Taken from SGLang 0.5.23 (``GenerateReqInput`` in srt/managers/io_struct.py, ``SamplingParams`` in
+The fields are those of SGLang 0.5.23 (``GenerateReqInput`` in srt/managers/io_struct.py, ``SamplingParams`` in
 srt/sampling/sampling_params.py). Left out on purpose are fields that change the context or the output without a trace
-in the ids. These are embedding overrides, custom logit processors and their parameters, and a forced end of thinking. A
-name that begins with ``return_`` only asks for more in the answer.
+in the ids: embedding overrides, custom logit processors and their parameters, and a forced end of thinking. A field
+whose name begins with ``return_`` only asks for more in the answer.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class AnswerSoFar:
         self._held: bytes | None = None
         self._text_is_told = False
         self._is_shared = True
-        #: An event had not all tokens so far.
+        #: Some event did not have all tokens so far.
         self._has_deltas = False
         self._facts = EventFacts()
 
@@ -121,7 +121,8 @@ class AnswerSoFar:
     def hold(self, event: bytes, text: str | None = None) -> None:
         """Keep an unparsed ``event`` that repeats all earlier events. ``text``: its new text, if the caller read it.
 
-        The event is parsed only if the next event does not repeat it: parsing each event would take quadratic time.
+        The event is parsed only when its fields are needed, or when the next event does not repeat it: parsing each
+        event would take quadratic time.
         """
         self._held = event
         self._text_is_told = text is not None
@@ -140,7 +141,7 @@ class AnswerSoFar:
             raise ValueError(f"wanted a text, got {type(text).__name__}")
         ids, count = ids_in(event, meta), meta.get("completion_tokens")
         if self._names_ids and event.get("output_ids") is None:
-            ids = None  # this engine names all new ids: logprobs without ids may be those of the last event
+            ids = None  # this engine names all new ids: logprobs without ids may be those of an earlier event
         if self._is_next_delta(ids, count) and not is_abort(meta):
             return self._take_delta(event, meta, ids or [], text)
         if not (repeats or self._text_is_told) or ids is None or len(ids) != count:

@@ -80,7 +80,7 @@ class _Workers:
         await self._router.addresses.admit(url)
         known = next((worker for worker in self._router.pool if worker.url == url), None)
         if known is not None and about["worker_type"] not in (None, known.worker_type):
-            about["facts"] = {BOOTSTRAP_PORT: None} | about["facts"]  # the known port is the other type's
+            about["facts"] = {BOOTSTRAP_PORT: None} | about["facts"]  # the known port belongs to the old type
         worker, trouble = await self._router.add_worker(url, **about)
         if isinstance(trouble, Refusal):
             raise WorkerRefused(trouble)
@@ -201,7 +201,7 @@ def _checked(content: dict[str, Any]) -> dict[str, Any]:
         raise BadRequest("api_key: wanted a string of printable ASCII, without a space at its ends")
     return {
         "worker_type": cast(WorkerType | None, kind),
-        # Also null: then a registered worker has no port or model of its own any more.
+        # A null is kept, too: it removes the port or the model that an earlier registration named.
         "facts": {name: content[name] for name in (BOOTSTRAP_PORT, MODEL_ID) if name in content},
         "labels": _bounded(labels),
         "api_key": key,

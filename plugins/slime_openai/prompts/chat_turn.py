@@ -27,10 +27,10 @@ class Turn:
     ``asked`` and ``sampled`` are packed int32 ids; ``text`` is their text, with special tokens. ``key``: the key (see
     ``identity``) of the conversation that ends with ``reply``. ``count``: the number of its messages. ``place``: the
     key of the conversation before ``reply``. ``answers``: a digest of the assistants' messages between the reply of
-    ``parent`` and ``reply``. ``ending``: the stop
-    token or stop string, which a reply usually does not show. ``hidden``: the number of sampled ids that spell the
-    ending. ``closed``: the ending is a special token, but not one of the request's ``stop_token_ids``. ``size_bytes``:
-    memory of the turn, roughly. ``record``: the key of its record in a store, or empty.
+    ``parent`` and ``reply``. ``ending``: the stop token or stop string, which a reply usually does not show.
+    ``hidden``: the number of sampled ids that spell the ending. ``closed``: the ending is a special token, but not one
+    of the request's ``stop_token_ids``. ``size_bytes``: memory of the turn, roughly. ``record``: the key of the turn's
+    record in a store, or empty.
     """
 
     __slots__ = (

@@ -49,7 +49,7 @@ class History:
         return len(self._used)
 
     async def load(self, question: Question) -> bool:
-        """Load the turns that ``question`` may continue; return False if they cannot be read now. May raise HTTPError."""
+        """Load the turns that ``question`` may continue. Return False if they cannot be read. May raise HTTPError."""
         return True
 
     def _is_anyones(self, turn: Turn) -> bool:

@@ -24,7 +24,7 @@ __all__ = ["Conversation", "Renderer"]
 
 logger = logging.getLogger(__name__)
 
-#: Conversations of more bytes are rendered in a thread, so that streams are not delayed.
+#: Conversations of more bytes than this are rendered in a thread, so that streams are not delayed.
 _LONG_BODY = 1 << 14
 #: Marks a place in a message; it is random, so no client can send it.
 _MARK = f"mark{secrets.token_hex(12)}"

@@ -24,14 +24,13 @@ __all__ = ["HistoryMode", "Origin", "Prompt", "Prompts"]
 #: The tokens of an old turn if the template would write them differently. ``exact``: the sampled tokens. ``template``:
 #: the template's tokens.
 HistoryMode = Literal["exact", "template"]
-#: The source of the first tokens. ``exact``: the last turn. ``restored``: the last turn, although the client changed
-#: an answer. ``template``: an earlier turn, and then the template's text; or only the template's text, although a turn
-#: was found.
-#: ``fresh``: no turn can be continued. ``given``: the client gave all ids.
+#: The source of the first tokens. ``exact``: the turn of the last answer. ``restored``: the same turn, although the
+#: client changed an answer. ``template``: an earlier turn, and then the template's text; or only the template's text,
+#: although a turn was found. ``fresh``: no turn can be continued. ``given``: the client gave all ids.
 Origin = Literal["exact", "restored", "template", "fresh", "given"]
 
-#: The number of ids at the end of a given prompt that are decoded: enough to see if it ends within thoughts. If the
-#: end begins the answer, all ids are decoded.
+#: Of a prompt that the client gave as ids, only this many ids at the end are decoded: enough to see if the prompt ends
+#: within thoughts. If the prompt ends with the beginning of the answer, all ids are decoded.
 _END = 64
 #: Members of an assistant's message without calls.
 _SPOKEN = {"role", "content", "reasoning_content"}
@@ -61,7 +60,7 @@ class Prompt:
 
 
 class Prompts:
-    """Makes prompts of conversations."""
+    """Makes prompts for conversations."""
 
     def __init__(
         self,
@@ -139,8 +138,9 @@ class Prompts:
     async def _suffix(self, chat: Conversation, turn: Turn, place: int, *, is_known: bool) -> str | None:
         """Return the template's text behind the reply of ``turn``, without the part that the model generated.
 
-        ``place``: index of the reply; ``is_known``: the messages before the reply were rendered for ``turn``. None when
-        the template refuses a part, or the text depends on later messages.
+        ``place``: index of the reply; ``is_known``: the messages before the reply were rendered for ``turn``. Return
+        None when the template refuses a part, when it does not show the end of the reply, or when the end of the turn
+        depends on later messages.
         """
         renderer, last = self._renderer, for_template(chat.messages[place])
         try:
@@ -212,7 +212,7 @@ def _has_unrecorded_answer(question: Question, count: int) -> bool:
 
 
 def _within(turn: Turn, origin: Origin) -> Prompt | None:
-    """Return a prompt that ends with the reply of ``turn``, without its ending; None if no token ends there."""
+    """Return a prompt that ends where the reply of ``turn`` ended for the client; None if no token ends there."""
     said, text = turn.asked + turn.sampled, turn.text
     is_seen = turn.ending and (turn.reply.content or "").endswith(turn.ending)  # no_stop_trim
     if not is_seen:

@@ -18,7 +18,7 @@ _DEEPEST = 254
 #: Marks for repeated keys, and for numbers that no float is equal to. They are random, so no client can send them.
 _AGAIN, _DIGITS = (f"{word}{secrets.token_hex(8)}" for word in ("again", "digits"))
 _MARKED = re.compile(rf"""{_AGAIN}\d+|["']?{_DIGITS}([-+.\w]+){_DIGITS}["']?""")
-#: In digits. Python refuses to read integers of more than 4,300 digits.
+#: Integers of this many characters or more are kept as text: Python refuses to read more than 4,300 digits.
 _LONGEST_INTEGER = 4_000
 #: Limits of the cache of canonical texts: the number of entries, and the longest cached text in characters. The cache
 #: takes some tens of MB at most, and 3 MB for texts of the usual 100 characters.
@@ -50,7 +50,7 @@ def read_exactly(text: str | bytes) -> Any:
 
 
 def canonical(text: str, *, sort: bool) -> str:
-    """Return equal text for equal arguments. Text that is not JSON is unchanged.
+    """Return equal text for equal arguments. Text that is not JSON, or nested too deep, is returned as it is.
 
     With ``sort``, the order of keys does not count. Results for short texts are cached: a chat sends all its earlier
     calls again in each turn.

@@ -37,7 +37,7 @@ __all__ = [
 
 Reader = Callable[[str, Any], Any]
 
-#: Above any vocabulary: the maximum of int32, in which workers keep ids.
+#: The maximum of int32, in which workers keep ids. No vocabulary is as large.
 _MAX_TOKEN_ID = 2**31 - 1
 
 
@@ -172,7 +172,7 @@ def one_of(*choices: str) -> Reader:
 
 
 def only(*honoured: object) -> Reader:
-    """Return a reader that accepts only values that change nothing; it refuses any other value by name."""
+    """Return a reader that accepts only the values ``honoured``, which change nothing, and refuses any other value."""
     wanted = " or ".join(orjson.dumps(one).decode() for one in honoured)
 
     def read(param: str, value: Any) -> Any:
@@ -184,7 +184,7 @@ def only(*honoured: object) -> Reader:
 
 
 def refused(why: str) -> Reader:
-    """Return a reader that refuses the parameter by name, whatever its value."""
+    """Return a reader that refuses the parameter, whatever its value. ``why``: see UnsupportedParameter."""
 
     def read(param: str, value: Any) -> Any:
         raise UnsupportedParameter(param, why)
@@ -195,7 +195,7 @@ def refused(why: str) -> Reader:
 def encoded(param: str, value: Any, *, option: int | None = None) -> str:
     """Return ``value`` as compact JSON, with orjson's ``option``.
 
-    Raises InvalidRequest when orjson cannot write it, such as a value that is nested too deep.
+    Raises InvalidRequest for a value that orjson cannot write, such as one that is nested too deep.
     """
     try:
         return orjson.dumps(value, option=option).decode()

@@ -208,8 +208,8 @@ def _arguments(param: str, value: Any) -> str:
 def for_template(message: Message | Mapping[str, Any]) -> Mapping[str, Any]:
     """Return ``message`` as chat templates read it. A mapping is in this form already.
 
-    The content is always a string, since templates write None as ``None``. Arguments are an object if that keeps every
-    digit and key, since templates write ``arguments | tojson``.
+    The content is always a string, since templates write None as ``None``. Arguments are an object if
+    :func:`as_object` can read one, since templates write ``arguments | tojson``.
     """
     if not isinstance(message, Message):
         return message

@@ -122,7 +122,7 @@ NO_EFFECT: Mapping[str, Reader] = {
 _TEXT_ONLY = "answers are text"
 _ITS_OWN_PROMPT = "the router makes the prompt here; only /generate honours this parameter"
 
-#: Known parameters that are refused by name.
+#: Known parameters that are refused.
 REFUSED: Mapping[str, Reader] = {
     "audio": refused(_TEXT_ONLY),
     "function_call": refused("send 'tool_choice' instead"),

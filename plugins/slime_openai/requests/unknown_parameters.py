@@ -15,12 +15,13 @@ __all__ = ["TreatedParameters", "UnknownMode", "UnknownParameters"]
 
 logger = logging.getLogger(__name__)
 
-#: ``warn``: unknown parameters have no effect; ``refuse``: the request gets a 400; ``pass``: they go to the engine.
+#: ``warn``: unknown parameters have no effect; ``refuse``: the request gets a 400; ``pass``: they go to the engine,
+#: except ``_WRITTEN_HERE``.
 UnknownMode = Literal["warn", "refuse", "pass"]
 
 _HEADER = b"x-slime-unknown-parameters"
 _ODD = re.compile(r"[^A-Za-z0-9_.\-]")
-#: In characters: longer names are cut.
+#: Longer names are cut to this many characters.
 _LONGEST_NAME = 64
 _MOST_IN_HEADER = 16
 #: The number of names that are logged, once each. Clients choose the names, so a limit is needed.
@@ -55,7 +56,7 @@ class UnknownParameters:
         self._logged: set[str] = set()
 
     def treat(self, unknown: Mapping[str, Any]) -> TreatedParameters:
-        """Refuse ``unknown``, or log the names, and return the part for the engine and the reply's header.
+        """Refuse ``unknown``, or else log the names and return the parameters for the engine and the reply's header.
 
         Raises UnknownParameter, and InvalidRequest for a value that cannot be sent.
         """

@@ -1,4 +1,4 @@
-"""An answer as a stream of chunks, made of the engine's events as they come."""
+"""An answer as a stream of chunks, made from the engine's events as they come."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ class StreamedChoice(Protocol):
 
 
 class AnswerStream:
-    """A BodySource that makes chunks of ``reply``, the engine's stream. It closes the generation's ``exchange``.
+    """A BodySource that makes OpenAI's chunks from ``reply``, the engine's stream.
+
+    ``exchange``: the exchange of the ``/generate`` request; :meth:`close` closes it.
 
     ``usage``: returns the usage for a chunk at the end; None: no such chunk. ``beginning``: members that the first
     chunk has beside its choice.
@@ -97,7 +99,7 @@ class AnswerStream:
         return b"".join(ready)
 
     async def pump(self, take: Callable[[Callable[[], bytes]], bool]) -> None:
-        """See :meth:`Reply.pump`. Chunks of events that only add text are made when ``take`` can send them."""
+        """See :meth:`Reply.pump`. Passes on events that only add text, while ``take`` can send their chunks at once."""
 
         def pass_on(piece: bytes, feeds: Iterable[Callable[[bytes], None]]) -> bool:
             data = self._events.only_event(piece)

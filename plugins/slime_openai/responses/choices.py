@@ -45,7 +45,7 @@ class Choice:
         self._record = record
         self._inexact_reason = inexact_reason
         self._deltas: list[Delta] = []
-        #: A number of first deltas, and the message of them.
+        #: How many of the first deltas are merged so far, and the message that they make.
         self._merged = 0, Message("assistant", "")
         self._begun = False
         self._ids_given = self._logprobs_given = 0
@@ -61,7 +61,7 @@ class Choice:
         return self._history | root_version(self.output, self._request)
 
     def take(self, answer: dict[str, Any]) -> list[Delta]:
-        """Return the deltas that ``answer`` adds: an event, or a whole answer of the engine."""
+        """Return the deltas that ``answer`` adds. ``answer``: one event of the engine's stream, or its whole answer."""
         text = self.output.take(answer)
         deltas = self._parser.feed(text) if text else []
         reason = self.output.reason

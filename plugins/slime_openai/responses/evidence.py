@@ -1,4 +1,4 @@
-"""Verdicts and losses that ``radix_cache`` reports to chats."""
+"""Reports of ``radix_cache``: verdicts, which say if an answer's tokens are exact, and sessions that lost something."""
 
 from __future__ import annotations
 

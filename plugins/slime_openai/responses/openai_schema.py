@@ -103,7 +103,7 @@ def usage(
 ) -> dict[str, Any]:
     """Return OpenAI's ``usage``. ``prompt_tokens``: tokens of all prompts, each counted once.
 
-    ``outputs``: ``samples`` outputs of each prompt. As in SGLang, cached tokens are of each prompt's first output.
+    ``outputs``: ``samples`` outputs of each prompt. As in SGLang, only each prompt's first output gives cached tokens.
     """
     metas = [output.meta for output in outputs]
     tokens = [meta.get("completion_tokens", len(one.ids)) for meta, one in zip(metas, outputs, strict=True)]
@@ -123,8 +123,8 @@ def about_output(
 ) -> dict[str, Any]:
     """Return members of a complete choice that a trainer asked for, except its token ids.
 
-    ``inexact_reason``: returns the verdict on the choice. ``meta_info`` is the engine's, unchanged. It contains
-    ``routed_experts``. So a choice with ``meta_info`` has no member ``routed_experts`` of its own.
+    ``inexact_reason``: returns the reason why the choice is not exact, or None. The engine's ``meta_info`` contains
+    ``routed_experts``, so a choice with ``meta_info`` has no member ``routed_experts`` of its own.
     """
     meta = output.meta
     members: dict[str, Any] = {}

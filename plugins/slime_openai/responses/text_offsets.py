@@ -9,12 +9,12 @@ from slime_openai.responses.outputs import Triple
 
 __all__ = ["TextOffsets"]
 
-#: Most tokens that spell one character. A byte that is no UTF-8 may follow others without end.
+#: After this many tokens, a character counts as complete: bytes that are no UTF-8 may follow each other without end.
 _MOST_TOKENS = 8
 
 
 class TextOffsets:
-    """Counts the characters of a sequence's tokens, as they come. ``place``: the characters of the text so far.
+    """Counts the characters of a sequence's tokens, as they come. ``place``: the number of characters so far.
 
     Tokens that spell a character together have the same offset: the place of that character.
     """
