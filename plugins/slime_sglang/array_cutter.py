@@ -70,7 +70,7 @@ class ArrayCutter:
                     self._arrays.append(_new_array(self._array_bytes))
 
     def _inside(self, data: bytes, position: int) -> int:
-        """Decode up to the closing quote; return its position, or the end of ``data``."""
+        """Decode or drop the array up to its closing quote; return the quote's position, or the end of ``data``."""
         end = data.find(b'"', position)  # base64 has no escapes
         self._is_inside = end < 0
         end = len(data) if end < 0 else end

@@ -1,4 +1,4 @@
-"""Facts that several events of a sequence state, about the request, weight versions and logprobs. None may change.
+"""Facts about the request, weight versions and logprobs that several events of a sequence state, and checks of them.
 
 A *span* is an item of ``weight_versions``: ``version`` sampled the tokens from ``start`` to ``end``.
 """
@@ -38,7 +38,7 @@ class EventFacts:
         self.changed = self.has_versions = False
         self._count = 0
         self._version: Any = None
-        #: The start and the end of the tokens that ``_version`` sampled, by the events without spans.
+        #: The start and the end of the tokens that ``_version`` sampled, as the events without spans say.
         self._run = (0, 0)
         #: Earlier versions, each with such a start and end.
         self._runs: list[tuple[Any, int, int]] = []
@@ -63,7 +63,7 @@ class EventFacts:
     def see(self, meta: Mapping[str, Any], tokens: int, *, is_abort: bool) -> None:
         """Take the ``meta_info`` of an event. ``tokens``: the number of tokens so far, those of the event included.
 
-        The first token has come: before it, no fact is certain.
+        Called only after the first token: before it, the weight version may still change.
         """
         for figure in _OF_THE_REQUEST:
             told = meta.get(figure)

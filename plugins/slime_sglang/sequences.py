@@ -121,7 +121,7 @@ class AnswerSoFar:
     def hold(self, event: bytes, text: str | None = None) -> None:
         """Keep an unparsed ``event`` that repeats all earlier events. ``text``: its new text, if the caller read it.
 
-        The event is parsed only when its fields are needed, or when the next event does not repeat it: parsing each
+        The event is parsed only when its fields are needed, or when the next event may not repeat it: parsing each
         event would take quadratic time.
         """
         self._held = event

@@ -16,8 +16,8 @@ __all__ = ["DirectTemplate"]
 logger = logging.getLogger(__name__)
 
 _HOME = "transformers.tokenization_utils_base"
-#: The first texts, as many as this, and then one in ``_COMPARED_EVERY`` are also rendered by transformers, to compare
-#: both. Most of the first texts are those of the router's own probes of the template.
+#: This many texts at the beginning, and later one in ``_COMPARED_EVERY``, are also rendered by transformers, to compare
+#: the results. Most texts at the beginning are those of the router's own probes of the template.
 _COMPARED_FIRST = 100
 _COMPARED_EVERY = 101
 #: A message with this key gets further keys from transformers.
@@ -113,5 +113,5 @@ class DirectTemplate:
 
 
 def _are_plain(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if transformers would copy ``messages`` unchanged: no value is None, and none has ``_THOUGHTS``."""
+    """Return True if transformers would copy ``messages`` unchanged: no value is None, no message has ``_THOUGHTS``."""
     return not [message for message in messages if _THOUGHTS in message or None in message.values()]

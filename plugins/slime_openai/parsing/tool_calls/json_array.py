@@ -1,4 +1,4 @@
-"""``[{"name": ..., "parameters": {...}}, ...]`` and nothing else: a forced call, in place of the model's own format.
+"""``[{"name": ..., "parameters": {...}}, ...]`` and nothing else: forced calls, in place of the model's own format.
 
 With ``tool_choice`` "required" or a named tool, a JSON schema constrains the answer to this form (SGLang:
 ``JsonArrayParser``).
