@@ -215,7 +215,7 @@ class AnswerSoFar:
         if self._text_is_told:
             self.text = told
 
-    # An event is read by its counter first: ``completion_tokens`` always counts all tokens.
+    # The counter of an event is looked at first: ``completion_tokens`` always counts all tokens.
 
     def _read(self, ids: list[int] | None, meta: dict[str, Any], text: str | None) -> News:
         known, count = self._ids, meta.get("completion_tokens")

@@ -87,7 +87,7 @@ def size_of(asked: bytes, sampled: bytes) -> int:
 
 
 def reader(tokenizer: Tokenizer, template: str, traits: TemplateTraits) -> str:
-    """Return a name that all routers share that can use each other's records.
+    """Return a name that is the same for all routers that can use each other's records.
 
     Such routers have the same tokenizer, the same ``template``, and the same rules for keys of conversations.
     """

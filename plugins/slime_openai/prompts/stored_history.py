@@ -183,7 +183,7 @@ def _written(turn: Turn, parent: bytes) -> bytes:
 
 
 def _read(content: bytes | None) -> tuple[Behind, Said] | None:
-    """Return what ``content`` has; None if it is missing or damaged."""
+    """Return the two parts of the record ``content``; None if it is missing or damaged."""
     try:
         ((_, _, (behind, said)),) = _FRAMES.read(memoryview(content or b""))
     except (Torn, ValueError):

@@ -66,7 +66,7 @@ class JudgedAnswers:
         self._exchange = None
 
     def inexact_reason(self, index: int) -> str | None:
-        """Return the reason why sequence ``index`` is not exact, or None. Call it at the last event or later."""
+        """Return the reason why sequence ``index`` is not exact, or None. Call this at the last event or later."""
         if index not in self._known:
             reasons = self._verdicts.of(self._exchange) if self._exchange is not None else self._last
             self._known[index] = reasons[index] if index < len(reasons) else NOT_RECORDED
