@@ -22,7 +22,7 @@ OnFlush = Callable[[], None]
 class ControlEvents(Protocol):
     """Pauses, aborts and flushes on their way through the router; the component ``"control_events"``.
 
-    ``paused``: True while new generations wait, since a pause was sent to the engines.
+    ``paused``: True while new generations wait because the engines are paused.
     """
 
     paused: bool
@@ -33,7 +33,7 @@ class ControlEvents(Protocol):
         on_pause: OnPause | None = None,
         on_flush: OnFlush | None = None,
     ) -> None:
-        """Call ``on_abort`` before an abort is sent, and ``on_pause`` when new generations begin to wait, or go on.
+        """Call ``on_abort`` before an abort is sent, and ``on_pause`` when new generations begin or cease to wait.
 
         ``on_flush`` is called after a call to drop the engines' KV caches or memory has ended, even if the call failed.
         """
@@ -41,7 +41,7 @@ class ControlEvents(Protocol):
 
 
 class PendingAborts(Protocol):
-    """The aborts that are on their way to workers; the component ``"pending_aborts"``."""
+    """The aborts that workers have not answered yet; the component ``"pending_aborts"``."""
 
     async def settled(self, worker: Worker, exchange: Exchange) -> None:
         """Return when ``worker`` has answered the aborts pending now, after two seconds at the latest.

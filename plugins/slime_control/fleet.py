@@ -30,12 +30,12 @@ logger = logging.getLogger(__name__)
 
 Answers = dict[Worker, Answer]
 
-#: Calls after which an engine does not serve, and the kind of the call that makes it serve again.
+#: Calls after which an engine does not serve, each with the kind (``Call.misses``) of the call that lets it serve.
 _SUSPENDS = {"/pause_generation": "continue", "/release_memory_occupation": "memory"}
 
 
 class Fleet:
-    """Makes control calls to all registered workers, held workers included: they need the weights to be readmitted."""
+    """Makes control calls to workers, held workers included: without the weights they could not be readmitted."""
 
     def __init__(self, router: Router, fan_out: FanOut, gate: Gate, under_way: UnderWay) -> None:
         self._router = router
@@ -138,8 +138,9 @@ class Fleet:
         """Note which workers took ``call`` and which missed it. Returns the workers that may be readmitted.
 
         If all workers failed, they are still consistent, and nothing is noted. The exception is a call about weights
-        that went to only some of the fleet's workers. An update then counts as missed unless the worker surely kept its
-        weights; ``/pull_weights`` always does. A failed piece of an update is noted before, by :meth:`Pieces.answered`.
+        that went to only some of the fleet's workers. Then an update counts as missed unless the worker surely kept its
+        weights, and a ``/pull_weights`` always counts as missed. :meth:`Pieces.answered` has noted failed pieces of an
+        update already, except those whose worker then reported no version.
         """
         caught_up: list[Worker] = []
         is_update = call.is_update
@@ -162,7 +163,7 @@ class Fleet:
         return caught_up
 
     def _took(self, call: Call, worker: Worker, number: int) -> bool:
-        """Clear the missed calls that ``worker`` makes up for by ``call``. Returns True when it may be readmitted."""
+        """Clear the missed calls that ``call`` makes up for. Returns True when ``worker`` may be readmitted."""
         if call.path in _SUSPENDS:
             self._suspended.setdefault(worker, set()).add(_SUSPENDS[call.path])
         else:
@@ -181,7 +182,7 @@ class Fleet:
     def _set_aside(self, call: Call, worker: Worker, number: int, answer: Answer) -> None:
         """Hold ``worker`` if needed: it failed ``call``, and other workers may have taken the call.
 
-        Not for pieces of an update.
+        ``call`` is no piece of an update.
         """
         assert call.misses is not None  # narrowing
         reason = f"{call.path} failed: {answer.trouble}"
@@ -200,7 +201,7 @@ class Fleet:
             self._missed.set_aside(worker, reason)
 
     def _unlike_the_fleet(self, workers: Iterable[Worker], version: str | None) -> list[Worker]:
-        """Return the workers whose weights are, or may be, neither the fleet's nor ``version``."""
+        """Return the workers that are not in use, or whose known version is neither the fleet's nor ``version``."""
         known = (None, version, self._router.weights.current)
         return [worker for worker in workers if not worker.in_use or worker.weight_version not in known]
 
@@ -222,7 +223,10 @@ class Fleet:
                 )
 
     def _set_newcomers_aside(self, told: Mapping[Worker, bytes], version: str, number: int) -> None:
-        """Hold workers without ``version`` that registered, for the first time or again, during an update of all."""
+        """Hold the workers without ``version`` that registered, for the first time or again, during call ``number``.
+
+        The call went to all workers that were registered at its beginning; they are the keys of ``told``.
+        """
         for worker in self._router.pool:
             is_new = worker not in told or self._pieces.updates.joined_since(worker, number)
             if is_new and worker.weight_version != version:
@@ -256,7 +260,7 @@ def _status(answers: Answers, succeeded: int) -> int:
         return HTTPStatus.OK
     if succeeded:
         return HTTPStatus.MULTI_STATUS
-    # If all workers answered the same 4xx or 504, pass it on: slime's client would repeat a 502 sixty times.
+    # If all workers failed with the same 4xx or with 504, answer with that status, which says more than a 502.
     statuses = {answer.status for answer in answers.values()}
     common = statuses.pop() if len(statuses) == 1 else None
     refused = common is not None and (400 <= common < 500 or common == HTTPStatus.GATEWAY_TIMEOUT)

@@ -192,7 +192,7 @@ class Control:
             if request.method not in _READING:
                 return _wrong_method(_READING)
             overview = self._overview
-            assert overview is not None  # narrowing: there while the router serves
+            assert overview is not None  # narrowing: it is set while the router serves
             return await overview.answer(path)
         refused = refusal(path)
         if refused is not None:
@@ -213,12 +213,12 @@ class Control:
 
     @hookimpl
     def attempt_failed(self, worker: Worker, request: Request, error: HTTPError | None) -> None:
-        """Abort ``request``, unless ``worker`` was unreachable: nobody will read the answer."""
+        """Abort ``request``, since nobody will read its answer. An unreachable ``worker`` never got the request."""
         if not isinstance(error, WorkerUnreachable):
             self._abort(worker, request)
 
     def _abort(self, worker: Worker, request: Request) -> bool:
-        """Abort ``request`` at ``worker``. Returns True when the request has rids, and an abort of each was sent.
+        """Abort ``request`` at ``worker``. Returns True when the request has rids, and an abort of each is on its way.
 
         An abort that would end other requests is not sent: the engine notices the closed connection seconds later.
         """
@@ -241,7 +241,7 @@ class Control:
         Raises Paused, ShuttingDown and BadRequest. Raises Aborted for an aborted request that is no ``/generate``, or
         that asks for too many sequences.
         """
-        assert self._router is not None  # narrowing: there while the router serves
+        assert self._router is not None  # narrowing: it is set while the router serves
         try:
             document = await self._router.read_json(exchange)
         except BadRequest:
@@ -266,7 +266,7 @@ class Control:
     async def _finish_call(self, call: Call, request: Request) -> Reply:
         """Make ``call``. The call goes on when the client disconnects, so that all workers get the same weights."""
         router, fleet = self._router, self._fleet
-        assert router is not None and fleet is not None  # narrowing: there while the router serves  # noqa: PT018
+        assert router is not None and fleet is not None  # narrowing: set while the router serves  # noqa: PT018
         done = anyio.Event()
         outcome: Reply | Exception = ShuttingDown("the router is shutting down")
 

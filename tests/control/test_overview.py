@@ -168,7 +168,7 @@ async def test_the_fleet_is_not_well_when_none_does(monkeypatch: pytest.MonkeyPa
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (503, "NO_HEALTHY_ENGINE")
     assert f"{bad.url}: it answered /health_generate with 503" in error["message"]
-    assert "no worker answered /health_generate well within 2 s" in error["message"]
+    assert "no worker answered /health_generate with success within 2 s" in error["message"]
     assert f"{slow.url}: no answer in time" in error["message"]
 
 

@@ -1,4 +1,4 @@
-"""Bodies of control calls: their recipients, the body for each, and the version of the weights."""
+"""Bodies of control calls: the recipients and the weight version that they name, and the body for each recipient."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ __all__ = [
     "offset_bodies",
 ]
 
-#: The version in a larger body is not read, since parsing would block the event loop. The workers are asked for it.
+#: No version is read from a body larger than this, since parsing it would block the event loop. After the call, the
+#: workers are asked for their version.
 _PARSED_BYTES = 1 << 20
-#: Name of the member with one body per worker. A search for it finds no tensor: base64 has no quotation marks.
+#: Name of the member with one body per worker. These bytes never occur inside a tensor: base64 has no quotation marks.
 _NAMED = b'"workers"'
 _DELTA = re.compile(rb'"load_format"[ \t\r\n]*:[ \t\r\n]*"[^"]*delta')
 
@@ -55,30 +56,39 @@ def given_bodies(request: Request, pool: WorkerPool) -> dict[Worker, bytes] | No
 
 
 def named_version(request: Request) -> str | None:
-    """Return the version that the body names for all workers; None for no or several versions, or a large body."""
+    """Return the version that the request names for all workers.
+
+    Returns None if it names no version or several, or if its body is larger than ``_PARSED_BYTES``.
+    """
     versions = {version_named(body.get("weight_version", body.get("new_version"))) for body in _each(request)}
     return versions.pop() if len(versions) == 1 else None
 
 
 def names_read(request: Request) -> tuple[bytes, ...]:
-    """Return the names for :meth:`Router.read_ahead`: it parses a body above 1 MiB only if the body has one of them."""
+    """Return the names for :meth:`Router.read_ahead`, which parses a body above 1 MiB only if it may have such a key.
+
+    Returns no names for a smaller body, so that :meth:`Router.read_ahead` parses it if it is long work.
+    """
     return (b"workers", b"rank_offset") if len(request.body) > _PARSED_BYTES else ()
 
 
 def begins_update(request: Request) -> bool:
-    """Return True when the request announces an update, and brings no weights itself."""
+    """Return True when the request announces an update but brings no weights itself."""
     if request.path == "/post_process_weights":
         return any(body.get("restore_weights_before_load") is True for body in _each(request))
     return request.path == "/begin_weight_update"
 
 
 def is_delta(request: Request) -> bool:
-    """Return True when a body of any size brings changes to the present weights (slime: ``distributed_delta``)."""
+    """Return True when the body brings changes to the present weights, not whole weights (``distributed_delta``).
+
+    The body may have any size.
+    """
     return _DELTA.search(request.body) is not None
 
 
 def _each(request: Request) -> list[dict[str, Any]]:
-    """Return each worker's body, or the single body for all workers; nothing for a body too large to parse."""
+    """Return each worker's body, or the single body for all workers; an empty list for a body too large to parse."""
     if len(request.body) > _PARSED_BYTES:
         return []
     document = request.json() if request.body else {}
@@ -89,7 +99,10 @@ def _each(request: Request) -> list[dict[str, Any]]:
 
 
 def base_offset(request: Request) -> int | None:
-    """Return the ``rank_offset`` in a body for all workers: the first worker's offset. Raises BadRequest."""
+    """Return the ``rank_offset`` of a body for all workers, which is the first worker's offset; None if it has none.
+
+    Raises BadRequest.
+    """
     document = request.json() if request.body else {}
     if not isinstance(document, dict) or "rank_offset" not in document:
         return None
@@ -100,7 +113,10 @@ def base_offset(request: Request) -> int | None:
 
 
 def offset_bodies(base: dict[str, Any], sizes: Sequence[tuple[Worker, int]]) -> dict[Worker, bytes]:
-    """Return ``base`` for each worker, each ``rank_offset`` after the previous worker's ranks. Raises BadRequest."""
+    """Return ``base`` as JSON for each worker, where each ``rank_offset`` follows the ranks of the previous worker.
+
+    ``sizes``: the workers, each with its number of ranks. Raises BadRequest.
+    """
     bodies = {}
     offset = base["rank_offset"]
     for worker, size in sizes:

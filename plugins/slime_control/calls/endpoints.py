@@ -7,8 +7,9 @@ from typing import Literal
 
 __all__ = ["CALLS", "Call"]
 
-#: Role of a call in an update in pieces. ``begin`` announces weights, ``weights`` brings some. ``last`` and ``name``
-#: come after the weights that they belong to; ``name`` names the version of these weights.
+#: Role of a call in an update in pieces, which is an update that takes several calls. A ``begin`` announces weights, a
+#: ``weights`` brings some of them. A ``last`` or a ``name`` follows the weights that it belongs to; a ``name`` names
+#: the version of these weights.
 PieceKind = Literal["begin", "weights", "last", "name"]
 
 
@@ -18,9 +19,10 @@ class Call:
 
     ``confirmed``: the answer must also have ``"success": true``.
     ``is_update``: the call changes weights, or is a piece of an update.
-    ``misses``: the kind of call that is noted as missed for a worker that fails the call while others take it.
+    ``get``: GET is allowed, too.
+    ``misses``: the kind of missed call that is noted for a worker which fails the call while other workers take it.
     ``clears``: the kinds of missed calls that the call makes up for.
-    ``piece``: the call's role in an update in pieces; a piece alone clears nothing.
+    ``piece``: the call's role in an update in pieces. A piece alone makes up for nothing.
     ``prepares``: the call fetches the files of the next update; a worker that missed it would load old files.
     """
 
@@ -52,7 +54,7 @@ def _weights(path: str, piece: PieceKind | None, *clears: str) -> Call:
     return Call(path, is_update=True, confirmed=True, misses="weights", clears=clears, piece=piece)
 
 
-#: Calls by path. ``get``: SGLang allows GET too. ``/post_process_weights`` may also begin an update.
+#: Calls by path. GET is allowed where SGLang allows it. ``/post_process_weights`` may also begin an update.
 CALLS = {
     call.path: call
     for call in (

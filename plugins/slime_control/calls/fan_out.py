@@ -18,7 +18,7 @@ from slime_control.calls.endpoints import Call
 
 __all__ = ["CONNECTIONS", "Answer", "FanOut", "json_in", "passed_on"]
 
-#: Largest number of bytes read of a worker's answer, and of characters shown of an answer that is not JSON.
+#: Limit for reading a worker's answer. If an answer is not a JSON object, only its first characters are shown.
 _MAX_ANSWER_BYTES = 1 << 20
 _SHOWN_CHARACTERS = 500
 #: A large body is sent in pieces of this size, so that a connection needs memory for one piece, not for a whole body.
@@ -37,9 +37,10 @@ _IDENTITY = (b"accept-encoding", b"identity")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A worker's answer. ``status``: 502 or 504 if no answer came. ``trouble``: the reason of a failure.
+    """A worker's answer. ``status``: the HTTP status; 502 or 504 if no answer came.
 
-    ``reached`` is False when the call surely did not reach the worker.
+    ``trouble``: the reason for a failure; None: success. ``reached``: False when the call surely did not reach the
+    worker.
     """
 
     status: int

@@ -37,7 +37,7 @@ class Family:
 
 
 def families_in(text: bytes, worker: str) -> dict[bytes, Family]:
-    """Return the metrics of ``text`` by name, each sample with the label ``worker_addr``. O(bytes).
+    """Return the metrics in ``text`` by name. Each sample gets the label ``worker_addr="{worker}"``. O(bytes).
 
     A sample's own label ``worker_addr`` becomes ``exported_worker_addr``, as in Prometheus. Raises ValueError.
     """
@@ -106,7 +106,7 @@ def _others(labels: bytes) -> bytes:
 
 
 def _family_of(name: bytes, known: Mapping[bytes, Family]) -> bytes:
-    """Return the metric that a sample called ``name`` belongs to."""
+    """Return the name of the metric that a sample called ``name`` belongs to."""
     if name in known:
         return name
     for kind, suffixes in _SUFFIXES.items():

@@ -1,8 +1,8 @@
-"""Paths that would reach one engine of many, and what to do instead.
+"""Paths that the router refuses because a request would reach only one engine of many, and what to call instead.
 
-SGLang's paths are those of ``http_server.py`` (0.5.15) that control an engine, or ask for its own state. vLLM's paths
-are its control endpoints, which SGLang's engines lack. Paths that the router answers itself are in ``endpoints`` and
-``overview``.
+The paths of SGLang are those of ``http_server.py`` (0.5.15) that control an engine or ask for its own state. The paths
+of vLLM are its control endpoints, which SGLang's engines lack. Paths that the router answers itself are in
+``endpoints`` and ``overview``.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _INSTEAD = {
 #: Paths that the plugin radix_cache answers, if it is loaded.
 _RECORDS = ("/retrieve_from_text", "/retrieve_from_messages_template", "/cache_stats")
 _TRAJECTORIES = "/trajectories"
-#: Prefixes of SGLang's paths.
+#: Prefixes of SGLang's paths: all paths with these prefixes are refused.
 _TREES = ("/dumper/", "/hicache/")
 
 

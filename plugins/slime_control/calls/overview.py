@@ -32,7 +32,7 @@ _AT_ONCE = 32
 #: Seconds to wait for an engine's health check. SGLang generates for up to 20 s in its health check.
 _HEALTH_S = 25.0
 _HEALTH_AT_ONCE = 8
-#: Seconds after which another engine is asked at the latest.
+#: Seconds after which one more engine is asked, even if no engine has failed.
 _HEALTH_PATIENCE_S = 1.0
 #: Seconds to wait for an engine's metrics: less than the usual timeout of a scraper.
 _METRICS_S = 4.0
@@ -85,7 +85,7 @@ class Overview:
     async def _each(
         self, ask: Callable[[Worker], Awaitable[Found]]
     ) -> tuple[dict[Worker, Found], dict[Worker, str]]:
-        """Ask the workers in a state of ``_ASKED``. Return the answers, and a reason for each worker without one.
+        """Ask the workers in a state of ``_ASKED``. Return the answers, and why the other workers gave none.
 
         Answers and reasons are in the order of registration.
         """
@@ -178,8 +178,9 @@ class Overview:
     async def _first_healthy(self, workers: Sequence[Worker]) -> str:
         """Return the URL of the first worker that answers. Raises NoHealthyEngine.
 
-        Each worker that is asked generates a token. So eight are asked at first, and another one when one of them has
-        failed. Hung workers do not fail in time, so another one is also asked after a while, and all are asked in time.
+        Each worker that is asked generates a token. So only eight workers are asked at first, and one more each time
+        that a worker has failed. A hung worker does not fail in time. So one more worker is also asked after a second
+        at the latest, or after less if there are many workers, so that all of them are asked before the deadline.
         """
         troubles = dict.fromkeys(workers, "it was not asked in time")
         healthy: list[str] = []
@@ -205,7 +206,7 @@ class Overview:
         if healthy:
             return healthy[0]
         raise NoHealthyEngine(
-            f"no worker answered /health_generate well within {_HEALTH_S:g} s: {_listed(troubles)}"
+            f"no worker answered /health_generate with success within {_HEALTH_S:g} s: {_listed(troubles)}"
         )
 
     # Engines about themselves.

@@ -10,7 +10,7 @@ __all__ = ["ControlEvents"]
 class ControlEvents:
     """The component ``"control_events"``, see :class:`slime_control.contracts.ControlEvents`.
 
-    Changed only by functions without ``await``: one event loop needs no lock.
+    No change of this state has an ``await`` in the middle, so on one event loop it needs no lock.
     """
 
     def __init__(self) -> None:

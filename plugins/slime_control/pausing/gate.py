@@ -22,7 +22,7 @@ class Paused(HTTPError):
 
 
 class _Waiting:
-    """A request that waits at the gate, and the rids by which it may be aborted."""
+    """A request that waits at the gate, and the rids by which it may be aborted. ``news``: set to wake the request."""
 
     __slots__ = ("aborted", "news", "rids")
 
@@ -33,9 +33,9 @@ class _Waiting:
 
 
 class Gate:
-    """A gate, open at first. Changed only by functions without ``await``: one event loop needs no lock.
+    """A gate, open at first. ``on_change`` is called with True when the gate closes, with False when it opens.
 
-    ``on_change`` is called with True when the gate closes, with False when it opens.
+    No change of this state has an ``await`` in the middle, so on one event loop it needs no lock.
     """
 
     def __init__(self, on_change: Callable[[bool], None] = lambda closed: None) -> None:
@@ -57,7 +57,7 @@ class Gate:
         return monotonic() - self._closed_at
 
     def close(self) -> int | None:
-        """Let new requests wait. Returns the argument for :meth:`undo`; None when the gate was closed already."""
+        """Make new requests wait. Returns the argument for :meth:`undo`; None when the gate was closed already."""
         if self.closed:
             return None
         self.closed = True
@@ -96,7 +96,7 @@ class Gate:
             each.news.set()
 
     async def wait(self, rids: Iterable[str], timeout_s: float) -> bool:
-        """Wait until the gate is open (True) or the request is aborted (False). Raises Paused, ShuttingDown."""
+        """Wait until the gate is open (returns True) or the request is aborted (False). Raises Paused, ShuttingDown."""
         waiting = _Waiting(rids)
         self._waiting[waiting] = None
         try:

@@ -30,11 +30,11 @@ _OURS = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"rid":"([0-9a-f]{32})"')
 
 
 class UnderWay:
-    """Generations by rid. Changed only by functions without ``await``: one event loop needs no lock.
+    """Generations by rid. No change of this state has an ``await`` in the middle, so one event loop needs no lock.
 
-    ``open`` returns all open exchanges. :meth:`ensure_rid` parses only a body that has a ``rid``, and remembers that
-    rid. The router's own rids are not remembered: an abort that may match such a rid searches the bodies of all
-    exchanges.
+    ``open`` returns all open exchanges. :meth:`ensure_rid` parses a body only if it may have a ``rid``, and remembers
+    the rids of clients. The rids that the router gave are not remembered: for an abort that may match such a rid, the
+    bodies of all open exchanges are searched.
     """
 
     def __init__(self, open: Callable[[], Iterable[Exchange]]) -> None:
@@ -87,7 +87,10 @@ class UnderWay:
                 del self._by_rid[rid]
 
     def ends_others(self, rid: str, own: Collection[str]) -> bool:
-        """Return True when an abort of ``rid`` would end another request than the request with the ``own`` rids."""
+        """Return True when an abort of ``rid`` would also end a request other than the one with the rids ``own``.
+
+        Only requests with rids of clients are looked at.
+        """
         return any(other.startswith(rid) and other not in own for other in self._by_rid)
 
     def workers(self, prefix: str) -> list[Worker] | None:
@@ -142,7 +145,7 @@ def _has_rid(request: Request) -> bool:
 
 
 def rids_of(request: Request) -> list[str] | None:
-    """Return the rids of ``request``, except invalid ones; None: it has no rid, and may get one."""
+    """Return the valid rids of ``request``; None if it has no rid and may get one."""
     ours = _OURS.match(request.body)
     if ours is not None:
         return [ours[1].decode()]

@@ -1,4 +1,4 @@
-"""Calls that workers missed, and must take before they get requests again."""
+"""Calls that workers missed, and must make up for before they get requests again."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ OWNER = "control"
 class MissedCall:
     """A missed call. ``number``: the call's number; 0: it was missed before this process began.
 
-    ``version``: for the number 0, the fleet's version when the router first saw the hold, else None. The missed call
-    may be the update to that version.
+    ``version``: None, except for the number 0. Then it is the fleet's version at the time when the worker's hold was
+    first looked at: the missed call may be the update to that version.
     """
 
     number: int
@@ -32,8 +32,8 @@ class MissedCall:
 class MissedCalls:
     """The last missed call of each worker and kind.
 
-    A worker with a missed call gets no requests, even if it reports the fleet's version. Changed only by functions
-    without ``await``: one event loop needs no lock.
+    A worker with a missed call gets no requests, even if it reports the fleet's version. No change of this state has an
+    ``await`` in the middle, so on one event loop it needs no lock.
     """
 
     def __init__(self, router: Router) -> None:
@@ -43,7 +43,7 @@ class MissedCalls:
     def of(self, worker: Worker) -> Mapping[str, MissedCall]:
         """Return what ``worker`` missed, by kind.
 
-        A worker that failed a call before this process began is assumed to have missed weights.
+        A worker that this process found held for a missed call is assumed to have missed weights.
         """
         if OWNER in worker.holds and worker not in self._missed:
             self._missed[worker] = {"weights": MissedCall(0, self._router.weights.current)}

@@ -19,9 +19,9 @@ __all__ = ["Pieces"]
 
 
 class Pieces:
-    """Passes events to :class:`Updates`, and carries out their effects.
+    """Passes events to :class:`Updates`, and carries out the effects that it returns.
 
-    Changed only by functions without ``await``: one event loop needs no lock.
+    No change of this state has an ``await`` in the middle, so on one event loop it needs no lock.
     """
 
     def __init__(self, router: Router, gate: Gate, missed: MissedCalls) -> None:
@@ -32,7 +32,10 @@ class Pieces:
         self.updates = Updates(missed.weights_of, unannounced.may_be_restarted)
 
     def next(self, call: Call, *, changes_gate: bool, to_all: bool) -> int:
-        """Return a number for ``call``, which is about to be made. Close an update that ``call`` or a silence ends."""
+        """Return the number of ``call``, which is about to be made.
+
+        Before that, close the current update if ``call`` ends it, or if no piece has come for a long time.
+        """
         is_whole = call.path == "/update_weights_from_disk" and to_all
         if changes_gate or call.misses == "memory" or is_whole or self._is_silent(self.updates.current):
             self._carry_out(self.updates.close())
@@ -59,7 +62,10 @@ class Pieces:
         self._carry_out(self.updates.failed(piece, worker, trouble, is_unchanged=is_unchanged))
 
     def learnt(self, piece: Piece, version: str, workers: list[Worker], *, is_told: bool) -> None:
-        """Note that ``workers`` took ``piece``, and report ``version`` now. No version was read from ``piece``."""
+        """Note that ``workers``, which took ``piece``, say that their version is ``version`` now.
+
+        The router has read no version from ``piece`` itself. ``is_told``: see :meth:`Updates.learnt`.
+        """
         weights, update = self._router.weights, self.updates.current
         if version in weights.ordered:
             return  # not this update's version, since it was seen before: the workers still report their old version
@@ -82,7 +88,7 @@ class Pieces:
             self._router.tasks.start_soon(self._watch, update)
 
     async def _watch(self, update: Update) -> None:
-        """Close ``update`` when no more pieces come: a held worker stays held until then."""
+        """Close ``update`` when no more pieces come. A worker that missed an earlier call is held until then."""
         while not update.is_closed:
             await anyio.sleep(unannounced.QUIET_S / 60)
             if self._is_silent(update):

@@ -19,7 +19,7 @@ QUIET_S = 60.0
 
 
 def is_silent(update: Update, now: float) -> bool:
-    """Return True when all pieces of ``update`` were answered, so long ago that no more pieces will come."""
+    """Return True when all pieces of ``update`` were answered, the last one more than ``QUIET_S`` seconds ago."""
     return now - update.last_answer_at > QUIET_S and not update.awaited
 
 
@@ -35,10 +35,10 @@ def may_be_restarted(worker: Worker, then: Standing | None) -> bool:
 async def learn_version(
     pool: WorkerPool, fan_out: FanOut, answers: dict[Worker, Answer]
 ) -> tuple[str | None, bool]:
-    """Ask the workers that took an update for its version. A worker that reports no version has failed the update.
+    """Ask the workers that took an update for their version. Note in ``answers`` that a worker without one has failed.
 
-    Returns the version if all reports name the same one, else None. Also returns True when the update surely brought
-    the version, since a worker in use had another version before.
+    Returns the version, or None if they report none or several. The second value is True when the update surely brought
+    this version, because a worker in use had another version before.
     """
     said: set[str] = set()
     is_told = False

@@ -19,17 +19,19 @@ Collecting last, name                         Collecting as above
 Collecting begin, weights of another version  Collecting as close; then a new update begins
 Collecting learnt: the first version          Collecting
 Collecting learnt: another one (``is_told``)  Collecting as close; then a new update begins
-Collecting close, a worker has all            Closed     Missed: did not answer; Completed: has all, had missed calls;
-                                                         Unproven: joined since it began, and took no piece
-Collecting close, no worker has all           Idle       Missed: did not answer
-Closed     weights that name its version      Collecting as Collecting: it is open again
+Collecting close, a worker has all            Closed     Missed: workers that did not answer a piece; Completed: workers
+                                                         that have all pieces, and had missed calls before; Unproven:
+                                                         workers that joined since the first piece, and took no piece
+Collecting close, no worker has all           Idle       Missed: workers that did not answer a piece
+Closed     weights that name its version      Collecting as in Collecting: the update is open again
 Closed     last                               Collecting as above
 Closed     begin, other weights               Collecting a new update begins
 Closed     name, close                        Closed
-any        took                               same       Missed: this piece, if it joined since the piece was sent;
-                                                         the weights before the update, if it was not in use at its
-                                                         first piece
-any        failed                             same       Missed: unless it refused, and took and missed nothing before
+any        took                               same       Missed: this piece, if the worker joined after it was sent;
+                                                         the weights before the update, if the worker was not in use
+                                                         when it took its first piece
+any        failed                             same       Missed, unless the worker surely kept its weights, and had
+                                                         taken no piece and missed no call before
 any        joined, left, doubted, cured       same
 ========== ================================== ========== ===============================================================
 """
@@ -63,8 +65,9 @@ class Missed:
 class Unproven(Missed):
     """An update that has just closed, and that ``worker`` may lack.
 
-    It counts as missed if generation is paused then, and ``worker`` does not report ``version``. ``version`` None: no
-    report can show that the worker has the update.
+    The effect matters only if generation is paused at the close. ``version``: a worker that does not report this
+    version gets no requests until it has the fleet's weights. None: no report can show that the worker has the update,
+    so the update counts as missed.
     """
 
     version: str | None
@@ -92,7 +95,7 @@ class Update:
     ``is_delta``: the update changes present weights, so it does not give a worker all weights.
     ``takers``: workers that took a piece, each with its standing afterwards. ``loaded``: workers that took weights.
     ``doubted``: takers that were quarantined, each with the number of the last call before the quarantine.
-    ``awaited``: pieces (by number) without an answer, by worker.
+    ``awaited``: the answers that have not come yet, each as the number of the piece and the worker.
     """
 
     began: int
@@ -181,7 +184,10 @@ class Updates:
     def receive(
         self, piece: Piece, to: Iterable[Worker], fleet: str | None, now: float
     ) -> tuple[bool, list[Effect]]:
-        """Note that ``piece`` goes ``to`` workers. ``fleet``: the fleet's version. False: the piece is of no update."""
+        """Note that ``piece`` goes to the workers ``to``. ``fleet``: the fleet's version.
+
+        Returns False if ``piece`` belongs to no update, and the effects.
+        """
         update, effects = self.current, list[Effect]()
         is_weights = piece.kind == "weights"
         if piece.kind == "begin" or (is_weights and (update is None or not update.includes(piece.version))):
@@ -203,7 +209,7 @@ class Updates:
         return True, effects
 
     def answered(self, piece: Piece, worker: Worker, now: float) -> None:
-        """Note the end of a call; :meth:`took` or :meth:`failed` follows."""
+        """Note that ``worker`` has answered ``piece``, or failed to; :meth:`took` or :meth:`failed` follows."""
         piece.update.last_answer_at = now
         piece.update.awaited.discard((piece.number, worker))
 
@@ -223,7 +229,7 @@ class Updates:
         return effects
 
     def failed(self, piece: Piece, worker: Worker, trouble: str, *, is_unchanged: bool) -> list[Effect]:
-        """Note that ``worker`` failed ``piece``. ``is_unchanged``: without any effect on its weights."""
+        """Note that ``worker`` failed ``piece``. ``is_unchanged``: the worker surely kept its weights."""
         missed = self._missed(worker)
         if missed is None and is_unchanged and worker not in piece.update.takers:
             return []
@@ -236,7 +242,7 @@ class Updates:
     ) -> list[Effect]:
         """Note that the workers ``by`` report ``version``.
 
-        ``is_told``: they surely report it since ``piece``; otherwise they may have reported it before, too.
+        ``is_told``: ``piece`` surely brought this version. Otherwise they may have had it before ``piece``, too.
         """
         update = piece.update
         if update.version is None or update.is_guessed:
@@ -271,7 +277,7 @@ class Updates:
         return effects
 
     def _lacks(self, update: Update, worker: Worker) -> bool:
-        """Return True when ``worker`` may lack a piece of ``update``, and is not known to have missed one."""
+        """Return True when ``worker`` may lack a piece of ``update``, but is not noted as having missed one."""
         missed = self._missed(worker)
         if missed is not None and missed.number >= update.began:
             return False
