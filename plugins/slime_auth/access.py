@@ -46,7 +46,8 @@ _DATA_PLANE = GENERATION_PATHS | frozenset(
         b"/tokenize", b"/detokenize", b"/encode", b"/classify", b"/rerank", b"/score", b"/model_info",
         b"/get_model_info", b"/health_generate", b"/parse_function_call", b"/separate_reasoning", b"/ping",
         b"/api/tags", b"/api/show", b"/api/version",
-        b"/retrieve_from_text", b"/retrieve_from_messages_template",  # without radix_cache: an error that names it
+        # If the plugin radix_cache is not loaded, the router answers these two with an error that names the plugin.
+        b"/retrieve_from_text", b"/retrieve_from_messages_template",
     )
 )  # fmt: skip
 #: Paths of OpenAI's and Anthropic's APIs. Not all of /v1: vLLM loads adapters at /v1/load_lora_adapter.
@@ -101,8 +102,8 @@ class NamedKey:
 class Keys:
     """The router's keys.
 
-    Traffic needs a key only if there is a traffic key. If other keys or tokens authorize control calls (an admin key, a
-    named key, or ``closed``), the traffic key does not. Otherwise it authorizes control calls, too.
+    Traffic needs a key only if there is a traffic key. The traffic key also authorizes control calls, unless something
+    else does: an admin key, a named key, or a provider of tokens (``closed``).
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class Keys:
         return caller, [pair for pair in rest if pair[0] not in _OTHER_PLACES or not self._among(pair[1])]
 
     def _among(self, value: bytes) -> bool:
-        """Return True when ``value`` holds a key, as it is or as ``Basic`` credentials.
+        """Return True when ``value`` holds a key, in plain text or in ``Basic`` credentials.
 
         Also return True when ``value`` has more than ``_MAX_WORDS`` words or ``_MAX_PIECES`` pieces.
         """

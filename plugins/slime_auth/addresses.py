@@ -38,7 +38,7 @@ _REFUSED: tuple[Network, ...] = tuple(
     )
 )  # fmt: skip
 _REFUSED_NAMES = frozenset(("metadata.google.internal", "metadata.goog", "instance-data"))
-#: Networks whose last four bytes are an IPv4 address: mapped, and translated (RFC 6052, RFC 2765).
+#: Networks of IPv6 addresses whose last four bytes are an IPv4 address: mapped, and translated (RFC 6052, RFC 2765).
 _CARRIERS = tuple(map(IPv6Network, ("::ffff:0:0/96", "64:ff9b::/96", "::ffff:0:0:0/96")))
 
 _PATTERN = re.compile(
@@ -103,8 +103,8 @@ class _Target:
 def _refusal(url: str, address: str, target: _Target) -> BadRequest:
     if target.address is not None and target.address.is_unspecified:
         return BadRequest(
-            f"worker {url} is at {address}, where a server listens on all interfaces: name an address at which the"
-            f" router reaches it, or add {target.host} to --allow-worker"
+            f"worker {url} is at {address}, an address to listen on, not to connect to: name an address at which the"
+            f" router reaches the worker, or add {target.host} to --allow-worker"
         )
     return BadRequest(
         f"worker {url} is at {address}, a link-local, multicast, cloud metadata or other reserved address;"

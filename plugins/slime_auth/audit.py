@@ -13,7 +13,7 @@ from slime_auth.access import AuthDecision, Level
 __all__ = ["audited"]
 
 logger = logging.getLogger(__name__)
-logger.setLevel(logging.INFO)  # at any --log-level: these lines have a flag of their own
+logger.setLevel(logging.INFO)  # whatever --log-level says: these lines have a flag of their own
 
 _MAX_CHARS = 1024
 _ROLES = {Level.ADMIN: "admin", Level.TRAFFIC: "user", Level.OPEN: None}

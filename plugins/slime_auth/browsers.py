@@ -2,7 +2,8 @@
 
 A page of any site can send requests to 127.0.0.1 without reading the answers (an image, a form, ``fetch`` with
 ``no-cors``). Control calls of such a page are refused; its generations are not. The page can read the answers if the
-site's own name resolves to 127.0.0.1 (DNS rebinding). So a router on loopback refuses a ``Host`` that is not its own.
+site's own name resolves to 127.0.0.1 (DNS rebinding). So a router on loopback refuses a ``Host`` that is a name of
+another site.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Pages:
         )
 
     def _is_allowed_host(self, value: bytes) -> bool:
-        """Return True for the ``Host`` of an allowed site, and for a ``Host`` that no other site's DNS can provide."""
+        """Return True for the ``Host`` of an allowed site, and for a ``Host`` that cannot be another site's name."""
         host = value.decode("latin-1").lower()
         host = host.partition("]")[0][1:] if host.startswith("[") else host.partition(":")[0]
         is_here = host in self._hosts or host.endswith(".localhost") or _is_address(host)

@@ -20,7 +20,7 @@ __all__ = ["KeysUnavailable", "Provider", "SigningKeys", "provider_url"]
 
 logger = logging.getLogger(__name__)
 
-#: Keys are fetched again after an hour, and stay valid for a day when the provider does not answer.
+#: Keys are fetched again after an hour. If the provider does not answer, they stay valid for a day after their fetch.
 _FRESH_S = 3600.0
 _USABLE_S = 86400.0
 #: Shortest time in seconds between two fetches, since any caller can name an unknown key.
@@ -71,7 +71,8 @@ class SigningKeys:
     async def find(self, kid: str) -> Jwk | None:
         """Return the key ``kid``, or None if the keys fetched last do not include it. Raises KeysUnavailable."""
         held = kid in self._keys and self._age_s(self._fetched_at) <= _USABLE_S
-        if self._is_due(kid) and not (held and self._asking.locked()):  # a valid key waits for no fetch
+        # With a valid key, do not wait for the fetch of another caller.
+        if self._is_due(kid) and not (held and self._asking.locked()):
             async with self._asking:
                 if self._is_due(kid):  # another caller may have fetched meanwhile
                     await self._ask()

@@ -1,4 +1,4 @@
-"""The plugin: keys and tokens before every request, and rules for the addresses of workers."""
+"""The plugin: it authorizes requests by keys and tokens, and checks the addresses of workers."""
 
 from __future__ import annotations
 

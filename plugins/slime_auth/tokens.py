@@ -16,7 +16,7 @@ from slime_auth.jwks import Jwk, Provider, SigningKeys
 
 __all__ = ["Tokens"]
 
-#: Signature algorithms, all asymmetric (never ``none``, never a shared secret), and the type of key of each.
+#: Signature algorithms, each with its type of key. All are asymmetric: never ``none``, never a shared secret.
 _ALGORITHMS = {
     "RS256": ("RSA", None), "RS384": ("RSA", None), "RS512": ("RSA", None),
     "PS256": ("RSA", None), "PS384": ("RSA", None), "PS512": ("RSA", None),

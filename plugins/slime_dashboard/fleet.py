@@ -10,7 +10,7 @@ from router_core.workers import Worker
 
 __all__ = ["fleet"]
 
-#: Most workers that are shown. Workers that get no requests come first.
+#: Largest number of workers that are shown. Workers that get no requests come first.
 _MAX_WORKERS = 200
 #: Values of the metric ``smg_worker_cb_state``.
 _BREAKERS = {0: "closed", 1: "open", 2: "half-open"}

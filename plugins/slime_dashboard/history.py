@@ -84,8 +84,8 @@ class History:
 def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
     """Return the quantile ``share`` (0 to 1) of durations, interpolated as Prometheus does; None without a duration.
 
-    ``counts``: durations by bucket. ``bounds``: the buckets' upper bounds. The last count is for durations above all
-    bounds, which are taken as equal to the last bound.
+    ``counts``: the number of durations in each bucket. ``bounds``: the buckets' upper bounds. The last count is for
+    durations above all bounds, which are taken as equal to the last bound.
     """
     total = sum(counts)
     if not total:

@@ -32,7 +32,7 @@ _INTERVAL_S = 5.0
 _SAMPLES = 720
 _MAX_UPDATES = 100
 _SESSIONS = 20
-#: Most characters of a search: no name of a session is longer.
+#: Largest number of characters in a search: no name of a session is longer.
 _MAX_SEARCH = 1024
 _MAX_OFFSET = 1_000_000
 _FRESH = {"cache-control": "no-store"}

@@ -49,7 +49,7 @@ _STATIC = files("slime_dashboard") / "static"
 class Page:
     """A page. ``name``: the name of its files, and the last part of its address.
 
-    ``libraries``: scripts, other than modules, that it loads first. ``styles``: further style sheets.
+    ``libraries``: scripts, other than modules, that the page loads first. ``styles``: further style sheets.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Page:
     styles: tuple[str, ...] = ()
 
 
-#: The first one is at ``/ui``, the others at ``/ui/NAME``.
+#: The first page is at ``/ui``, the others are at ``/ui/NAME``.
 PAGES: tuple[Page, ...] = (
     Page("overview", "Overview", ("uPlot.iife.min.js",), ("uPlot.min.css",)),
     Page("trajectory", "Trajectory"),

@@ -1,4 +1,7 @@
-"""The data of the trajectory viewer: one session, the tokens of a branch, and their text tokenised again."""
+"""The data of the trajectory viewer: one session, the tokens of a branch, and their text tokenised again.
+
+A branch is a turn together with all turns that it continues.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = ["TrajectoryData"]
 
-#: Most tokens that one request returns.
+#: Largest number of tokens that one request returns.
 _PAGE_TOKENS = 4096
-#: Most turns in the tree: the newest of the session.
+#: Largest number of turns in the tree, which has the newest turns of the session.
 _MOST_TURNS = 500
 #: Longest branch whose text is tokenised again: about half a second of work.
 _MOST_COMPARED = 1 << 18
-#: Most places with different tokens that are listed, and most tokens listed for each place.
+#: Largest number of places with different tokens that are listed, and of tokens that are listed for each place.
 _MOST_PLACES = 2000
 _MOST_LISTED = 256
 

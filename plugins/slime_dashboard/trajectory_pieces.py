@@ -12,7 +12,7 @@ __all__ = ["Piece", "Pieces"]
 
 #: A decoder writes this for bytes that are no (whole) character.
 _BROKEN = "\ufffd"
-#: Most tokens whose text is cached: enough for the vocabulary of most models.
+#: Largest number of tokens whose text is cached: enough for the vocabulary of most models.
 _TOKENS = 1 << 18
 #: A text that is decoded before each token, since SentencePiece leaves out the space of a first token.
 _BEFORE = "One"
@@ -90,7 +90,7 @@ def _byte_fallback(name: str) -> bytes | None:
 
 @lru_cache(maxsize=1)
 def _byte_alphabet() -> dict[str, int]:
-    """Return the byte of each sign of a byte-level vocabulary (GPT-2's ``bytes_to_unicode``)."""
+    """Return the byte that each character of a byte-level vocabulary stands for (GPT-2's ``bytes_to_unicode``)."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(0x100) if byte not in shown]
     return {chr(byte): byte for byte in shown} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}

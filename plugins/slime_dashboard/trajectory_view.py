@@ -1,4 +1,7 @@
-"""One session as the viewer shows it: its turns as a tree, and the tokens of one branch."""
+"""One session as the viewer shows it: its turns as a tree, and the tokens of one branch.
+
+A branch is a turn together with all turns that it continues.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ class Span:
 
 
 def tree_of(source: SessionTurns, turns: Sequence[Turn], newest: int) -> dict[str, Any]:
-    """Return the ``newest`` turns, each with the number of the turn that it continues. O(tokens of their leaves)."""
+    """Return the last turns, at most ``newest``, each with the number of the turn that it continues.
+
+    O(tokens of their leaves).
+    """
     continued = {turn.before for turn in turns}
     prompts: dict[Hashable, int] = {}
     leaves = [turn for turn in turns if turn.number not in continued]

@@ -1,4 +1,7 @@
-"""Comparison of the router's trajectories with the engines' journals."""
+"""Comparison of the router's trajectories with the engines' journals.
+
+A journal is an embedded engine's own list of its requests. Its entries have the tokens that the engine got and sampled.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +122,7 @@ def judge(
 
 
 def _is_corrupted(tokens: Sequence[int], again: Sequence[int]) -> bool:
-    """Return True when tokenising the text of ``tokens`` ``again`` gives other tokens.
+    """Return True when ``again``, which is the text of ``tokens`` tokenised again, differs from ``tokens``.
 
     The text does not show the last end token, so a missing end token does not count.
     """

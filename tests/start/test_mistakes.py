@@ -158,8 +158,8 @@ MISTAKES = {
     "--worker-urls http://a:1/generate": f"{WORKER_URL} got 'http://a:1/generate'; did you mean http://a:1?",
     "--worker-urls http://a:1,": f"{WORKER_URL} got 'http://a:1,'; did you mean http://a:1?",
     "--worker-urls http://user:pw@a:1": f"{WORKER_URL} got 'http://user:pw@a:1'",
-    "--worker-urls http://0.0.0.0:30001": "--worker-urls: worker http://0.0.0.0:30001 is at 0.0.0.0, where a server"
-    " listens on all interfaces: name an address at which the router reaches it",
+    "--worker-urls http://0.0.0.0:30001": "--worker-urls: worker http://0.0.0.0:30001 is at 0.0.0.0, an address to"
+    " listen on, not to connect to: name an address at which the router reaches the worker",
     "--worker-urls ftp://a:1": "--worker-urls: wanted a worker URL such as http://10.0.0.7:30001,"
     " without a path",
     "--worker-urls http://169.254.169.254": "--worker-urls: worker http://169.254.169.254 is at"
