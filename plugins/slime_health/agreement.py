@@ -18,9 +18,10 @@ def missed_control_call(worker: Worker) -> bool:
 
 
 def agreed(workers: Iterable[Worker]) -> str | None:
-    """Return the version that all workers name; None when they name several versions, or no version.
+    """Return the only version that workers name; None when they name several versions, or no version.
 
-    Only ready workers count. If no worker is ready, stale workers count, except those with never updated weights.
+    Only ready workers count. If no worker is ready, stale workers count, except those whose weights were never updated.
+    A worker that names no version does not count.
     """
     there = list(workers)
     named = {_named(worker) for worker in there if worker.state == "ready"}
@@ -30,7 +31,7 @@ def agreed(workers: Iterable[Worker]) -> str | None:
 
 
 def newer_than_the_fleet(workers: Iterable[Worker], weights: WeightVersions) -> str | None:
-    """Return the newest version ahead of the fleet's that at least half of the ready workers report.
+    """Return the newest version that is ahead of the fleet's and that at least half of the ready workers report.
 
     Workers that report no version do not count.
     """

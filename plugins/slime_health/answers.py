@@ -10,7 +10,7 @@ __all__ = ["NamedVersion", "named_in"]
 #: The key as SGLang writes it. Inside a JSON string the quotes would be escaped, so no client's text matches.
 _KEY = b'"weight_version":'
 _VALUE = re.compile(rb'\s*(?:"([^"\\]{1,256})"|(\d{1,256}))')
-#: Most bytes that are searched, at the end of a piece.
+#: Largest number of bytes that are searched: the last bytes of a piece.
 _MOST = 1 << 18
 _EVENT = b"data:"
 #: Once a version was found in an unstreamed answer, larger pieces than this are not searched: they hold logprobs and

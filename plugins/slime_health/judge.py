@@ -69,8 +69,8 @@ class Judge:
     ``verified``: its weights were checked since the last failure; until then it may be another process than before.
     ``may_be_another``: it has failed and not named a version since. Another server may have its address, so the next
     version is no sign of an update.
-    ``vouched_at``: the number of the fleet's moves when the worker's registration, or a move, last vouched for its
-    weights; None when the worker has failed, or named another version, since.
+    ``vouched_at``: the number of moves of the fleet to other weights, at the time when the worker's weights were last
+    taken for the fleet's: at its registration, or at a move. None if it has failed, or named another version, since.
     """
 
     failure_threshold: int

@@ -1,4 +1,7 @@
-"""One loop per worker: probe it (a look), judge it by the result, wait. Failed requests are judged as they come."""
+"""One loop per worker, which probes it (a look), judges it by the result, and waits.
+
+Failed requests are judged as they come.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ class Health:
     """Quarantines workers that fail, and brings them back when they are well and have the fleet's weights.
 
     At most one look at a worker is under way, on its own connection. A worker that hangs delays no look at another.
-    Only functions without ``await`` change state.
+    No change of this state has an ``await`` in the middle, so on one event loop it needs no lock.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -105,7 +108,10 @@ class Health:
 
     @hookimpl
     async def on_weight_update(self, update: WeightUpdate) -> None:
-        """Look at all workers soon: some may come back. A restart is seen only if the version before it is known."""
+        """Look at all workers soon: some may come back.
+
+        Also, a later restart of a worker is noticed only if the worker's version before the restart is known.
+        """
         if self._router is not None:
             self._versions.moved(self._router, update)
         for watch in self._watches.values():

@@ -40,7 +40,7 @@ class Probe:
         self._upstream.close()
 
     async def is_well(self, endpoint: str) -> None:
-        """Return when ``endpoint`` was answered with a 2xx, however long the body. Raises HTTPError."""
+        """Return when ``endpoint`` was answered with a 2xx; the body is not read. Raises HTTPError."""
         status, _ = await self._get(endpoint, 0)
         if not 200 <= status < 300:
             raise Unwell(f"it answered {endpoint} with {status}")

@@ -1,4 +1,4 @@
-"""Answers that name an unexpected version, and the questions to workers that check it."""
+"""Questions to workers about their weight version, such as after an answer that names an unexpected version."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ANSWERS", "PROBES", "Heard", "Questions"]
 
 logger = logging.getLogger(__name__)
 
-#: Sources of news, as in ``WeightUpdate.source``.
+#: Sources of news, which are changes of the version that a worker names; as in ``WeightUpdate.source``.
 PROBES, ANSWERS = "the workers", "the workers' answers"
 #: Shortest time in seconds between two questions to a worker, when the first question brought no news.
 _AGAIN_S = 0.25

@@ -33,7 +33,7 @@ _STILL_S = 0.1
 class Versions:
     """Follows the versions that workers name, in probes and in answers, as docs/operations.md says.
 
-    Only functions without ``await`` change state.
+    No change of this state has an ``await`` in the middle, so on one event loop it needs no lock.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Versions:
         self._decide(router, watch, is_news=is_news, is_probed=is_probed)
         was_unchecked = UNCHECKED in worker.holds
         router.pool.release(worker, UNCHECKED)
-        # While this worker was held, it could replace no other worker, so none was set aside.
+        # While this worker was held, it could replace no other worker, so no other worker was set aside.
         if (is_news or was_unchecked) and worker.said_version is not None:
             self._ask_others(worker, source)
         if self._is_under_way:
@@ -175,9 +175,9 @@ class Versions:
     def _have_moved_since(self, version: str | None) -> bool:
         """Return True when workers moved back to ``version``; False when workers with the fleet's version only left.
 
-        They moved if workers named the fleet's version and no worker does now. If none ever named it, it was only
-        announced. They also moved if a worker changed to ``version`` after the last one with the fleet's version left.
-        While a worker names the fleet's version, a stale one does not count: it may catch up, or have restarted.
+        They moved back if workers have named the fleet's version and no worker names it now, or if a worker changed to
+        ``version`` after the last worker with the fleet's version had left. While a worker names the fleet's version,
+        a change of a stale worker does not count: it may still catch up, or have restarted.
         """
         is_named = self._is_named_now()
         changes = (
@@ -233,7 +233,7 @@ class Versions:
         return fit(said, router.weights.current, router.weights.past)
 
     def _decide(self, router: Router, watch: Watch, *, is_news: bool, is_probed: bool) -> None:
-        """Decide whether a worker that has said its weights may be used."""
+        """Decide whether a worker may be used, after it was asked for its version."""
         worker, judge = watch.worker, watch.judge
         fits = self._fit(router, worker.said_version)
         if worker.state == "ready":
@@ -258,10 +258,10 @@ class Versions:
     def _is_behind(self, router: Router, watch: Watch, *, is_news: bool) -> bool:
         """Return True when a worker in use, without the fleet's version, must be set aside.
 
-        News, or a failure, are signs of a restart. With such a sign, a worker counts as restarted if it names no
-        version, or a fresh engine's version. A restarted worker must always be set aside. Any other worker stays in use
-        in three cases: it names no version; no worker can replace it; its registration or the last move vouched for its
-        weights, and there is no sign of a restart.
+        A change of its version (news), or a failure, is a sign of a restart. With such a sign, a worker counts as
+        restarted if it names no version, or a fresh engine's version. A restarted worker must always be set aside. Any
+        other worker stays in use in three cases: it names no version; no worker can replace it; or there is no sign of
+        a restart, and its weights were taken for the fleet's at its registration or at the last move.
         """
         judge, said = watch.judge, watch.worker.said_version
         may_have_restarted = is_news or not judge.verified
@@ -272,7 +272,7 @@ class Versions:
         return stands_in(router.pool, watch.worker, router.weights)
 
     def _set_laggards_aside(self, router: Router) -> None:
-        """Hold workers with old weights when half of the workers are ahead, and no worker changed for ``lag_s``."""
+        """Hold workers with old weights if at least half of the workers are ahead, and none changed for ``lag_s``."""
         if anyio.current_time() < self._changed_at + self._settings.lag_s or self._settings.readmit == "any":
             return
         newest = newer_than_the_fleet(router.pool, router.weights)

@@ -7,16 +7,16 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 __all__ = ["Metrics", "Read", "Totals", "Traffic"]
 
-#: Returns the number; or, of a metric with labels, the number of each combination of their values: a string for one
-#: label, a pair for two. None: there is no number now.
+#: Returns the number of a metric without labels. For a metric with labels, returns the numbers by the values of the
+#: labels: a string for one label, a pair of strings for two labels. None: there is no number now.
 Read: TypeAlias = Callable[[], "float | Mapping[str, float] | Mapping[tuple[str, str], float] | None"]
 
 
 class Metrics(Protocol):
     """The router's metrics; the component ``"metrics"``. It is there when the ``setup`` of other plugins is called.
 
-    ``read`` is called for each scrape, on the event loop. So a plugin only keeps plain numbers, and a request pays
-    nothing for its metrics. Above 1,000 combinations of labels, all further ones are summed as ``other``.
+    ``read`` is called for each scrape, on the event loop. So a plugin only keeps plain numbers, and metrics cost
+    requests nothing more. Above 1,000 combinations of labels, all further ones are summed as ``other``.
     """
 
     def gauge(self, name: str, help: str, read: Read, labels: Sequence[str] = ()) -> None:
@@ -38,9 +38,10 @@ class Metrics(Protocol):
 class Totals(NamedTuple):
     """Generations that have ended since the start, of all paths and workers.
 
-    ``by_class``: their number by the first digit of the status. ``incomplete``: those of them whose answer broke off.
-    ``bounds``: upper bounds of durations in seconds. ``whole``: the number of durations to the end of the answer, by
-    bound, with one more number for longer durations. ``first_byte``: the same for the first byte of streams.
+    ``by_class``: their number by the first digit of the status. ``incomplete``: likewise, but only of those whose
+    answer broke off. ``bounds``: upper bounds of durations in seconds. ``whole``: the numbers of durations to the end
+    of the answer, one for each bound and one for all longer durations. ``first_byte``: the numbers of durations to the
+    first byte of a streamed answer.
     """
 
     by_class: Mapping[int, int]

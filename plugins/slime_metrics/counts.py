@@ -18,13 +18,13 @@ __all__ = ["REMOVED", "Counts", "Kind", "Series"]
 
 #: Value of the label ``worker`` for workers that were removed more than ``_REMOVED_S`` ago.
 REMOVED = "removed"
-#: Seconds for which the numbers of a removed worker keep its URL, and the number of such workers.
+#: Seconds for which the numbers of a removed worker keep its URL, and the largest number of workers with such numbers.
 _REMOVED_S = 600.0
 _MAX_REMOVED = 100
 
 
 class Kind(NamedTuple):
-    """Requests with the same labels. ``worker``: the URL of the worker that was asked last; ``""`` without one."""
+    """Requests with the same labels. ``worker``: the URL of the worker that was asked last; ``""`` if none was."""
 
     method: str
     path: str
@@ -58,7 +58,7 @@ class Series:
         self.at_worker.observe(whole_s - to_worker_s)
 
     def observe_all(self, durations_s: list[float]) -> None:
-        """Count many requests, by the two arguments of :meth:`observe` for each."""
+        """Count many requests. ``durations_s``: the two arguments of :meth:`observe` for each request in turn."""
         whole_s, to_worker_s = np.fromiter(durations_s, float, len(durations_s)).reshape(-1, 2).T
         self.whole.observe_all(whole_s)
         self.to_worker.observe_all(to_worker_s)
@@ -74,9 +74,9 @@ class Series:
 class Counts:
     """All series. Their number has a bound, whatever clients send and however often workers come and go.
 
-    The durations of most requests are collected, and counted by :meth:`settle`, which is to be called often. To count
-    each at once took some microseconds more under load.
-    ``clock``: seconds. Only functions without ``await`` change this: one event loop needs no lock.
+    The durations of most requests are first collected. :meth:`settle` counts them, and must be called often. Counting
+    each request at once would take some microseconds more under load.
+    ``clock``: seconds. Only functions without ``await`` change the counts, so one event loop needs no lock.
     """
 
     def __init__(self, bounds: Sequence[float], clock: Callable[[], float]) -> None:
@@ -102,12 +102,12 @@ class Counts:
 
     @property
     def series(self) -> dict[Kind, Series]:
-        """The series of now."""
+        """The series with all requests so far."""
         self.settle()
         return self._series
 
     def add(self, request: ObservedRequest) -> None:
-        """Count ``request``, its durations perhaps at the next :meth:`settle`."""
+        """Count ``request``. Its durations may be counted only at the next :meth:`settle`."""
         scope, status, began = request.scope, request.status, request.began
         state = scope["state"]
         path = state[PATH] if PATH in state else scope["path"]
@@ -147,7 +147,7 @@ class Counts:
             series.observe_all(durations_s)
 
     def of(self, method: str, path: str, status: int, worker: str) -> Series:
-        """Return the series of a request, whose values are replaced by labels from closed sets."""
+        """Return the series of a request. Labels from closed sets replace the values of the request."""
         labels = self._labels
         kind = Kind(labels.method(method), labels.path(path), labels.status(status), self._named(worker))
         found = self._series.get(kind)

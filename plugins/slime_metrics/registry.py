@@ -20,7 +20,7 @@ __all__ = ["MAX_SERIES", "Metrics"]
 
 logger = logging.getLogger(__name__)
 
-#: Most series of one metric of a plugin. Further ones are summed, so that endless values of a label fill no memory.
+#: Largest number of series of a plugin's metric. Further ones are summed, so that endless label values fill no memory.
 MAX_SERIES = 1000
 _OTHER = "other"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")

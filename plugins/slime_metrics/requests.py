@@ -19,7 +19,7 @@ __all__ = ["Answer", "Measured"]
 
 
 class Answer(ObservedRequest):
-    """Wraps ``send`` of another server than our own."""
+    """Observes the answer to a request by wrapping ``send``, under a server other than our own."""
 
     __slots__ = ("_inner", "_streams", "_time")
 
@@ -71,7 +71,7 @@ class Measured:
         return self._app(scope, receive, send)
 
     def _begin(self, extensions: MutableMapping[str, Any]) -> None:
-        """Ask the server that begins with the application to report its requests, if it can."""
+        """Ask the server that starts the application to report its requests, if it can."""
         self.is_observing = OBSERVERS in extensions
         if self.is_observing:
             extensions[OBSERVERS].append(self._counts.add)

@@ -15,7 +15,10 @@ __all__ = ["WaitTimes"]
 
 
 class WaitTimes:
-    """The component ``"wait_times"``, which :class:`slime_logging.waits.Waits` finds. ``bounds``: of the histograms."""
+    """The component ``"wait_times"``, which :class:`slime_logging.waits.Waits` finds.
+
+    ``bounds``: the upper bounds of the histograms' buckets.
+    """
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._times: dict[Wait, Histogram] = {why: Histogram(bounds) for why in ("queue", "pause", "retry")}

@@ -15,7 +15,7 @@ Attributes: TypeAlias = dict[str, str | int | float | bool]
 
 _OPERATION = "gen_ai.operation.name"
 _MODEL = "gen_ai.request.model"
-#: Names of the conventions; ``generate_content`` for paths that are not listed.
+#: The conventions' name of the operation at each path. A generation at any other path is ``generate_content``.
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/messages": "chat",

@@ -25,11 +25,11 @@ from slime_sglang.generation import GENERATION_PATHS
 
 __all__ = ["NOTE", "Attempt", "Current", "TracedRequest", "TracingMiddleware", "TracingSender"]
 
-#: Key of the note of an exchange that has the attempt under way.
+#: Key in ``exchange.notes`` of the attempt that is under way.
 NOTE = "otel"
 _PROPAGATOR = TraceContextTextMapPropagator()
 _CONTEXT_HEADERS = (b"traceparent", b"tracestate")
-#: Paths of probes and scrapers: no span.
+#: Paths that probes and scrapers ask for; these requests get no span.
 _QUIET = frozenset(("/health", "/liveness", "/readiness", "/metrics", "/engine_metrics"))
 
 

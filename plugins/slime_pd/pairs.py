@@ -102,7 +102,7 @@ class Pairs:
 def _left(workers: Sequence[Worker], avoided: Sequence[Worker]) -> Sequence[Worker]:
     """Return the ``workers`` that are not ``avoided``.
 
-    If none is left, return all but the server that was avoided last, or all ``workers`` if they are all on that server.
+    If none is left, return those that are not on the server that was avoided last, or all ``workers`` if all are on it.
     """
     servers = {worker.server for worker in workers}
     if last := [server for server in avoided if server in servers][-1:]:
@@ -112,6 +112,9 @@ def _left(workers: Sequence[Worker], avoided: Sequence[Worker]) -> Sequence[Work
 
 
 def _alike(decodes: Sequence[Worker], prefill: Worker) -> Sequence[Worker]:
-    """Return the ``decodes`` with the same weight version as ``prefill``, known or not; if there are none, all."""
+    """Return the ``decodes`` with the weight version of ``prefill``, or all of them if none has it.
+
+    Workers whose versions are not known count as having the same version.
+    """
     version = prefill.server.weight_version
     return [worker for worker in decodes if worker.server.weight_version == version] or decodes

@@ -59,5 +59,5 @@ class StreamRecorder(Protocol):
         ...
 
     def failed(self, error: Exception) -> None:
-        """Mark the recorded stream as no evidence: because of ``error``, a part of the stream was not read."""
+        """Mark the recorded stream as no evidence of the sampled tokens, because of ``error``."""
         ...

@@ -29,16 +29,16 @@ logger = logging.getLogger(__name__)
 
 
 class _NoUse(Exception):
-    """Another attempt will not help: no client waits for it, or a worker refuses the request."""
+    """Another attempt will not help: no client waits, a worker refuses the request, or it is a passthrough worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aborts:
     """Makes the Generation of a request.
 
-    After an abort, up to ``count`` further attempts are made, each ``wait_s`` seconds after the attempt before. If they
-    continue from tokens, the first of them waits only for the end of a pause. ``resume``: attempts continue from the
-    tokens sampled so far.
+    After an abort, up to ``count`` further attempts are made. Before each attempt is a wait of ``wait_s`` seconds; if a
+    pause explains the abort, the wait ends with the pause. If attempts continue from tokens, the first attempt waits
+    only for the end of a pause. ``resume``: attempts continue from the tokens sampled so far, if they can.
     """
 
     router: Router
@@ -75,7 +75,10 @@ class Generation:
         self._watch = watch
 
     def of_one(self, exchange: Exchange) -> Generation:
-        """Return the Generation of ``exchange``, one sequence of this request. It must not outlive ``self``."""
+        """Return the Generation of ``exchange``, which generates one sequence of this request.
+
+        The Generation must not outlive ``self``.
+        """
         rid = exchange.request.json().get("rid")
         own = Watch(self._watch.asked, self._watch.paused, [rid] if isinstance(rid, str) else ())
         return Generation(self._aborts, exchange, own, self._began)

@@ -29,9 +29,10 @@ class Watch:
 
 
 class Interruptions:
-    """Remembers the aborts and pauses that clients and trainers request. Changes have no ``await``: they need no lock.
+    """Remembers the aborts and pauses that clients and trainers request.
 
-    An abort is remembered as long as a generation runs that began before the abort.
+    An abort is remembered as long as a generation runs that began before the abort. No change of this state has an
+    ``await`` in the middle, so on one event loop it needs no lock.
     """
 
     def __init__(self, longest_pause_s: float = 1800.0) -> None:

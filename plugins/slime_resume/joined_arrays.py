@@ -89,9 +89,10 @@ class JoinedArrays:
     def _start(self, name: str, values: int, end: int) -> int:
         """Return the first token of an array of ``values`` numbers that ends before token ``end``.
 
-        This is for engines that do not report the first token. It is the requested ``routed_experts_start_len``, or 0
-        with older engines, which ignore the request. The size of the array, compared with the known rows, shows which.
-        Raises ValueError if the array fits neither, or if the request was for later rows and no rows are known.
+        Call this for engines that do not report the first token. The first token is the ``routed_experts_start_len`` of
+        the request, or 0 if the engine ignores that field, as older engines do. The size of the array, compared with
+        the known rows, shows which of the two it is. Raises ValueError if it is neither, or if the request was for
+        later rows and no rows are known.
         """
         asked = self._asked[name]
         size = self._rows[name].shape[1] if name in self._rows else 0

@@ -182,7 +182,10 @@ class MergedResponse:
         )
 
     def _ending(self, output: dict[str, Any], ids: Sequence[int]) -> dict[str, Any] | None:
-        """Return the finish reason that ``ids`` meet, if ``output`` is an abort that no client requested, or None."""
+        """Return the finish reason that ``ids`` meet, or None. Also None if a client requested the abort ``output``.
+
+        Returns None for an ``output`` that is no abort.
+        """
         if not is_aborted(output) or self._asked(output):
             return None
         return self._stop_conditions.reason(ids, self._parameters, self._limit)

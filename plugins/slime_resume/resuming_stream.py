@@ -32,16 +32,16 @@ class ResumingStream:
     """Passes whole events unchanged until one is an abort. The stream holds back the abort, and makes another attempt.
 
     If the next attempts continue from tokens, their events are merged, in the mode of the events that the client got:
-    cumulative or incremental. If the client has tokens and the mode is not known yet, merged events wait until it is
-    known or the response ends: they might repeat those tokens. If attempts do not continue from tokens, another attempt
-    is made only while the client has no token; its events pass unchanged, too.
+    cumulative or incremental. If the client has tokens and the mode is not known yet, merged events might repeat these
+    tokens, so they wait until the mode is known or the response ends. If attempts do not continue from tokens, another
+    attempt is made only while the client has no token; its events pass unchanged, too.
     """
 
     def __init__(self, generation: Generation, source: BodySource, recorder: StreamRecorder) -> None:
         self._generation = generation
         self._recorder = recorder
         self._merged: MergedResponse | None = None
-        #: The number of tokens and characters of the merged response that the client has.
+        #: The numbers of tokens and of characters of the merged response that the client has got.
         self._tokens = self._characters = 0
         #: The bytes of an abort, and of the rest of its stream.
         self._held = b""

@@ -27,7 +27,7 @@ def stop_strings(parameters: dict[str, Any]) -> list[str]:
 class StopConditions:
     """Checks last tokens for stop conditions, as an engine does. ``eos_ids``: the model's EOS tokens.
 
-    ``min_new_tokens`` needs no check: until then an engine samples no EOS or stop token.
+    ``min_new_tokens`` needs no check: an engine samples no EOS or stop token before it has sampled that many tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, eos_ids: Collection[int]) -> None:

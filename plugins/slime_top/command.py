@@ -1,4 +1,4 @@
-"""The command: reads the router again and again, and shows what it says."""
+"""The command: reads figures from the router again and again, and shows them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _parser() -> CommandParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command. Return 1 if the router refuses the key, or does not answer with --once; otherwise 0."""
+    """Run the command. Return 1 if the router refuses the key or, with ``--once``, does not answer; otherwise 0."""
     options = _parser().parse_args(list(argv))
     if not _is_address(options.url):
         raise SettingsError(f"--url: wanted an address such as http://127.0.0.1:30000, got {options.url!r}")

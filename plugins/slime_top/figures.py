@@ -12,7 +12,7 @@ from slime_top.scrape import Samples, Scrape
 
 __all__ = ["Figures", "History", "Latency", "WorkerFigures"]
 
-#: Spans of the rates and of the latencies.
+#: Seconds of the past that the rates, and the latencies, are computed from.
 _RATE_S, _LATENCY_S = 10.0, 60.0
 _BREAKERS = {0.0: "closed", 1.0: "open", 2.0: "half-open"}
 _Take = Callable[[Samples], float | None]
@@ -41,8 +41,9 @@ class WorkerFigures:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The contents of a frame. None: the router has no such number. ``has_metrics``: it has the plugin ``metrics``.
+    """The contents of a frame. None: the router has no such number.
 
+    ``has_metrics``: the router has the plugin ``metrics``.
     ``generated`` and ``retrieved`` count by ``exact``, or by the reason why the tokens are not exact.
     ``latency_span_s`` is None if the latencies count from the router's start.
     """
@@ -85,7 +86,7 @@ class History:
             self._scrapes.popleft()
 
     def figures(self, now: float) -> Figures:
-        """Return the figures of the newest scrape; ``now``: seconds of the epoch."""
+        """Return the figures of the newest scrape; ``now``: Unix time in seconds."""
         newest = self._scrapes[-1]
         metrics = newest.metrics
         started_at = _started_at(newest)
@@ -122,7 +123,10 @@ class History:
         )
 
     def _since(self, span_s: float) -> Scrape | None:
-        """Return the oldest scrape of the last ``span_s``; without one, the scrape before the newest, or None."""
+        """Return the oldest scrape of the last ``span_s`` seconds, but not the newest scrape of all.
+
+        If there is no such scrape, return the scrape before the newest, or None.
+        """
         newest = self._scrapes[-1]
         earlier = [scrape for scrape in self._scrapes if scrape is not newest]
         within = (scrape for scrape in earlier if scrape.at >= newest.at - span_s)
@@ -162,7 +166,8 @@ class History:
     def _latencies(self) -> tuple[Latency | None, Latency | None, float | None]:
         """Return the latencies of whole answers and of first bytes, and their span in seconds.
 
-        They are of the last minute. If no request ended in it, they count from the start, and the span is None.
+        The requests that ended in the last minute count. If there are none, all requests since the router's start
+        count, and the span is None.
         """
         newest, before = self._scrapes[-1], self._since(_LATENCY_S)
         paths = {labels["path"] for labels, _ in newest.metrics.of("slime_time_to_worker_seconds_count")}
@@ -220,7 +225,7 @@ def _whole(value: float | None) -> int | None:
 
 
 def _latency(buckets: Mapping[float, int]) -> Latency | None:
-    """Return the quantiles of ``buckets``: cumulative counts by upper bound, as Prometheus computes them."""
+    """Return the quantiles, as Prometheus computes them. ``buckets``: cumulative counts by upper bound."""
     bounds = sorted(buckets)
     if not bounds or not buckets[bounds[-1]]:
         return None

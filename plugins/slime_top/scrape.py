@@ -108,7 +108,7 @@ class RouterClient:
         return answer
 
     def _engines(self) -> Samples:
-        """Return the engines' metrics. After a failure, ask again a minute later: the router logs each failure."""
+        """Return the engines' metrics. After a failure, wait a minute before asking again: the router logs failures."""
         if time.monotonic() < self._ask_engines_at:
             return Samples()
         found = self._optional("/engine_metrics", _ENGINES_TIMEOUT_S)
@@ -123,7 +123,7 @@ class RouterClient:
             return Samples()
         try:
             return Samples(answer.text) if answer.is_success else Samples()
-        except ValueError:  # without the plugin metrics, the router sends the request to a worker
+        except ValueError:  # without the plugins metrics and control, a worker may answer in any form
             return Samples()
 
 

@@ -113,11 +113,14 @@ def _counted(counts: Mapping[str, int]) -> str:
 
 
 def _workers(workers: Sequence[WorkerFigures], rows: int) -> Group:
-    """Return the table: those that get no requests first, and no more than ``rows`` lines below its header."""
+    """Return the table of workers, with at most ``rows`` lines below its header.
+
+    The workers that get no requests come first.
+    """
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim", expand=True)
     for name in _HEADERS:
         justify: JustifyMethod = "right" if name in ("in flight", "tokens/s") else "left"
-        # The last column gets what the others leave.
+        # The last column gets the width that the others leave.
         ratio, widest = (1, None) if name == "why" else (None, _WIDEST)
         table.add_column(
             name, no_wrap=True, overflow="ellipsis", justify=justify, ratio=ratio, max_width=widest
