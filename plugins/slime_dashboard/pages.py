@@ -1,6 +1,6 @@
 """The pages: files of ``static/``, read once at start.
 
-A second page is added in four steps:
+A further page is added in four steps:
 
 1. ``static/NAME.html`` has the contents of ``<main>``. ``static/page.html``, which all pages share, has the rest.
 2. ``static/NAME.js`` is a module. It imports ``./shell.js``: ``getData`` asks for data with the key of the user,

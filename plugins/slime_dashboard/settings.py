@@ -33,6 +33,6 @@ def add_dashboard_options(parser: argparse.ArgumentParser) -> None:
     """Add the flags to ``parser``."""
     parser.add_argument(
         "--dashboard-path", default="/ui", metavar="PATH",
-        help="path of the dashboard, if workers use /ui themselves (default: %(default)s)",
+        help="path of the dashboard; set it if workers use /ui themselves (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--no-dashboard", action="store_true", help="serve no dashboard")

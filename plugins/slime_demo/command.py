@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         type=int,
         default=64,
         metavar="N",
-        help="most tokens of each turn (default: %(default)s)",
+        help="largest number of tokens sampled in each turn (default: %(default)s)",
     )
     options = parser.parse_args(list(argv))
     for name, least in (("samples", 1), ("max_new_tokens", 1), ("temperature", 0)):

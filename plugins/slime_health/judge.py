@@ -66,9 +66,9 @@ def _is_number(version: str) -> bool:
 class Judge:
     """Counts failures and good probes in a row. The worker is trusted at first.
 
-    ``verified``: its weights were checked since the last failure; until then it may be another process than before.
-    ``may_be_another``: it has failed and not named a version since. Another server may have its address, so the next
-    version is no sign of an update.
+    ``verified``: the worker's weights were checked after its last failure; until then it may be another process.
+    ``may_be_another``: the worker has failed, and has named no version since. Another server may have its address, so
+    the next version is no sign of an update.
     ``vouched_at``: the number of moves of the fleet to other weights, at the time when the worker's weights were last
     taken for the fleet's: at its registration, or at a move. None if it has failed, or named another version, since.
     """

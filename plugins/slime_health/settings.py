@@ -21,8 +21,8 @@ class Settings:
 
     ``lag_s``: during an update, workers with old weights are set aside when no worker has changed its weights for this
     long.
-    The timeout is long because SGLang's ``/health`` generates a token. This takes one second at least, and up to twenty
-    under load.
+    ``timeout_s`` is long because SGLang's ``/health`` generates a token. This takes one second at least, and up to
+    twenty under load.
     """
 
     interval_s: float = flag(

@@ -194,7 +194,7 @@ class Versions:
         )
 
     def moved(self, router: Router, update: WeightUpdate) -> None:
-        """Note a move of the fleet. A move vouches for the weights of ready workers, unless it was only announced."""
+        """Note a move of the fleet. If it was not only announced, the weights of ready workers count as the fleet's."""
         self.moves += 1
         self._is_under_way = False
         self._is_named = self._is_named_now()

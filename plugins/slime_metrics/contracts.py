@@ -15,8 +15,8 @@ Read: TypeAlias = Callable[[], "float | Mapping[str, float] | Mapping[tuple[str,
 class Metrics(Protocol):
     """The router's metrics; the component ``"metrics"``. It is there when the ``setup`` of other plugins is called.
 
-    ``read`` is called for each scrape, on the event loop. So a plugin only keeps plain numbers, and metrics cost
-    requests nothing more. Above 1,000 combinations of labels, all further ones are summed as ``other``.
+    ``read`` is called for each scrape, on the event loop. So a plugin only keeps plain numbers, and a request pays
+    nothing more for metrics. Above 1,000 combinations of labels, all further ones are summed as ``other``.
     """
 
     def gauge(self, name: str, help: str, read: Read, labels: Sequence[str] = ()) -> None:

@@ -168,13 +168,13 @@ class Counts:
 
     def worker_added(self, worker: str) -> None:
         """Use the URL ``worker`` as a label from now on."""
-        self.settle()  # while the worker is not known
+        self.settle()  # earlier requests with this URL keep their label
         self._removed.pop(worker, None)
         self._workers.add(worker)
 
     def worker_removed(self, worker: str) -> None:
         """Keep the numbers of ``worker`` for a while, since its last requests still run."""
-        self.settle()  # while the worker is known
+        self.settle()  # while the URL is a label
         self._workers.discard(worker)
         self._removed[worker] = self._clock()
         self.tidy()

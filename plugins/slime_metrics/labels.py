@@ -55,7 +55,7 @@ class Labels:
         self._patterns = [(pattern, path) for pattern, path in written if "{" in path]
 
     def path(self, path: str) -> str:
-        """Return ``path``, or the pattern of its route with ``{parameters}``, if the router knows it."""
+        """Return ``path``, or the pattern of its route with ``{parameters}``; ``"other"`` for an unknown path."""
         if path in self._exact:
             return path
         found = (written for pattern, written in self._patterns if pattern.fullmatch(path))
@@ -63,7 +63,7 @@ class Labels:
 
     @staticmethod
     def method(method: str) -> str:
-        """Return ``method`` if it is one of HTTP's usual ones, else ``OTHER``."""
+        """Return ``method`` if it is one of HTTP's usual methods, else ``"OTHER"``."""
         return method if method in _METHODS else "OTHER"
 
     @staticmethod

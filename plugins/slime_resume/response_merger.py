@@ -182,9 +182,9 @@ class MergedResponse:
         )
 
     def _ending(self, output: dict[str, Any], ids: Sequence[int]) -> dict[str, Any] | None:
-        """Return the finish reason that ``ids`` meet, or None. Also None if a client requested the abort ``output``.
+        """Return the finish reason that ``ids`` meet, or None.
 
-        Returns None for an ``output`` that is no abort.
+        Returns None, too, if ``output`` is no abort, or an abort that a client requested.
         """
         if not is_aborted(output) or self._asked(output):
             return None

@@ -65,9 +65,9 @@ def named_version(request: Request) -> str | None:
 
 
 def names_read(request: Request) -> tuple[bytes, ...]:
-    """Return the names for :meth:`Router.read_ahead`, which parses a body above 1 MiB only if it may have such a key.
+    """Return names for :meth:`Router.read_ahead`, which parses a body above 1 MiB only if one of them may be its key.
 
-    Returns no names for a smaller body, so that :meth:`Router.read_ahead` parses it if it is long work.
+    Returns no names for a smaller body, which :meth:`Router.read_ahead` then parses if this is long work.
     """
     return (b"workers", b"rank_offset") if len(request.body) > _PARSED_BYTES else ()
 
@@ -80,9 +80,9 @@ def begins_update(request: Request) -> bool:
 
 
 def is_delta(request: Request) -> bool:
-    """Return True when the body brings changes to the present weights, not whole weights (``distributed_delta``).
+    """Return True when the body, of any size, brings changes to the present weights instead of whole weights.
 
-    The body may have any size.
+    slime calls such an update ``distributed_delta``.
     """
     return _DELTA.search(request.body) is not None
 

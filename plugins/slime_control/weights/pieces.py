@@ -58,7 +58,7 @@ class Pieces:
             piece.update.takers[worker] = unannounced.standing(worker)
 
     def failed(self, piece: Piece, worker: Worker, trouble: str, *, is_unchanged: bool = False) -> None:
-        """Note that ``worker`` failed ``piece``; ``is_unchanged``: without any effect on its weights."""
+        """Note that ``worker`` failed ``piece``. ``is_unchanged``: the worker surely kept its weights."""
         self._carry_out(self.updates.failed(piece, worker, trouble, is_unchanged=is_unchanged))
 
     def learnt(self, piece: Piece, version: str, workers: list[Worker], *, is_told: bool) -> None:

@@ -242,7 +242,7 @@ class Updates:
     ) -> list[Effect]:
         """Note that the workers ``by`` report ``version``.
 
-        ``is_told``: ``piece`` surely brought this version. Otherwise they may have had it before ``piece``, too.
+        ``is_told``: ``piece`` surely brought this version. Otherwise the workers may have had it before ``piece``, too.
         """
         update = piece.update
         if update.version is None or update.is_guessed:
