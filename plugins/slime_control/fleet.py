@@ -140,7 +140,7 @@ class Fleet:
         If all workers failed, they are still consistent, and nothing is noted. The exception is a call about weights
         that went to only some of the fleet's workers. Then an update counts as missed unless the worker surely kept its
         weights, and a ``/pull_weights`` always counts as missed. :meth:`Pieces.answered` has noted failed pieces of an
-        update already, except those whose worker then reported no version.
+        update already, except pieces that failed later, since their worker reported no version.
         """
         caught_up: list[Worker] = []
         is_update = call.is_update

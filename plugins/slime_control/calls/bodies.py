@@ -58,7 +58,7 @@ def given_bodies(request: Request, pool: WorkerPool) -> dict[Worker, bytes] | No
 def named_version(request: Request) -> str | None:
     """Return the version that the request names for all workers.
 
-    Returns None if it names no version or several, or if its body is larger than ``_PARSED_BYTES``.
+    Returns None unless it names one version for all of them, in a body of at most ``_PARSED_BYTES``.
     """
     versions = {version_named(body.get("weight_version", body.get("new_version"))) for body in _each(request)}
     return versions.pop() if len(versions) == 1 else None

@@ -33,8 +33,8 @@ class UnderWay:
     """Generations by rid. No change of this state has an ``await`` in the middle, so one event loop needs no lock.
 
     ``open`` returns all open exchanges. :meth:`ensure_rid` parses a body only if it may have a ``rid``, and remembers
-    the rids of clients. The rids that the router gave are not remembered: for an abort that may match such a rid, the
-    bodies of all open exchanges are searched.
+    the rids of such a body. A rid that the router adds to a body without ``rid`` is not remembered: for an abort that
+    may match the router's rids, the bodies of all open exchanges are searched.
     """
 
     def __init__(self, open: Callable[[], Iterable[Exchange]]) -> None:
@@ -89,7 +89,7 @@ class UnderWay:
     def ends_others(self, rid: str, own: Collection[str]) -> bool:
         """Return True when an abort of ``rid`` would also end a request other than the one with the rids ``own``.
 
-        Only requests with rids of clients are looked at.
+        Only remembered rids are looked at.
         """
         return any(other.startswith(rid) and other not in own for other in self._by_rid)
 
