@@ -28,7 +28,7 @@ __all__ = [
     "requires",
 ]
 
-#: Components that :meth:`RadixCache.setup` registers, the tokenizer only with ``--hf-checkpoint``.
+#: Components that :meth:`RadixCache.setup` registers. ``"tokenizer"`` is registered only with ``--hf-checkpoint``.
 provides = (
     "tokenizer",
     "encoder",
@@ -44,7 +44,7 @@ provides = (
 
 
 def requires(options: argparse.Namespace) -> dict[str, str]:
-    """Return the component that the plugin needs, and the flags that provide it. Empty if a checkpoint is given."""
+    """Return the component that the plugin needs, and the flags that provide it. With a checkpoint, it needs none."""
     return {} if options.hf_checkpoint else {"tokenizer": "--hf-checkpoint PATH, or --plugin engine"}
 
 

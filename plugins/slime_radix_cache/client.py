@@ -10,8 +10,8 @@ A custom rollout function for slime takes a few lines::
         return await router.fill(sample, session=sample.session_id)
 
 The router sends retrieved tokens as msgpack, so that the client need not parse each token. The client returns the
-documented JSON object, but tokens, masks, logprobs and experts are arrays instead of lists. It never guesses and never
-retries: a failure raises an exception.
+documented JSON object, but tokens, masks, logprobs and experts are arrays instead of lists. The client never retries:
+each failure raises an exception.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class RequestFailed(Exception):
 class Client:
     """Synchronous client of a router. Raises RequestFailed, NotExact, and httpx.TransportError.
 
-    ``timeout_s``: longest wait for the next bytes of an answer. Proxy settings of the environment are ignored.
+    ``timeout_s``: longest wait for a connection, and for the next bytes of an answer. Proxy settings of the environment
+    are ignored.
     """
 
     def __init__(self, url: str, *, timeout_s: float = 3600.0) -> None:
@@ -73,11 +74,15 @@ class Client:
         )
 
     def session(self, session: str) -> dict[str, Any]:
-        """Return ``trajectories``, a record for each leaf of ``session``. ``complete``: True if no response is lost."""
+        """Return the records of ``session`` in ``trajectories``: one for each leaf.
+
+        A leaf is a response that the session has not continued. ``complete`` is False if a response was lost, or could
+        not be recorded as exact.
+        """
         return _session(_answer(self._http.get(_path(session), headers=_ACCEPT)))
 
     def trajectories(self, session: str) -> list[dict[str, Any]]:
-        """Return a record for each kept leaf of ``session``. :meth:`session` also says if responses are lost."""
+        """Return a record for each kept leaf of ``session``. :meth:`session` also says whether responses are lost."""
         return list(self.session(session)["trajectories"])
 
     def fill(

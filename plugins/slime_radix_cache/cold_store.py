@@ -9,7 +9,10 @@ __all__ = ["ColdStore", "StoredNote"]
 
 
 class StoredNote(Protocol):
-    """One or more notes of the run ``run``, joined in ``content``. ``place``: where they are, for error messages."""
+    """One or more notes of one run, joined in ``content``. ``run``: the run's name. Notes and runs: see ColdStore.
+
+    ``place``: the place of the notes, for error messages.
+    """
 
     @property
     def run(self) -> bytes: ...
@@ -49,7 +52,8 @@ class ColdStore(Protocol):
     async def adopt(self, sizes: Mapping[bytes, int]) -> Sequence[bytes]:
         """Keep the records of earlier runs that ``sizes`` (bytes by key) names.
 
-        Other records are dropped, except from a shared store. Returns the keys of records that are known to be lost.
+        Other records are dropped, unless the store is shared. Returns those keys in ``sizes`` whose records are known
+        to be lost.
         """
         ...
 
@@ -58,7 +62,7 @@ class ColdStore(Protocol):
         ...
 
     def learn(self, sizes: Mapping[bytes, int]) -> None:
-        """Allow :meth:`fetch` of other routers' records. ``sizes``: their sizes in bytes, by key."""
+        """Make records of other routers readable by :meth:`fetch`. ``sizes``: their sizes in bytes, by key."""
         ...
 
     def unlearn(self, keys: Sequence[bytes]) -> None:
@@ -66,7 +70,7 @@ class ColdStore(Protocol):
         ...
 
     async def replace_notes(self, contents: Iterable[bytes]) -> None:
-        """Replace the notes of earlier runs with ``contents``, unless other routers read them. Raises StartupError."""
+        """Replace the notes of earlier runs by ``contents``. Does nothing in a shared store. Raises StartupError."""
         ...
 
     async def shorten_notes(
@@ -74,8 +78,8 @@ class ColdStore(Protocol):
     ) -> None:
         """Shorten the notes of earlier runs in a shared store, where other routers may read them. Logs a failure.
 
-        ``notes``: what :meth:`notes` returned. ``shortened`` is called with the contents of a run's notes. It returns
-        as many new contents.
+        ``notes``: the result of :meth:`notes`. ``shortened`` is called with the contents of the notes of one run, and
+        returns as many new contents.
         """
         ...
 
@@ -84,7 +88,7 @@ class ColdStore(Protocol):
         ...
 
     async def keep(self, records: Sequence[tuple[bytes, bytes]]) -> None:
-        """Keep all ``records``, pairs of key and content: they are kept when the call returns. Otherwise it raises.
+        """Keep all ``records``, pairs of key and content, or raise. After the return, all of them are kept.
 
         The call waits while there is no room. It may be cancelled, and repeated.
         """
@@ -95,8 +99,9 @@ class ColdStore(Protocol):
         ...
 
     async def holds(self, key: bytes) -> bool:
-        """Return False if the record of ``key`` seems to be lost. Reads no record, so only :meth:`read` is sure.
+        """Return False if the record of ``key`` seems to be lost.
 
+        This does not read the record, so only :meth:`read` is sure.
         Raises if the store cannot answer now.
         """
         ...

@@ -38,8 +38,8 @@ class TextEncoder(Protocol):
     async def encode(self, text: str, *, begins: bool, client: str | None = None) -> bytes:
         """Return the packed int32 ids of ``text``. ``begins``: no tokens come before the text.
 
-        ``client``: clients get threads in rotation. Raises BadRequest if the text is too long, and the tokenizer's
-        own errors.
+        ``client``: the client of the request; clients get threads in rotation. Raises BadRequest if the text is too
+        long, and the tokenizer's own errors.
         """
         ...
 
@@ -62,10 +62,10 @@ class TokenCounts(NamedTuple):
 
 
 class RecordedTokens(Protocol):
-    """The tokens of ``/generate`` requests, and verdicts on them; the component ``"verdicts"``.
+    """Numbers of the tokens of ``/generate`` requests, and verdicts: reasons why the tokens are not exact.
 
-    Call the methods once the reply has been read, and before ``exchange`` has closed; a callback of ``on_close`` is
-    early enough.
+    The component ``"verdicts"``. Call the methods after the reply has been read, and before ``exchange`` has closed. A
+    callback of ``on_close`` is early enough.
     """
 
     def counts(self, exchange: Exchange) -> TokenCounts | None:
@@ -75,7 +75,7 @@ class RecordedTokens(Protocol):
     def of(self, exchange: Exchange) -> Sequence[str | None]:
         """Return for each sequence the reason why its tokens are not exact, or None if they are exact.
 
-        Empty if the request was passed on untouched.
+        The result is empty if the request was passed on untouched.
         """
         ...
 
@@ -112,13 +112,13 @@ class SessionList(Protocol):
     def page(self, search: str, offset: int, limit: int) -> SessionPage:
         """Return at most ``limit`` sessions whose names contain ``search``, newest first; skip the first ``offset``.
 
-        O(offset and the responses of the returned sessions). With ``search``, at most 100,000 names are compared.
+        O(offset + the responses of the returned sessions). With ``search``, at most 100,000 names are compared.
         """
         ...
 
 
 class Turn(Protocol):
-    """One response. ``before``: the number of the turn that this turn continues; None for a first turn.
+    """One response. ``before``: the number of the session's turn that this turn continues; None if there is none.
 
     ``prompt``: equal for responses to the same prompt. ``finish_reason``: None if the response's end was not seen, or
     if the engine's value is not a JSON object.
@@ -173,8 +173,8 @@ class SessionTurns(Protocol):
     async def load(self, session: str) -> None:
         """Load the turns of ``session`` that are only in a store. Raises HTTPError.
 
-        Call this right before :meth:`turns` or :meth:`expect`, without an ``await`` in between. Their turns stay
-        readable by :meth:`context` and :meth:`rows`, even if the session is demoted or deleted meanwhile.
+        Call this right before :meth:`turns` or :meth:`expect`, without an ``await`` in between. :meth:`context` and
+        :meth:`rows` can read the returned turns even after the session has moved to the store, or is deleted.
         """
         ...
 
@@ -191,9 +191,10 @@ class SessionTurns(Protocol):
         ...
 
     def rows(self, name: str, turn: Any, tokens: int) -> FoundRows | str | None:
-        """Find the rows ``name`` of the first ``tokens - 1`` tokens up to ``turn``, or the reason why they are unknown.
+        """Find the rows ``name`` of the first ``tokens - 1`` tokens in the context of ``turn``.
 
-        Returns None if no plugin records rows. Any thread may call this.
+        Returns the reason if the rows are unknown, and None if no plugin records rows. Rows are values for each token,
+        such as routed experts. Any thread may call this.
         """
         ...
 
@@ -218,7 +219,7 @@ class SessionTurns(Protocol):
 
 
 class SideRecords(Protocol):
-    """Records of chats in the store of demoted trajectories; the component ``"side_records"``.
+    """Records of chats in the store of demoted trajectories (moved out of memory); the component ``"side_records"``.
 
     A record is the answer to a chat request of ``session`` (None: the request had no session). Two digests lead to
     the record. ``name`` is the digest of the conversation up to and including the answer. ``place`` is the digest of
@@ -234,20 +235,21 @@ class SideRecords(Protocol):
     def add(
         self, session: str | None, name: bytes, place: bytes, parent: bytes, content: Callable[[], bytes]
     ) -> bytes:
-        """Add a record and return its key. It is saved when an answer of its session is demoted, or the router ends.
+        """Add a record and return its key.
 
+        The record is saved when an answer of its session is demoted or the router ends, if it was not saved before.
         ``content()`` is called when the record is saved or read. It returns the record's bytes, the same at each call.
         ``parent``: empty for none.
         """
 
     def save_soon(self, key: bytes) -> None:
-        """Save the record of ``key`` soon: its turn is not in memory any more."""
+        """Save the record of ``key`` soon. Call this when the chat turn in the record leaves the caller's memory."""
 
     async def look(self) -> None:
-        """Read what other routers have noted. Raises HTTPError."""
+        """Read the notes that other routers have written to the store. Raises HTTPError."""
 
     def find(self, names: Iterable[bytes]) -> list[bytes]:
-        """Return the keys of the records that ``names`` lead to, oldest first. A name may also be a place.
+        """Return the keys of the records that ``names`` lead to, oldest first. ``names`` may also have places.
 
         Leaves out a record if another record at the same place may be lost: the client may mean the lost record.
         """
@@ -256,7 +258,7 @@ class SideRecords(Protocol):
         """Return True if there is a record at ``place``, even one that :meth:`find` leaves out. O(1)."""
 
     def has_later_elsewhere(self, key: bytes) -> bool:
-        """Return True if another router may have a later answer to the question of the record ``key``."""
+        """Return True if another router may have a later answer to the chat request that the record ``key`` answers."""
 
     async def fetch(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
         """Return the contents of the records of ``keys``, None for a lost record. Raises HTTPError."""
@@ -267,7 +269,8 @@ class SideRecords(Protocol):
     async def ask_again(self, place: bytes) -> None:
         """Note that ``place`` may get several records. Call this before the request for the second record is sent.
 
-        Raises HTTPError if that cannot be noted now, and the store has a record there. Then do not send the request.
+        Raises HTTPError if the store may have a record at ``place`` and this cannot be noted now. Then do not send the
+        request.
         """
 
     def has_lost(self, session: str | None) -> bool:

@@ -1,4 +1,4 @@
-"""The plugin's hooks, which rewrite each ``/generate`` request and record its answer."""
+"""The plugin's hooks, which rewrite ``/generate`` requests and record their answers."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class _Noted:
 class RadixCache:
     """Plugin that sends recorded tokens instead of text, and records the answers of engines.
 
-    Its failures do not change what the client gets. They are counted, logged once per kind, and make ``exact`` false.
+    Its failures are counted, logged once per kind, and make ``exact`` false. Only StoreFailed is sent to the client.
     """
 
     def __init__(self, settings: Settings) -> None:

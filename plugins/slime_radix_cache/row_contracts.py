@@ -55,12 +55,15 @@ class TokenRows(Protocol):
     """
 
     async def inject(self, exchange: Exchange) -> None:
-        """Ask for rows in the request of ``exchange``, in any API, unless the client asked for or declined them."""
+        """Make the request of ``exchange`` ask for rows, unless the client asked for them or declined them.
+
+        The request may be of any API.
+        """
 
     def fields(
         self, exchange: Exchange, body: Mapping[str, Any], contexts: Sequence[Sequence[ConsumedTurn]]
     ) -> dict[str, Any]:
-        """Return the fields to add to ``body``, of a ``/generate`` request, to get the rows that are not known.
+        """Return the fields to add to ``body``, the body of a ``/generate`` request, to get the rows not known yet.
 
         ``contexts``: for each prompt of the request, the turns that it continues.
         """
@@ -72,7 +75,7 @@ class TokenRows(Protocol):
         """
 
     def find(self, name: str, turns: Sequence[ConsumedTurn], tokens: int) -> FoundRows | str:
-        """Find the rows ``name`` of the first ``tokens - 1`` tokens of the context, or the reason why they are unknown.
+        """Find the rows ``name`` of the first ``tokens - 1`` tokens of the context, or return why they are unknown.
 
         ``name``: the name of the field in ``meta_info``. O(turns); safe in any thread.
         """

@@ -40,7 +40,7 @@ class Settings:
     )  # fmt: skip
     max_sequences: int = flag(
         "--max-sequences-per-request", default=_MAX_SEQUENCES, at_least=1, metavar="N",
-        help=f"prompts times n that one generation may ask for (default {_MAX_SEQUENCES:,})",
+        help=f"sequences (prompts times n) that one request may ask for (default {_MAX_SEQUENCES:,})",
     )  # fmt: skip
     max_prompt_tokens: int = flag(
         "--max-prompt-tokens", default=MAX_TOKENS, at_least=1, metavar="TOKENS",

@@ -13,7 +13,7 @@ __all__ = ["Tally"]
 
 logger = logging.getLogger(__name__)
 
-#: Maximum number of unknown fields that are logged: clients choose their names.
+#: Maximum number of unknown fields that are logged. Clients choose the names, so there may be any number of them.
 _MOST_FIELDS = 16
 
 
@@ -34,7 +34,7 @@ class Tally:
         self.unrecorded_by_kind: Counter[str] = Counter()
         self.contradictions: Counter[str] = Counter()
         self._unknown_fields: set[str] = set()
-        #: Sequences by the path of the client's request and the kind of the reason.
+        #: Sequences by the path of the client's request, and by the kind of the reason why they are not exact.
         self.generated: Counter[tuple[str, str]] = Counter()
         self.answers: Counter[str] = Counter()
         self.aborts: Counter[str] = Counter()
@@ -82,7 +82,10 @@ class Tally:
         )
 
     def contradicted(self, figure: str) -> None:
-        """Count an answer in which the field ``figure`` contradicts the others; log the first for each field."""
+        """Count an answer that contradicts itself or its request in ``figure``; log the first for each figure.
+
+        ``figure``: the name of a field, or ``attempt`` if the events or attempts of the answer contradict one another.
+        """
         self.contradictions[figure] += 1
         if self.contradictions[figure] == 1:
             logger.warning(
@@ -100,7 +103,10 @@ class Tally:
         self.aborts[outcome] += 1
 
     def generation(self, path: str, reasons: Iterable[str | None]) -> None:
-        """Count a generation for a client's request to ``path``. ``reasons``: as in :meth:`answered`, per sequence."""
+        """Count the sequences of a generation, which a client requested at ``path``.
+
+        ``reasons``: for each sequence, why its tokens are not exact; None if they are exact.
+        """
         for reason in reasons:
             kind, _, field = (reason or "exact").partition(":")
             self.generated[path, kind] += 1

@@ -1,4 +1,4 @@
-"""Comparison of prompts that clients gave as ids with the ids that the tokenizer makes of their text."""
+"""Comparison of ids that clients gave as prompts with the ids that the tokenizer makes of the same text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["GivenPrompts"]
 
 
 class GivenPrompts:
-    """Compares a prompt that a client gave as ids, when another client first sends the text of that prompt."""
+    """Compares a prompt's ids, which a client gave, with the tokenizer's, when another client first uses its text."""
 
     def __init__(self, encoder: Encoder, spelling: Spelling) -> None:
         self._encoder = encoder

@@ -12,7 +12,7 @@ __all__ = ["GrowingResponse"]
 
 
 class GrowingResponse:
-    """A response that is recorded in part, and again with more tokens. If nothing continues the part, it is removed."""
+    """A response that is recorded in part, and again with more tokens. The part is removed if nothing continues it."""
 
     def __init__(self, recorder: Turns, turn: PromptTurn) -> None:
         self._recorder = recorder
@@ -20,7 +20,7 @@ class GrowingResponse:
         self._part: Response | None = None
 
     def record(self, answer: Any, doubt: str | None = None, *, is_whole: bool = True) -> None:
-        """Record ``answer``, unless a longer part is recorded. Other arguments: see :meth:`Turns.record`."""
+        """Record ``answer``, unless more tokens of it are recorded. Other arguments: see :meth:`Turns.record`."""
         part = self._part
         if part is not None and len(part) > len(sampled_ids(answer)):
             return

@@ -40,11 +40,11 @@ class StreamRecorder:
 
     @property
     def feed(self) -> Callable[[bytes], None]:
-        """The function that takes the next bytes of the reply: the stream's own, which saves a call for each piece."""
+        """The function that takes the next bytes of the reply: the method of the stream itself, which saves a call."""
         return self._stream.feed
 
     def close(self, complete: bool) -> None:
-        """Record the rest. ``complete``: the reply has ended; otherwise it was cancelled."""
+        """Record the rest. ``complete``: the body of the reply came to its end."""
         self._streams.closed(self)
         self._stream.record_all()
         if complete and not self._stream.failed and not self._failed:
@@ -67,7 +67,7 @@ class StreamRecorder:
         self._stream.record_all()
 
     def so_far(self) -> AnswerSoFar:
-        """Return a copy of the part of the only sequence that was passed on."""
+        """Return a copy of the only sequence, as far as it was passed on."""
         return self._stream.so_far()
 
     def keep(self, answer: dict[str, Any]) -> None:

@@ -1,4 +1,7 @@
-"""A large answer that is passed on and recorded while it comes. Its routed experts are decoded, or dropped."""
+"""A large answer that is passed on and recorded while it comes.
+
+For the record, arrays such as the routed experts are cut out before the answer is parsed; see ArrayCutter.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,9 @@ _REASON = re.compile(rb'"finish_reason":\s*(?=[^\s])')  # within a string the qu
 class RelayedAnswer:
     """The body of one large answer, read from ``source``. See :meth:`relay`.
 
-    ``record(cutter)`` is called when ``cutter`` has the whole body, before the last piece is passed on. It marks the
-    answer as lost if it is cancelled. If the end does not come, ``lose()`` is called instead; if the cutter raises an
-    exception, ``fail`` is called with it.
+    ``record(cutter)`` is called when ``cutter`` has the whole body, before the last piece is passed on. If this call is
+    cancelled, ``record`` marks the answer as lost. If the end of the body does not come, ``lose()`` is called instead.
+    If the cutter raises an exception, ``fail`` is called with that exception.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class RelayedAnswer:
         return False
 
     def relay(self) -> None:
-        """Record the answer while it is passed on. Without this call, :meth:`read` only returns its bytes."""
+        """Begin to record the answer while it is passed on. Without this call, :meth:`read` only returns its bytes."""
         self._is_relayed = True
 
     @property

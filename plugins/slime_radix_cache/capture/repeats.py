@@ -1,8 +1,9 @@
 """Comparison of the events of a cumulative stream: each repeats the text, the ids and the logprobs of the event before.
 
 The events of an answer of n tokens have O(n²) bytes, so to parse all of them would be slow. Instead, the bytes that
-repeat the event before are compared. Only the other bytes are parsed: the new text, ids and logprobs, and the figures.
-This suffices only for JSON as SGLang writes it. All other events are parsed and compared by ``AnswerSoFar``.
+repeat the event before are compared. Only the other bytes are parsed: the new text, ids and logprobs, and facts such as
+``completion_tokens``. This suffices only for JSON as SGLang writes it. All other events are parsed and compared by
+``AnswerSoFar``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ _NOTHING = memoryview(b"")
 
 
 class _List(NamedTuple):
-    """A list with an entry for each token. ``key``: its key and bracket. ``stop``: see :func:`_stop_of`."""
+    """A list with an entry for each token. ``key``: the bytes of its key and its opening bracket.
+
+    ``stop``: see :func:`_stop_of`. ``entries``: the bytes between its brackets.
+    """
 
     name: str
     key: bytes
@@ -66,10 +70,11 @@ class RepeatedEvents:
 
     def __init__(self) -> None:
         self._is_ready = False
-        #: The last event's bytes up to the end of its text, and those of its ids.
+        #: ``_text``: the last event's bytes up to the end of its text. ``_ids``: the bytes of its ids.
         self._text = self._ids = _NOTHING
-        #: The bytes behind the ids that the next event repeats. They end with the entries of the first list if
-        #: ``_has_list``, else with the constant facts. ``_open`` stands for them in the bytes that are parsed.
+        #: The bytes behind the ids, as far as the next event repeats them. They end with the entries of the first list
+        #: if ``_has_list``, else with a constant fact. ``_open`` stands for them in the bytes that are parsed.
+        #: ``_stop``: see :func:`_stop_of`.
         self._head = _NOTHING
         self._open = self._stop = b""
         #: The bytes behind ``meta_info``.
@@ -77,27 +82,28 @@ class RepeatedEvents:
         self._has_list = True
         #: The number of facts in ``_head``.
         self._head_names = 0
-        #: Facts in ``_head`` that are not constant by nature.
+        #: The facts before the first list that are not in ``_CONSTANT``; None before the first event.
         self._fixed: dict[str, Any] | None = None
         #: Lists that are not in ``_head``.
         self._lists: list[_List] = []
         #: There are such lists, or spans.
         self._has_more = False
-        #: The names of all facts that are parsed, and the value of ``weight_versions``.
+        #: ``_keys``: the names of all facts that are parsed. ``_spans`` and ``_version``: the values of
+        #: ``weight_versions`` and ``weight_version``.
         self._keys: list[str] = []
         self._spans: list[Any] = []
         self._version: Any = None
-        #: The event that :meth:`see_next` took last is ``_piece[_begin:_end]``. The views are of ``_piece``.
+        #: The event that :meth:`see_next` took last is ``_piece[_begin:_end]``. ``_count``: its ``completion_tokens``.
         self._piece = b""
         self._begin = self._end = self._count = 0
 
     def take_held(self) -> bytes | None:
-        """Return the event that :meth:`see_next` took last, once; None if there is none."""
+        """Return the event that :meth:`see_next` took last, and forget it. Return None if there is none."""
         piece, self._piece = self._piece, b""
         return piece[self._begin : self._end] if piece else None
 
     def expect(self, data: bytes, event: dict[str, Any]) -> bool:
-        """Prepare :meth:`see_next` for the events after ``data``, whose parsed form is ``event``. O(bytes).
+        """Prepare :meth:`see_next` for the events after ``data``. ``event``: the parsed ``data``. O(bytes).
 
         Return False if :meth:`see_next` cannot compare such events.
         """
@@ -124,7 +130,7 @@ class RepeatedEvents:
                 for name in rest
                 if name in lists
             ]
-        except TypeError:  # an array that is no JSON
+        except TypeError:  # a TokenArray cannot be written as JSON
             return False
         self._head = memoryview(told[: -2 if has_list else -1])
         self._open = b'{"":[0' if has_list else b'{"":0'
@@ -134,7 +140,7 @@ class RepeatedEvents:
         self._spans, self._version = meta.get(_SPANS) or [], meta.get("weight_version")
         self._has_more = bool(self._lists) or _SPANS in rest
         self._is_ready = True
-        # An event repeats itself, if its bytes are as expected.
+        # An event whose bytes are as expected repeats itself.
         self._is_ready = self.see_next(data, 0, len(data))
         self._piece = b""
         return self._is_ready
@@ -159,7 +165,7 @@ class RepeatedEvents:
     def see_next(self, piece: bytes, begin: int, end: int) -> bool:
         """Take the event ``piece[begin:end]`` if it repeats the event before, and is not the last one.
 
-        Return True if it is taken. Bytes are only compared where they are: copies would cost more for long answers.
+        Return True if it is taken. Bytes are compared in place, since copies would take more time for long answers.
         """
         text, ids, head, after = self._text, self._ids, self._head, self._after
         behind = end - len(after)
@@ -213,9 +219,9 @@ class RepeatedEvents:
         return True
 
     def repeats_all(self, last: bytes, meta: dict[str, Any]) -> bool:
-        """Return True if ``last`` repeats the last event but for its finish reason. ``meta``: its ``meta_info``.
+        """Return True if ``last``, the last event of the stream, repeats the event before it, finish reason aside.
 
-        It is the last event. False if this is unknown. O(bytes).
+        ``meta``: the ``meta_info`` of ``last``. Return False if this is unknown. O(bytes).
         """
         rest = list(meta)[self._head_names :]
         if {*rest} & _FACTS != {*self._keys} & _FACTS:
@@ -227,9 +233,9 @@ class RepeatedEvents:
         return is_repeated
 
     def _without_entries(self, piece: bytes, place: int, end: int, lists: list[_List]) -> bytes:
-        """Return ``piece[place:end]`` with 0 in place of the entries of ``_lists`` that are repeated.
+        """Return ``piece[place:end]`` with a 0 in place of the repeated entries of each list in ``_lists``.
 
-        Put the lists of ``piece`` into ``lists``. Return no bytes if entries are not repeated.
+        Append the lists of ``piece`` to ``lists``. Return no bytes if an entry of ``_lists`` is not repeated.
         """
         view = memoryview(piece)
         parts = []
@@ -258,9 +264,9 @@ def _entries(values: list[Any]) -> memoryview:
 
 
 def _stop_of(names: list[str], name: str) -> bytes:
-    """Return the bytes from the end of the list ``name`` to the end of the next key; none if no key follows.
+    """Return the bytes from the end of the list ``name`` to the end of the next key; no bytes if no key follows.
 
-    They are never inside a JSON string, where the quotes would be escaped.
+    The same bytes are never inside a JSON string, where the quotes would be escaped.
     """
     following = names[names.index(name) + 1 :][:1]
     return b'],"%b":' % following[0].encode() if following else b""

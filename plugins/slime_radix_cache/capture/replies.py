@@ -1,4 +1,4 @@
-"""Reading of an engine's answer from SGLang's JSON. An aborted generation may lack any key."""
+"""Reading of an engine's answer from SGLang's JSON. The answer of an aborted generation may lack any key."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ class Unusable(Exception):
 class Output(NamedTuple):
     """One sampled sequence. ``ids`` and ``logprobs`` are packed (see :class:`Response`); ``ids`` is not empty.
 
-    ``logprobs`` is None if the engine's logprobs are for other ids, and the version is None if the engine's versions do
-    not cover the ids. The function :func:`slime_sglang.contradiction` reports both. ``columns``: the columns of
-    ``output_token_logprobs``.
+    ``logprobs`` is None if the engine sent none, logprobs of other ids, or values that are not numbers. The version in
+    ``versions`` is None if the engine sent none, or spans that do not cover the ids exactly. The function
+    :func:`slime_sglang.contradiction` reports such wrong values. ``columns``: the columns of
+    ``output_token_logprobs``, or None.
     """
 
     text: str
@@ -86,7 +87,7 @@ def _tokens(ids: Any, triples: Any, columns: Columns | None) -> tuple[bytes, byt
 
 
 def pack_logprobs(values: Sequence[float | None]) -> bytes:
-    """Pack ``values`` without loss: as float32 if all of them fit exactly, else as float64; None as NaN.
+    """Pack ``values`` without loss: as float32 if all of them fit exactly, else as float64. None becomes NaN.
 
     Engines compute logprobs in float32, so float32 is the usual case. Raises TypeError if a value is no number.
     """

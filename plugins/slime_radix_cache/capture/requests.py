@@ -59,7 +59,7 @@ class GenerationRequest(NamedTuple):
     """Prompts to continue, ``copies`` times each: texts, or packed token ids.
 
     Ids that the client sent go to the engine unchanged. ``batch``: the body has a list of prompts. ``adapters``: the
-    LoRA adapter for each prompt. ``doubt``: why no answer can be exact (an unknown field); None if they can.
+    LoRA adapter for each prompt. ``doubt``: why no answer can be exact (an unknown field), or None.
     """
 
     prompts: tuple[str, ...] | tuple[bytes, ...]
@@ -70,7 +70,7 @@ class GenerationRequest(NamedTuple):
 
     @property
     def sequences(self) -> int:
-        """The number of sequences sampled."""
+        """The number of sequences to sample."""
         return len(self.prompts) * self.copies
 
     @property
@@ -135,7 +135,7 @@ def read_generation(body: Any) -> GenerationRequest | str:
 
 
 def _adapters(paths: Any, prompts: int) -> tuple[str | None, ...] | None:
-    """Return the adapter of each prompt. An empty name is the base model, as in SGLang."""
+    """Return the adapter of each prompt, or None if ``paths`` is malformed. As in SGLang, "" is the base model."""
     if paths is None:
         return (None,) * prompts
     each = paths if isinstance(paths, list) else [paths] * prompts
@@ -175,7 +175,7 @@ def _packed(ids: Any) -> tuple[bytes, ...] | None:
 def rewritten(
     body: dict[str, Any], wanted: GenerationRequest, prompts: Sequence[npt.NDArray[np.int32]]
 ) -> dict[str, Any] | None:
-    """Return ``body`` with ``prompts`` instead of texts, and with logprobs unless the client declined them.
+    """Return ``body`` with ``prompts`` instead of texts, and a request for logprobs unless the client declined them.
 
     None if nothing needs to change.
     """

@@ -36,8 +36,8 @@ class RowRecorder:
     def keep_in(self, store: TokenRows | None, cold: ColdTrajectories | None) -> None:
         """Use ``store`` from now on, and let it forget each response that is removed for good.
 
-        The rows of demoted responses stay. ``cold``: the demoted trajectories, with notes about the rows of earlier
-        runs; None if nothing is demoted.
+        The rows of demoted responses, which moved to another store, stay. ``cold``: the demoted trajectories, with
+        notes about the rows of earlier runs; None if nothing is ever demoted.
         """
         self.store = store
         if store is None:
@@ -55,9 +55,9 @@ class RowRecorder:
         document: dict[str, Any] | None,
         turns: Sequence[_Turn],
     ) -> dict[str, Any] | None:
-        """Return ``document`` with the fields that ask the engine for the rows of ``turns``.
+        """Return ``document`` with the fields that ask the engine for the rows of ``turns``; set their ``row_start``.
 
-        ``document``: the changed ``body``, None if it is unchanged. Returns None if ``body`` needs no change.
+        ``document``: the changed ``body``, None if ``body`` is unchanged. Returns None if ``body`` needs no change.
         """
         if self.store is not None:
             fields = self.store.fields(exchange, body, [consumed_turns(turn.context) for turn in turns])

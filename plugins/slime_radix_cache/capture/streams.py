@@ -47,8 +47,8 @@ class GenerationStream:
         self._events = EventSplitter()
         self._answers: dict[int, AnswerSoFar] = {}
         self._repeats = RepeatedEvents()
-        #: ``_repeats`` while the only sequence is cumulative, its events are as SGLang writes them, and it has not
-        #: ended. The last event may not be in its answer yet.
+        #: ``_repeats``, or None. It is set while the reply has only one sequence, which has not ended, and the events
+        #: are cumulative and as SGLang writes them. Then ``_answers`` may lack the last event.
         self._only: RepeatedEvents | None = None
         #: ``meta_info`` of the last event of each sequence that has ended.
         self._ended: dict[int, dict[str, Any]] = {}
@@ -139,7 +139,7 @@ class GenerationStream:
 
 
 def _check_is_old(event: dict[str, Any], answer: AnswerSoFar, last: dict[str, Any]) -> None:
-    """Raise ValueError if ``event``, which came after the end of ``answer``, adds to it or changes a fact.
+    """Raise ValueError if ``event``, which came after the end of ``answer``, adds to ``answer`` or changes a fact.
 
     ``last``: ``meta_info`` of the event at the end. A fact that ``event`` lacks is no change.
     """

@@ -39,12 +39,13 @@ _BROKEN = "\ufffd".encode()
 class PromptTurn:
     """A ``prompt`` in UTF-8, and the recording of its answer.
 
-    ``context``: recorded and pinned; it covers the first ``position`` bytes of the prompt. ``node``: the end of the
-    context's text, if known. ``rest``: packed ids of the bytes after ``position``. ``ids``: packed ids of context and
-    rest. ``giver``: set if the client gave the ids. ``adapter``: the LoRA adapter of the answer. ``doubt``: why the
-    record of the answer will not be exact, or None. ``rid``: the engine's id of the request, if known. ``response``:
-    the response that was recorded last. ``row_start``: the first token whose row the engine is to send. ``held``:
-    records of the answer, which stay in memory until the turn ends. ``lost``: the text that was last marked as lost.
+    ``context``: a recorded context, pinned in memory; it covers the first ``position`` bytes of the prompt. ``node``:
+    the node at which the context's text ends, if known. ``rest``: packed ids of the bytes after ``position``. ``ids``:
+    packed ids of context and rest. ``giver``: set if the client gave the ids. ``adapter``: the LoRA adapter of the
+    answer. ``doubt``: why the record of the answer will not be exact, or None. ``rid``: the engine's id of the request,
+    if known. ``response``: the response that was recorded last. ``row_start``: the first token whose row the engine is
+    to send. ``held``: records of the answer, which stay in memory until the turn ends. ``lost``: the text that was last
+    marked as lost.
     """
 
     prompt: bytes
@@ -182,7 +183,7 @@ class Turns:
     def lose(self, turns: Sequence[PromptTurn], answers: Sequence[Any] = ()) -> None:
         """Mark the ``answers`` to ``turns``, as far as known, as lost. Surplus answers belong to the last turn.
 
-        A growing response that cannot be recorded is lost each time. The same text of it is marked once.
+        If a growing response cannot be recorded, this is called for each longer text. An equal text is marked once.
         """
         for turn, answer in zip_longest(turns, answers):
             turn = turn if turn is not None else replace(turns[-1], lost=None)
@@ -196,7 +197,7 @@ class Turns:
     def fail(
         self, turns: Sequence[PromptTurn], error: Exception, worker: str | None, answers: Sequence[Any] = ()
     ) -> None:
-        """Count a reply as not understood, and mark the ``answers`` to its ``turns`` as lost, as :meth:`lose`."""
+        """Count a reply as not understood, and mark the ``answers`` to its ``turns`` as lost. See :meth:`lose`."""
         self._tally.unrecorded("answer_not_understood", error, worker)
         for turn in turns:
             turn.lost = None  # this is another answer than the one that was lost before
@@ -213,8 +214,8 @@ class Turns:
     ) -> Response | None:
         """Record ``answer``, one object of the engine's JSON. If it cannot be recorded, count it and return None.
 
-        ``doubt``: why the answer is not exact, from a check of its attempts. ``is_whole``: no more tokens follow.
-        ``instead_of``: the recorded beginning of this answer. It is removed if nothing continues it.
+        ``doubt``: why the answer is not exact, from a check of its events or attempts, or None. ``is_whole``: no more
+        tokens follow. ``instead_of``: the recorded beginning of this answer. It is removed if nothing continues it.
         """
         try:
             output = read_output(answer)
@@ -276,7 +277,7 @@ class Turns:
         return turn.response
 
     def _hold(self, turn: PromptTurn, *responses: Response | None) -> None:
-        """Keep records of ``turn`` in memory until the turn ends: longer ones may replace them. Only with a store."""
+        """Keep ``responses`` in memory until ``turn`` ends: longer records may replace them. Only with a store."""
         for response in responses if self._cold.is_on else ():
             if response is not None and response not in turn.held and response in response.node.ends:
                 turn.held.append(response)

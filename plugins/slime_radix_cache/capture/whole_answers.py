@@ -53,7 +53,7 @@ class WholeAnswers:
     async def pass_on(self, reply: Reply) -> bool:
         """Read, resume and record ``reply``. Raises the errors of reading it.
 
-        If the reply is no answer, or the number of sequences is wrong, all of them count as lost. Returns True for a
+        If the reply is no answer, or has a wrong number of sequences, all sequences count as lost. Returns True for a
         large answer that will not be resumed. Such an answer is passed on while it comes, and recorded before its last
         piece is passed on.
         """
@@ -112,9 +112,9 @@ class WholeAnswers:
         self._recorder.fail(self._turns, error, worker.url if worker is not None else None, answers)
 
     async def _read(self, document: Awaitable[Any]) -> tuple[Any, list[Any]] | None:
-        """Return the answer, a parsed ``document``, and the list of its sequences.
+        """Return the answer, which is the parsed ``document``, and the list of its sequences.
 
-        None: it is no answer to the request. Then it is counted, and its sequences are marked as lost.
+        If ``document`` is no answer to the request, count this, mark the sequences as lost, and return None.
         """
         try:
             answer = await document
@@ -158,7 +158,10 @@ class WholeAnswers:
                 self._recorder.record(turn, answer)
 
     async def _resume_some(self, answers: list[Any], aborted: list[int], generation: Generation) -> None:
-        """Replace the sequences with the numbers ``aborted`` in ``answers``. Each is resumed by its own request."""
+        """Resume each sequence in ``answers`` whose number is in ``aborted``, and put the new answer in its place.
+
+        Each sequence is resumed by a request of its own. A sequence that cannot be resumed stays.
+        """
         asked = self._exchange.request
         self._exchange.release()
 
