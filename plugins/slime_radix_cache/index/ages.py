@@ -12,8 +12,8 @@ __all__ = ["Ages"]
 class Ages:
     """All segments that may be evicted, oldest first, linked by ``older`` and ``newer``. O(1) for each segment.
 
-    A segment's ancestors are added or refreshed right after it. So a segment is always older than its parent, and the
-    oldest segment is a leaf.
+    Whenever a segment is appended, its ancestors are appended after it, or are pinned and so not in the list. So a
+    segment is always older than its parent, and the oldest segment is a leaf.
     """
 
     def __init__(self) -> None:

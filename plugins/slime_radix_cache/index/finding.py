@@ -42,10 +42,10 @@ class Finder:
     def to_continue(self, text: bytes, session: str | None = None) -> Match:
         """Return the context to continue for ``text``. The text after the match must be tokenised.
 
-        The search leaves out contexts with a prompt in the match's ``unknown``: compare these prompts with the
-        tokenizer, then search again. If another session sampled the found context, this session may have sent the same
-        tokens before, spelt as another text (Unicode normalisation). So the search is repeated, and then also considers
-        the session's requests that the ids of that context lead to.
+        The search leaves out contexts with prompts that are not compared with the tokenizer yet, and lists these
+        prompts in the match's ``unknown``. Compare them, then search again. If another session sampled the found
+        context, this session may have sent the same tokens before, spelt as another text (Unicode normalisation). So
+        the search is repeated, and then also considers the session's requests that the ids of that context lead to.
         """
         path = self._index.walk(text)
         check = SpellingCheck(session)
@@ -71,7 +71,10 @@ class Finder:
         return find(lambda: chain(by_text(), by_ids), ids)
 
     def given(self, ids: bytes, session: str | None = None, text: bytes = b"") -> Context:
-        """Return the longest context that ``ids`` (packed) begin with. ``text``: the text of ``ids``."""
+        """Return the context to continue for ``ids`` (packed): its tokens are a prefix of ``ids``. See find_given.
+
+        ``text``: the text of ``ids``.
+        """
         along = partial(self._starts.along, ids)
 
         def others() -> ContextFilter:
@@ -84,9 +87,10 @@ class Finder:
         return find_given(along, ids, self._known(session), others)
 
     def decoded(self, ids: bytes) -> tuple[Response | None, int]:
-        """Return a response that ends a prefix of ``ids`` (packed), and the length of the prefix in tokens.
+        """Return a response whose tokens, with those before it, are a prefix of ``ids`` (packed).
 
-        The response has ``is_decoded``. Return ``(None, 0)`` if there is no such response.
+        Also return the length of the prefix in tokens. The response has ``is_decoded`` set. Return ``(None, 0)`` if
+        there is no such response.
         """
         for response, place in self._starts.along(ids):
             if response.is_decoded and ids.startswith(response.ids, 4 * place):
@@ -94,7 +98,10 @@ class Finder:
         return None, 0
 
     def may_take(self, ids: bytes, session: str) -> bool:
-        """Return False if ``session`` sent a prefix of ``ids`` (packed) as a prompt, but may not use all of ``ids``."""
+        """Return False if ``session`` sent a prefix of ``ids`` (packed) as a prompt, but may not use all of ``ids``.
+
+        A session may use the tokens of the context that :meth:`given` returns.
+        """
         has_asked = any(response.session == session for response, _ in self._starts.along(ids))
         if not has_asked and next(self._sessions.asked(session, b"", ids), _NONE) is _NONE:
             return True
@@ -127,8 +134,8 @@ class Finder:
         """Return a filter for the contexts of others that ``session`` may use if it has no context of its own.
 
         ``answers``: the session's responses to prompts that are beginnings of ``text`` or ``ids``. The session's first
-        request of a branch may continue any context, and later requests only the context of the first. If the session
-        lost responses, or had unanswered requests before a restart, the context of the first request is not known. Then
+        request of a branch may continue any context, and later requests only the context of the first. If some
+        responses or requests of the session are not known here (see Losses), the first request may be one of them. Then
         no request counts as the first.
         """
         if session is None:

@@ -19,7 +19,7 @@ class LongerRecords(Generic[T]):
 
     def __init__(self, length: Callable[[T], int]) -> None:
         self._length = length
-        #: By record. The records of a response share a list.
+        #: For each record, the list of all records of its response. These records share the list.
         self._records: dict[T, list[T]] = {}
 
     def __len__(self) -> int:
@@ -30,7 +30,7 @@ class LongerRecords(Generic[T]):
         return self.longest(part) != part
 
     def add(self, part: T, whole: T) -> bool:
-        """Add a pair. Return False if both were known as records of the same response."""
+        """Add ``part`` and ``whole`` as records of the same response. Return False if this was known."""
         shorter, longer = self.all_of(part), self.all_of(whole)
         if whole in shorter:
             return False

@@ -137,7 +137,7 @@ class Marks:
         return (1 - math.exp(-_PROBES * self.number / self._bits)) ** _PROBES
 
     def as_dict(self) -> dict[str, float]:
-        """Return the size, ready for JSON."""
+        """Return the number of marks, their memory and the false alarm rate, ready for JSON."""
         return {
             "marks": self.number,
             "bytes": self.size_bytes,

@@ -1,8 +1,8 @@
 """Search for the longest recorded context of a text, or of given ids.
 
-A generation may continue a recorded prompt only if the prompt is the whole text: a tokenizer may encode a longer text
-in another way than its two parts. A retrieval finds what engines consumed and sampled, so a recorded prompt may be
-followed by any text.
+For a generation, a context that ends with a recorded prompt must cover the whole text: a tokenizer may encode a longer
+text in another way than its two parts. A retrieval finds what engines consumed and sampled, so in a retrieval any text
+may follow a recorded prompt.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def find_to_continue(
 def find_to_read(path: Path, text: bytes, cut: Cut, around: Around, session: str | None) -> Match:
     """Return the context of ``text``: the session's own; else one of only prompts with this text; else the longest.
 
-    The session's own context may be shorter than ``text``.
+    The session's own context may be shorter than ``text``. Without ``session``, the longest context is returned.
     """
     search = Search(path, text, cut, around, reading=True)
     check = SpellingCheck(session)
@@ -61,7 +61,7 @@ def find_to_read(path: Path, text: bytes, cut: Cut, around: Around, session: str
     if session is None or (own is not None and own[1] == len(text)):
         return search.matched(own)
     if own is not None and path.position < len(text):
-        return search.matched(own)  # no context covers all of it
+        return search.matched(own)  # no context covers all of the text
     other, kind = search.alone(check), "asked"
     if other is None:
         other, kind = search.longest(any_context(check)), "sampled"
@@ -77,10 +77,10 @@ def find_given(
     session: str | None,
     others: Callable[[], ContextFilter],
 ) -> Context:
-    """Return the longest context whose tokens are a prefix of ``ids`` (packed).
+    """Return the longest context whose tokens are a prefix of ``ids`` (packed): the session's own, else any allowed.
 
-    ``along()``: the result of :meth:`Starts.along` for ``ids``. ``others()``: see :func:`find_to_continue`. Unlike
-    text, ids may continue a context after any of its tokens.
+    ``along()`` returns the result of :meth:`Starts.along` for ``ids``. ``others()`` returns the filter for contexts
+    that are not the session's own. Unlike text, ids may continue a context after any of its tokens.
     """
 
     def longest(fitting: ContextFilter, since: float = 0) -> Found | None:

@@ -1,8 +1,9 @@
 """Contexts that a session may use: its own contexts, contexts that it continued, or any context.
 
-A response belongs to the session of its request. In the first request of a branch, another session may continue the
-context that ends with this response. Then the response's tokens have mask 1 for that session, too. Text that a client
-sends later is prompt, even if another session sampled the same text.
+A response belongs to the session of its request. Another session may begin a branch with the context that ends with
+this response; then the response's tokens have mask 1 for that session, too. A branch begins with a request whose text
+does not begin with an earlier prompt of its session. Text that a client sends later is prompt, even if another session
+sampled the same text.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ ContextFilter: TypeAlias = Callable[[Segment, int], int]
 class SpellingCheck:
     """A check, for a request of ``session``, of recorded prompts that clients gave as ids.
 
-    The text of the request gets the ids that another client gave only if the tokenizer makes the same ids of the text.
-    ``unknown`` collects the prompts that were not yet compared with the tokenizer.
+    A prompt that another client gave is used only if the tokenizer makes the same ids of its text. ``unknown`` collects
+    the prompts that are not compared with the tokenizer yet.
     """
 
     def __init__(self, session: str | None) -> None:
@@ -73,10 +74,11 @@ def any_context(check: SpellingCheck | None = None) -> ContextFilter:
 
 
 def inherited(kept: Mapping[Response, int], check: SpellingCheck | None = None) -> ContextFilter:
-    """Return a filter for contexts whose last response is in ``kept``: the number of usable tokens of each response.
+    """Return a filter for contexts whose last response is in ``kept``.
 
-    The filter also allows contexts of only prompts, in which no token is sampled. Prompts before a response in ``kept``
-    need no ``check``: they were sent for this session before.
+    ``kept``: for each response, how many of its first tokens may be used. The filter also allows contexts of only
+    prompts, in which no token is sampled. Prompts before a response in ``kept`` need no ``check``: they were sent for
+    this session before.
     """
 
     def fitting(segment: Segment, length: int) -> int:

@@ -16,12 +16,12 @@ _FACTOR = 0x9E3779B97F4A7C15  # odd, so that no power of it is 0, and each has a
 #: Values per step, so that the arrays fit in a core's cache.
 _BLOCK = 1 << 15
 _POWERS = np.cumprod(np.full(_BLOCK, _FACTOR, np.uint64), dtype=np.uint64)
-#: The powers of the inverse, from the power 0 on, as signed numbers; and the sums of the first powers.
+#: The powers of the inverse of ``_FACTOR``, from the power 0 on, as signed numbers; and the running sums of them.
 _INVERSES = np.cumprod(np.append(np.uint64(1), np.full(_BLOCK - 1, pow(_FACTOR, -1, _BITS), np.uint64))).view(
     np.int64
 )
 _INVERSE_SUMS = _INVERSES.cumsum().view(np.uint64)
-#: The same powers as signed numbers, highest first; and the sums of the first powers.
+#: ``_POWERS`` as signed numbers, highest first; and the running sums of ``_POWERS``.
 _SIGNED_POWERS = _POWERS.view(np.int64)[::-1].copy()
 _SUMS = _POWERS.cumsum(dtype=np.uint64)
 #: Shifts a digest to its first 20 bits.

@@ -1,6 +1,7 @@
-"""Segments of tokens: what all of them have, and prompts.
+"""Segments of tokens: the base class of all segments, and prompts.
 
-Two fields of an object take 16 bytes. A turn has few tokens, so a field that most segments do not need is elsewhere.
+Each field of an object takes 8 bytes, which matters, since a turn may have few tokens. So a field that most segments do
+not need is only in a subclass.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ Context: TypeAlias = "tuple[Segment, int] | None"
 
 #: Bytes of a token id.
 ID_BYTES = 4
-#: Sessions remembered as givers of one prompt. For any other session the ids count as another client's.
+#: Number of sessions that are remembered as givers of one prompt. For any further session, the ids count as given by
+#: another client.
 _GIVERS = 64
 
 
@@ -27,10 +29,10 @@ class Segment:
     """Tokens that entered a context in one step.
 
     ``kept``: how many tokens of ``parent`` precede it. ``packed``: the ids as int32, followed by the logprobs of a
-    response. ``node``: the end of its visible text in the index. The other fields belong to the cache: ``children``
-    counts segments that continue it. ``older`` and ``newer`` are neighbours by age. ``generation`` is the number of new
-    weight versions before its last use. While contexts with this segment are pinned, it is minus their number.
-    ``serial``: its number, which it keeps when it is demoted; 0 without a store.
+    response. ``node``: the node of the text index at which its visible text ends. The other fields belong to the cache:
+    ``children`` counts segments that continue it. ``older`` and ``newer`` are neighbours by age. ``generation`` is the
+    number of new weight versions before its last use; while contexts with this segment are pinned, it is minus the
+    number of these contexts. ``serial``: its number, which it keeps when it is moved to a store; 0 without a store.
     """
 
     __slots__ = ("children", "generation", "kept", "newer", "node", "older", "packed", "parent", "serial")
@@ -49,7 +51,7 @@ class Segment:
 
     @property
     def ids(self) -> bytes:
-        """The token ids, packed int32. O(tokens) for a response: its first ids are the beginning of ``packed``."""
+        """The token ids, packed int32. O(tokens) for a response, whose ids are copied out of ``packed``."""
         return self.packed
 
     @property
@@ -83,7 +85,7 @@ class Giver(NamedTuple):
     is_odd: bool | None = None
 
     def with_another(self, sessions: tuple[str, ...]) -> Giver:
-        """Return this giver with ``sessions`` added, which gave the same ids."""
+        """Return this giver with ``sessions`` added: they gave the same ids."""
         new = [one for one in sessions if one not in self.sessions]
         return (
             self._replace(sessions=(*self.sessions, *new)) if new and len(self.sessions) < _GIVERS else self
@@ -104,7 +106,7 @@ class Prompt(Segment):
 
 
 class DoubtedPrompt(Prompt):
-    """A prompt whose first answer had the doubt ``reason``; None as soon as another answer has no doubt.
+    """A prompt whose first answer had the doubt ``reason``. ``reason`` is None as soon as another answer has no doubt.
 
     Most prompts never have a doubt, so they have no field for it.
     """

@@ -128,7 +128,7 @@ class SegmentStore:
         return self._response(context, self._prompt_end(context, prompt, None), sampled, session, None, None)
 
     def reorder(self, segments: Iterable[Segment], place: Callable[[Segment], int]) -> None:
-        """Sort each list that has one of ``segments`` by ``place``, as if all had been recorded in that order."""
+        """Sort by ``place`` each list with one of ``segments``, as if all segments had been recorded in that order."""
         nodes: dict[Node, None] = {}
         for segment in segments:
             nodes[segment.node] = None

@@ -1,8 +1,8 @@
 """Recorded segments of tokens, each with a pointer to the segment before it.
 
 A *context* is a pair ``(segment, length)``: the first ``length`` tokens of ``segment`` and, by parent
-pointers, everything before them. A context may keep only a part of a parent (a client cut a response),
-so cutting copies nothing. Token ids and logprobs are packed bytes; Python objects would need ten times the memory.
+pointers, everything before them. If a client cuts a response, the context has only a part of this segment, and nothing
+is copied. Token ids and logprobs are packed bytes; Python objects would need ten times the memory.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ class Response(Segment):
     """Tokens that an engine sampled: loss mask 1.
 
     ``logprobs``: packed float32 if that loses nothing, else float64; None if the engine sent none.
-    ``visible``: number of tokens before the hidden tail; -1 if the text ends inside a token.
+    ``visible``: number of tokens before the *hidden tail*: the last tokens, whose text the client did not get, such as
+    a stop token. It is -1 if the text ends inside a token.
     ``end``: the node at which the text plus the decoded hidden tail ends; ``node`` if there is no tail.
     ``start``: bytes of text before the response. ``before``: digest of the ids before it.
     ``finish_reason``: the engine's value, as JSON. ``adapter``: name of the LoRA adapter that sampled it.
     ``is_sound``: when this was recorded, no segment up to here had a doubt, and no response up to here lacked a
     logprob. ``continuation_lost``: the session continued this response, and the next response is lost.
-    ``is_decoded``: the text up to ``end`` is the decoding of all ids up to there, and the ids after it can be decoded
-    separately. ``fields``: those fields of these that most responses have in common.
+    ``is_decoded``: the text up to ``end`` is the decoding of all ids up to there, and later ids can be decoded
+    separately. ``fields``: the values of those attributes that many responses have in common; see SharedFields.
     """
 
     __slots__ = ("before", "end", "fields", "session", "start")
@@ -242,7 +243,7 @@ def doubt_of(context: Context) -> str | None:
 
 
 def prior_response(response: Response) -> Response | None:
-    """Return the nearest response before ``response`` of the same session, or None."""
+    """Return the nearest response of the same session before ``response`` in its context, or None."""
     before = last_response(response.parent) if response.parent is not None else None
     while before is not None and before.session != response.session:
         before = last_response(before.parent) if before.parent is not None else None

@@ -29,7 +29,7 @@ class Sessions:
     """Responses and running requests of each session, oldest first. An addition takes O(1)."""
 
     def __init__(self) -> None:
-        #: The first response of a session is kept without a list, which would take 80 bytes.
+        #: The first response of a session is kept without a list, which would take 80 bytes, until there is a second.
         self._responses: dict[str, Response | list[Response]] = {}
         self._running: dict[str, dict[Running, None]] = {}
         self.unanswered = Unanswered()

@@ -48,10 +48,11 @@ class Starts:
         self._by_digest[response.before] = sorted_set(self._by_digest[response.before], place)
 
     def along(self, ids: bytes) -> Sequence[tuple[Response, int]]:
-        """Return ``(response, length of its context)`` for each context that is a prefix of ``ids`` (packed).
+        """Return ``(response, length)`` for each response whose context is a prefix of ``ids`` (packed).
 
-        Longest context first, then newest response. O(tokens), plus a comparison of all tokens of each context that is
-        not the beginning of another one. The result is kept for the next call with the same ``ids``.
+        The context of a response: all tokens before it. ``length``: their number. Longest context first, then newest
+        response. O(tokens), plus a comparison of all tokens of each context that is not the beginning of another one.
+        The result is kept for the next call with the same ``ids``.
         """
         known, found = self._last
         if known is not ids or not ids:

@@ -1,4 +1,4 @@
-"""A radix tree over text: it leads from a text to the segments whose text ends along it.
+"""A radix tree over texts: a given text leads to the segments whose text, context included, is a prefix of it.
 
 Text is stored as UTF-8, so an edge may be cut anywhere and an ASCII character takes one byte. Edges are split
 where texts diverge. One ``startswith`` call compares a whole edge.

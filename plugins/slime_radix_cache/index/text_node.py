@@ -30,7 +30,7 @@ _DEPTHS = tuple(range(1 << 14))
 #: ``Any``: mypy knows the type of an element only for a constant index.
 Fork: TypeAlias = "tuple[Any, ...]"
 NO_KIDS: Fork = (b"",)
-#: Responses by their place in the order, or also by their session.
+#: No response, one, a tuple of several, or the sets of many responses by session. See Node.
 Begun: TypeAlias = "Response | tuple[Response, ...] | dict[str | None, ItemSet[Response]] | None"
 
 
@@ -50,8 +50,8 @@ class Node:
     ``kids``: the only child, or a fork of no or several children. ``ended``: segments whose text ends here.
     ``passing``: responses whose text covers the edge or a part of it. If a text ends inside the edge, only these
     responses can have been cut there. ``begun``: responses whose prompt ends here: None, one response, a tuple of
-    several, or many by session. ``responses``: both; a single response without an object for it, which most nodes
-    have. The place where it starts tells which of both it is.
+    several, or many by session. ``responses``: ``begun`` and ``passing`` in one object. Most nodes have only one
+    response, which is kept without this object: its ``start`` tells whether it begins here or passes.
     """
 
     __slots__ = ("depth", "edge", "ended", "kids", "parent", "responses")

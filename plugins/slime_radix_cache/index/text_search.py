@@ -24,8 +24,8 @@ Around: TypeAlias = "Callable[[bytes, int], int | None]"
 #: A context, and where it ends.
 Found: TypeAlias = "tuple[tuple[Segment, int], int]"
 
-#: Limits of the search for the longest cut among responses of other sessions: responses that are decoded, and
-#: responses that are visited. A session's own responses are searched without limits.
+#: Limits of the search for the longest cut among responses of other sessions: responses that are decoded in all, and
+#: responses that are visited at each node. A session's own responses are searched without limits.
 _CUTS_TRIED = 32
 _LOOKED_AT = 1024
 #: Bytes of the ids after a cut that decide where the cut is: the token around the cut, and tokens that may complete a
@@ -39,10 +39,10 @@ class Match(NamedTuple):
     """The longest known context: ``context`` covers the first ``position`` bytes of the text.
 
     ``candidates``: number of recorded contexts that this text may stand for; ``at_least``: there may be more.
-    ``inside_response``: all of the text is recorded, and it ends within a response. ``others``: only other sessions
-    have all of the text, as a prompt (``asked``) or with ``sampled`` parts. ``is_asked``: the session of the search
-    sent a request with this context, and so continued all of it. ``unknown``: see SpellingCheck; contexts with one
-    of these prompts were left out. ``node``: the node at ``position``, if there is one.
+    ``inside_response``: all of the text is recorded, and it ends within a response. ``others``: set if only other
+    sessions have all of the text: "asked" if a context of only prompts has it, else "sampled". ``is_asked``: the
+    session of the search sent a request with this context, and so continued all of it. ``unknown``: see SpellingCheck;
+    contexts with one of these prompts were left out. ``node``: the node at ``position``, if there is one.
     """
 
     context: Context
@@ -77,7 +77,8 @@ class Search:
     def longest(self, fitting: ContextFilter, since: float = 0, *, exhaustive: bool = False) -> Found | None:
         """Return the longest ``fitting`` context, and where it ends. ``exhaustive``: search without limits.
 
-        A context that ends with a prompt counts only if its last response begins at ``since`` or later.
+        Unless ``since`` is 0, a context that ends with a prompt counts only if its last response begins at ``since`` or
+        later.
         """
         found: Found | None = None
         floor = 0
@@ -134,9 +135,10 @@ class Search:
     def _begun(self, ends: Collection[Segment]) -> int:
         """Count the contexts before responses that begin at the end of the text.
 
-        Contexts that end or are cut there are not counted. So a counted context leaves out the hidden tail of a
-        response, perhaps a stop token. Or it was recorded for another text with the same tokens: one of the two texts
-        spells out a special token, and the other does not.
+        Segments that end there, and responses that are cut there, are counted elsewhere. The contexts that are left are
+        of two kinds. One kind leaves out the hidden tail of a response that ends there, such as a stop token. The other
+        kind was recorded for another text with the same tokens: one of the two texts spells out a special token, and
+        the other does not.
         """
         node = self._path.node
         begun = node.begins if self._is_at_node else ()
@@ -186,8 +188,9 @@ class Search:
         return None
 
     def _longer_cut(self, floor: int, fitting: ContextFilter, *, exhaustive: bool) -> Found | None:
-        """Return the response whose cut after a whole token covers most of the text; None if ``floor`` bytes or fewer.
+        """Return the longest context that ends with a cut response, after a whole token, and where it ends.
 
+        None if no such context covers more than ``floor`` bytes of the text.
         The search goes from the end of the text towards the root. It does not stop at the first cut: a response that
         has less of the text may still have a whole token that ends later.
         """
@@ -216,7 +219,10 @@ class Search:
     def _cuttable(
         self, node: Node, end: int, fitting: ContextFilter, *, exhaustive: bool
     ) -> Iterable[tuple[Response, int]]:
-        """Return responses that may be cut on the edge to ``node``, newest first, each with its allowed tokens."""
+        """Return responses that may be cut on the edge to ``node``, newest first.
+
+        Each comes with the number of its first tokens that ``fitting`` allows.
+        """
         found = (
             (one, size)
             for one in reversed(node.through)
@@ -230,11 +236,12 @@ def with_last_response(
 ) -> Found | None:
     """Return the longest context of a session.
 
-    A context that ends with a prompt must have the session's last response along the text. Without this rule, the
+    A context that ends with a prompt must contain the session's last response along the text. Without this rule, the
     result could be another client's prompt, in which the text of that response is prompt.
 
-    ``longest(since)`` returns the longest context. It takes a context that ends with a prompt only if the last response
-    of the context ``begins`` at ``since`` or later. Infinity: it takes no such context.
+    ``begins(response)`` returns where a response begins. ``longest(since)`` returns the longest context. It takes a
+    context that ends with a prompt only if the last response of the context begins at ``since`` or later. If ``since``
+    is infinity, it takes no such context; if ``since`` is 0, it takes any.
     """
     found = longest(0)
     if found is None or isinstance(found[0][0], Response):

@@ -23,7 +23,7 @@ __all__ = ["Limits", "Trajectories"]
 
 
 class Trajectories(SegmentStore):
-    """All recorded contexts. Every method is synchronous, so one event loop needs no lock."""
+    """All recorded contexts. Every method is synchronous, so on one event loop they need no lock."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class Trajectories(SegmentStore):
             self._generation += 1
 
     def forget(self, session: str) -> None:
-        """Evict the responses of ``session``, except those in flight or continued by another session.
+        """Evict the responses of ``session``, except those that a request in flight or another session continues.
 
         The session is not complete from then on. O(evicted segments).
         """
@@ -254,7 +254,7 @@ class Trajectories(SegmentStore):
 
     @property
     def is_crowded(self) -> bool:
-        """True if a limit is exceeded by a quarter, and not all segments are in flight."""
+        """True if the limit of tokens or of bytes is exceeded by a quarter, and some segment is not pinned."""
         fits = self._limits.exceeded(-1, self.tokens * 4 // 5, self.size_bytes * 4 // 5) is None
         return self._ages.oldest is not None and not fits
 
@@ -294,6 +294,6 @@ def _give(context: Context, giver: Giver) -> None:
         if not isinstance(segment, Prompt) or segment.giver is None or kept < len(segment):
             continue
         givers = segment.giver.with_another(giver.sessions)
-        if givers is segment.giver:  # this prompt has the giver already, and so have the prompts before it
+        if givers is segment.giver:  # this prompt and those before it have the giver, or enough others
             return
         segment.giver = givers

@@ -56,7 +56,7 @@ class Unanswered:
         return list(self._by_session)
 
     def add(self, session: str, prompt: bytes, ids: bytes | None, context: Context) -> str | None:
-        """Remember a request. Returns the session of the oldest request if this one had to be forgotten, else None."""
+        """Remember a request. If the oldest request had to be forgotten for it, return that request's session."""
         packed = _Beginning.all_of(ids) if ids is not None else None
         self._add(Request(session, _Beginning.all_of(prompt), packed, context))
         if len(self._requests) <= self._remembered:
