@@ -1,4 +1,7 @@
-"""Places at which a large JSON document is cut: commas outside strings, and the brackets that are open there."""
+"""Search for places at which to cut a large JSON document into pieces: commas outside strings.
+
+The search also finds the brackets that are open at each place.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +38,10 @@ class TooManyValues(ValueError):
 class Cut:
     """The end of a piece, at a comma or at the end of the document.
 
-    ``kept``: the number of containers that were open throughout the piece. ``opened``: the place in the piece of each
-    other bracket that is open at the end. ``values``, ``commas``: numbers of strings, lists and objects together, and
-    of commas. ``strings``: ranges of the document inside long strings; placeholders replace them in the piece.
+    ``kept``: the number of containers (lists and objects) that were open throughout the piece. ``opened``: the place in
+    the piece of each other bracket that is open at the end. ``values``: the number of strings, lists and objects.
+    ``commas``: the number of commas. ``strings``: ranges of the document inside long strings; placeholders replace them
+    in the piece.
     """
 
     end: int
@@ -129,7 +133,7 @@ class Scan:
 
 
 def _long_string(body: bytes, begin: int, end: int) -> list[tuple[int, int]]:
-    """Return the range of a string's inside that is read by itself: nearly all of ``begin`` to ``end``, or none."""
+    """Return the range inside a string that is read by itself, nearly all of ``begin`` to ``end``; or an empty list."""
     if end - begin < _LONG_STRING:
         return []
     first = safe_cut(body, begin + _ESCAPE, end)

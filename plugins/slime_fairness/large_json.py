@@ -47,7 +47,7 @@ def as_numpy(value: Any) -> npt.NDArray[np.int32]:
 def parse(
     body: bytes, *, is_limited: bool = True, packs: bool = True, piece: int = _PIECE
 ) -> Generator[None, None, Any]:
-    """Read ``body`` in pieces of some ``piece`` bytes; the value returned is what orjson would make of it.
+    """Read ``body`` in pieces of about ``piece`` bytes, and return what orjson would make of ``body``.
 
     But with ``packs`` a long list of 32-bit integers is an ``array("i")``, which takes a ninth of the memory. Raises
     InvalidJson; if ``is_limited``, also TooManyValues for a document that would take many times its own memory.
@@ -110,7 +110,10 @@ def _dump_ids(ids: array[int] | npt.NDArray[np.int32], written: list[bytes]) -> 
 
 @dataclass(slots=True)
 class _Container:
-    """A list or object that is not closed yet; ``key``: its place in the container around it."""
+    """A list or object that is not closed yet; ``key``: its place in the container around it.
+
+    ``may_be_ids``: False for a list in which something other than a 32-bit integer was found.
+    """
 
     value: Any
     key: Any = None
@@ -174,8 +177,8 @@ class _Document:
     def _merge(self, first: int, made: Any) -> None:
         """Put ``made``, a part of the open container number ``first``, into it and into the containers inside it.
 
-        The part of a container begins with the part of the next container inside it. The innermost container comes
-        first: its key may be repeated later in the piece, with another value.
+        The part of a container begins with the part of the next container inside it. The innermost container gets its
+        part first: its key may be repeated later in the piece, with another value.
         """
         each = [made]
         for _ in self._open[first + 1 :]:

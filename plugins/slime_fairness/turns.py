@@ -24,7 +24,10 @@ _NICE = 10
 
 
 class FairTurns:
-    """Turns for clients, ``places`` at a time. Only functions without ``await`` change them, so they need no lock."""
+    """Turns for clients, ``places`` at a time.
+
+    No change of the turns has an ``await`` in the middle, so on one event loop they need no lock.
+    """
 
     def __init__(self, places: int = 1) -> None:
         self._free = places
@@ -128,7 +131,10 @@ class Breaks:
 
 
 class FairThreads:
-    """Threads for work that cannot be cut into steps, one fewer than there are cores. Clients get them in rotation."""
+    """Threads for work that cannot be cut into steps. Clients get them in rotation.
+
+    There is one thread fewer than there are cores, but at least one.
+    """
 
     def __init__(self) -> None:
         number = _threads()
@@ -150,8 +156,8 @@ class FairThreads:
 class _Raised(NamedTuple):
     """An error that is returned from a thread, not raised there.
 
-    If anyio raised it, the error and anyio's future would refer to each other. Then a refused body, which may have
-    20 MB, would stay in memory until the garbage collector runs.
+    If anyio raised it, the error and anyio's future would refer to each other. Then all that the error's traceback
+    refers to, such as a refused request body of 20 MB, would stay in memory until the garbage collector runs.
     """
 
     error: Exception

@@ -1,4 +1,4 @@
-"""The plugin: a generation waits for its slot, and returns it when its exchange ends, however it ends."""
+"""The plugin: a generation waits for its slot, and returns the slot when its exchange ends, in whatever way."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class QueueTimeout(HTTPError):
 class Limits:
     """Limits generations. Requests that a plugin makes for a generation with a slot need no slot of their own."""
 
-    _router: Router  # while it serves
+    _router: Router  # set when the router starts to serve
 
     def __init__(self, settings: Settings, limit: int) -> None:
         self.settings = settings
@@ -131,7 +131,7 @@ class Limits:
             self._decisions["rejected"] += 1
             self._warn("full", f"requests are refused (429): {error}")
             raise
-        # From here on the place is always left. A request that is cancelled when it gets its slot passes the slot on.
+        # From here on ``place`` is always left: if the request is cancelled when it gets its slot, it returns the slot.
         exchange.on_close(place.leave)
         if not place.held:
             await self._turn(place, exchange)
@@ -172,7 +172,7 @@ class Limits:
             logger.warning("%s", line)
 
     def _refill_in_time(self, slots: RefilledSlots) -> None:
-        """Refill ``slots``. While a request waits, do so again each time when the next token is due."""
+        """Refill ``slots``. If a request still waits, call this again when the next token is due."""
         slots.refill()
         self._refill = None
         if slots.waiting:

@@ -1,4 +1,4 @@
-"""Queues of requests that wait for a slot: by arrival, or the longest answer first."""
+"""Queues of requests that wait for a slot: by arrival, or by priority and then the longest answer first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SPARE = 64
 
 
 class Rank(NamedTuple):
-    """The place of a request among those that wait: higher ``priority`` first, then more tokens of ``length``."""
+    """The place of a request among those that wait: higher ``priority`` first, then greater ``length`` in tokens."""
 
     priority: float
     length: int
@@ -51,11 +51,11 @@ class Queue(Protocol[Item]):
     def __len__(self) -> int: ...
 
     def add(self, item: Item, rank: Rank) -> None:
-        """Add a request at the end of its rank."""
+        """Add a request. In a queue by rank, it comes after the requests of the same rank."""
         ...
 
     def pop(self) -> Item:
-        """Remove the next request. Raises KeyError without one."""
+        """Remove and return the next request. Raises KeyError if none waits."""
         ...
 
     def discard(self, item: Item) -> None:

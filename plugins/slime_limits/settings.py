@@ -10,7 +10,7 @@ from router_core.flags import flag, read_flags
 
 __all__ = ["QUEUE_POLICIES", "Settings"]
 
-#: The names of the same orders in SGLang's ``--schedule-policy``.
+#: Orders of the queue, with the names that they have in SGLang's ``--schedule-policy``.
 QUEUE_POLICIES = ("fcfs", "lof")
 
 

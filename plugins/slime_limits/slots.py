@@ -14,7 +14,7 @@ class QueueFull(HTTPError):
     """The queue is full; trying again a little later may help."""
 
     status, type, code = 429, "too_many_requests", "QUEUE_FULL"
-    headers = ((b"retry-after", b"1"),)  # the shortest time that the header can give
+    headers = ((b"retry-after", b"1"),)  # the shortest wait above 0 that the header can ask for
 
 
 def _nobody() -> None:
@@ -28,7 +28,8 @@ def _no_rank() -> Rank:
 class Place:
     """One request's place: it holds a slot, waits for one, or has left.
 
-    ``call`` is called once when the wait ends, with a slot or by :meth:`Slots.close`, but not when the place is left.
+    ``call`` is called once when the wait ends because the place got a slot, or because of :meth:`Slots.close`. It is
+    not called when the request leaves.
     """
 
     __slots__ = ("_slots", "call", "held")
@@ -46,7 +47,7 @@ class Place:
 class Slots:
     """``limit`` slots, and a queue of at most ``queue_size`` requests.
 
-    While a request waits, no slot is free. Only functions without ``await`` change this: one event loop needs no lock.
+    While a request waits, no slot is free. Every method is synchronous, so on one event loop they need no lock.
     """
 
     def __init__(self, limit: int, queue_size: int, queue: Queue[Place] | None = None) -> None:
@@ -108,7 +109,7 @@ class RefilledSlots(Slots):
 
     The bucket has ``limit`` tokens at first, and never more. A request takes a token and returns it at its end.
     ``per_s`` tokens are added each second, so more than ``limit`` requests may run. While a request waits, the
-    caller calls :meth:`refill` after each :meth:`next_s` seconds.
+    owner of the slots must call :meth:`refill` whenever :meth:`next_s` seconds have passed.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class RefilledSlots(Slots):
         super().__init__(limit, queue_size, queue)
         self._per_s = per_s
         self._clock = clock
-        self._refilled_at = 0.0  # so the first request finds a full bucket
+        self._refilled_at = 0.0  # the first refill sets it: the bucket is full then
 
     def take(self, rank: Callable[[], Rank] = _no_rank) -> Place:
         self.refill()
