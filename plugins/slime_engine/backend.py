@@ -79,7 +79,7 @@ class Backend(Vocabulary, Protocol):
         """Return finite logits for each query, shape ``[count, vocab_size]``; the caller owns the arrays.
 
         A sequence has at most one query in a call, and may be released during the call. The sequences of a call are on
-        one rank. Calls for several ranks overlap. ``version`` is the label of the weights. An exception crashes the
+        one rank. Calls for several ranks may overlap. ``version`` is the label of the weights. An exception crashes the
         engine.
         """
         ...
@@ -91,7 +91,7 @@ class Backend(Vocabulary, Protocol):
     def routed_experts(self, run: Run, ids: Sequence[int], start: int) -> ExpertsArray | None:
         """Return the experts of ``ids[start:-1]``, or None if the model has none or has not computed all of them.
 
-        Each row comes from the pass whose logits gave the next token.
+        The row of a token comes from the pass whose logits gave the next token, if the next token was sampled.
         """
         ...
 

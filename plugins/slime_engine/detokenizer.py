@@ -1,6 +1,6 @@
 """Turns tokens into text, piece by piece.
 
-No piece before the last ends in half a character or in the beginning of a stop string.
+No piece but the last may end in half a character, or in the beginning of a stop string that is to be trimmed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ __all__ = ["Detokenizer", "IncrementalText"]
 class IncrementalText:
     """The text of one growing token list, in pieces. The joined pieces are the text of the whole list.
 
-    No text is ever taken back, so a piece may be empty. Bytes of an unfinished character wait for the next token.
-    Characters that may begin a stop string wait until the stop string is complete or ruled out.
+    The text has no skipped special tokens, and ends before a trimmed stop. No text is ever taken back, so a piece may
+    be empty. Bytes of an unfinished character wait for the next token. Characters that may begin a stop string that is
+    to be trimmed wait until the stop string is complete or ruled out.
     """
 
     def __init__(self, tokenizer: ModelTokenizer, params: SamplingParams) -> None:
@@ -36,7 +37,7 @@ class IncrementalText:
         return self._decoder.decode(shown)
 
     def add(self, ids: list[int]) -> str:
-        """Return the text that ``ids`` make visible."""
+        """Add ``ids`` to the list, and return the next piece."""
         text = self._held + self._decode(ids)
         keep = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]

@@ -135,7 +135,7 @@ class EngineHost:
         if (config := self.settings.kv_events) is not None:
             from slime_engine.kv_publisher import KVPublisher  # needs zmq, which is an extra
 
-            assert isinstance(backend, StatelessBackend)  # narrowing: settings with events need it
+            assert isinstance(backend, StatelessBackend)  # narrowing: only the backend ngram has KV events
             publisher = cleanup.enter_context(KVPublisher.bound(config, self.settings.dp_size))
             start_soon(publisher.serve_replays)
             backend.publish_to(publisher.publish)

@@ -17,8 +17,8 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 def forced_form(body: JSONObject) -> dict[str, str]:
     """Return the sampling parameter ``json_schema`` that constrains the answer, or nothing. Raises BadRequest.
 
-    A forced call is ``[{"name": ..., "parameters": {...}}]``, as in SGLang (``get_json_schema_constraint``). A forced
-    call takes precedence over ``response_format``.
+    If ``tool_choice`` forces a call, the answer is a list of calls, ``[{"name": ..., "parameters": {...}}]``, as in
+    SGLang (``get_json_schema_constraint``). Then ``response_format`` has no effect.
     """
     schema = _forced_call(body) or _response_format(body.get("response_format"))
     try:

@@ -135,7 +135,7 @@ class _ClosingTokens:
         return found
 
     def closing(self, allowed: BoolArray, *, is_json: bool) -> BoolArray:
-        """Return the tokens of ``allowed`` that end or close something. If there are none, return ``allowed``."""
+        """Return the tokens of ``allowed`` that end the answer, else those that close something, else ``allowed``."""
         ways = [self._eos]
         if is_json:  # no JSON value begins with z, so z is allowed only within strings
             within_string = bool((allowed & self._letter).any())

@@ -42,7 +42,7 @@ class JournalEntry:
         self.input_ids = array("i", input_ids)
         self.output_ids = array("i")
         self.output_logprobs = array("d")
-        #: ``(version, first token)``; a version holds until the next one begins.
+        #: ``(version, index of its first output token)``; a version holds until the next one begins.
         self.versions: list[tuple[str, int]] = []
         self.finish_reason: dict[str, Any] | None = None
         self.text: str | None = None

@@ -1,6 +1,6 @@
 """The journal as a file that outlives the engine: tokens are written before a client gets them.
 
-The engine writes a JSON line when it takes a sequence, and another whenever tokens of that sequence leave the
+The engine writes a JSON line when it takes a sequence, and another for each delta of that sequence that leaves the
 scheduler. All lines of a sequence have the same ``entry``. ``kill -9`` loses only tokens that no client got.
 """
 
@@ -22,7 +22,7 @@ __all__ = ["JournalFile", "fold"]
 
 
 class JournalFile:
-    """Appends to the file at ``path``, which several engines may share, at once or one after the other."""
+    """Appends to the file at ``path``, which several engines may share, at the same time or one after the other."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

@@ -36,7 +36,7 @@ class CacheEvents:
         return taken
 
     def stored(self, hashes: Sequence[int], parent: int | None, token_ids: Sequence[int]) -> None:
-        """Note blocks that follow one another. ``parent``: the hash of the block before the first, if there is one."""
+        """Note consecutive blocks. ``parent``: the hash of the block before the first, or None if there is none."""
         self._events.append(
             {
                 "type": "BlockStored",

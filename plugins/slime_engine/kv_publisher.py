@@ -1,9 +1,9 @@
 """Publisher of KV events over ZeroMQ, with SGLang's frames. This module needs zmq, which is an extra.
 
 A batch has three frames: the topic, the batch's number as 8 bytes in big-endian order, and msgpack ``[time, events,
-rank]``. A subscriber requests a replay with an empty frame and the number of the first batch that it wants. For each
-batch from that number on that the publisher still keeps, the answer is an empty frame, the number and the msgpack. A
-last answer ends the replay: an empty frame, the number -1 and an empty frame.
+rank]``. A subscriber requests a replay with an empty frame and the number of the first batch that it wants. The
+publisher sends all batches that it still keeps, from that number on. It sends each batch as an empty frame, the number
+and the msgpack. A last message ends the replay: an empty frame, the number -1 and an empty frame.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _END = (-1).to_bytes(8, "big", signed=True)
 class KVPublisher:
     """The publishers of all data-parallel ranks of an engine.
 
-    They bind to every endpoint. SGLang's publishers connect to an endpoint without a wildcard.
+    They bind to every endpoint. SGLang's publishers, in contrast, connect to an endpoint without a wildcard.
     """
 
     def __init__(self, ranks: Sequence[_RankPublisher]) -> None:

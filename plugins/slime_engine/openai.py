@@ -81,7 +81,7 @@ def openai_routes(host: EngineHost) -> list[Route]:
 
 
 class _Form(ABC):
-    """One OpenAI request: makes the engine's request from it, and OpenAI's answer from the outputs."""
+    """One OpenAI request. It makes the engine's request of the body, and OpenAI's answer of the engine's outputs."""
 
     object_name = ""
     chunk_name = ""
@@ -118,7 +118,7 @@ class _Form(ABC):
     def choice(self, text: str, *, first: bool, whole: bool) -> dict[str, Any]:
         """Return the fields of a choice with ``text``.
 
-        ``whole``: ``text`` is a whole message. Otherwise it is the ``first`` or a later delta.
+        ``whole``: ``text`` is a whole message. Otherwise ``text`` is a delta, the first one if ``first``.
         """
 
     def _meta_info(self, output: dict[str, Any]) -> dict[str, Any]:

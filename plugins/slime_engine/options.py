@@ -34,7 +34,7 @@ _FLAGS: dict[str, tuple[type, str]] = {
     ),
     "context-length": (int, "tokens that prompt and completion may have together (default 32768)"),
     "seed": (int, "makes sampling repeatable for requests without a sampling_seed"),
-    "weight-version": (str, "weight version to start with; each version has other weights"),
+    "weight-version": (str, "weight version to start with; with ngram, each version has other weights"),
     "moe-layers": (int, "layers of the simulated mixture of experts (default 0: none)"),
     "moe-experts": (int, "experts per layer (default 64)"),
     "moe-topk": (int, "experts that each token uses in a layer (default 4)"),
@@ -75,7 +75,7 @@ def add_engine_options(parser: argparse.ArgumentParser, prefix: str = "") -> Non
 
 
 def as_flag(error: ValueError, prefix: str = "") -> str:
-    """Return the message of ``error``. If its first word is the name of a setting, the flag's name replaces it."""
+    """Return the message of ``error``. If the first word is the name of a setting, the flag replaces that word."""
     name, space, rest = str(error).partition(" ")
     plain = name.removeprefix("--").replace("_", "-")
     return f"--{prefix}{plain}{space}{rest}" if plain.rstrip(":") in {*_FLAGS, "script"} else str(error)

@@ -58,7 +58,7 @@ def parse_generate(body: JSONObject, vocab_size: int, obeys: Collection[str] = (
     """Return requests in reply order: all samples of prompt 0, then of prompt 1, ... Raises BadRequest.
 
     Fields without an effect here (priority, image_data, ...) are ignored, as SGLang ignores
-    unknown fields. ``obeys``: see Vocabulary.
+    unknown fields. ``obeys``: see :class:`slime_engine.language.Vocabulary`.
     """
     for name in _UNSUPPORTED:
         if body.get(name) is not None:
@@ -128,7 +128,7 @@ def _in_rooms(requests: list[GenerateRequest], body: JSONObject, is_list: bool) 
 
 
 def _samples(request: GenerateRequest, n: int) -> Iterator[GenerateRequest]:
-    """Yield ``n`` requests with new rids. Sample ``i`` gets the seed plus ``i``: equal seeds give equal samples."""
+    """Yield ``n`` requests with new rids. Sample ``i`` gets the seed plus ``i``; with one seed, all would be equal."""
     for i in range(n):
         seed = request.params.sampling_seed
         params = replace(request.params, sampling_seed=None if seed is None else seed + i)

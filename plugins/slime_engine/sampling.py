@@ -2,7 +2,8 @@
 
 The steps are those of SGLang 0.5. Penalties and biases change the logits. A grammar excludes tokens. The temperature
 divides the logits. The reported log-probabilities are the log-softmax of the result. ``top_k``, ``top_p`` and ``min_p``
-then limit the draw, but not the report. Temperature 0 takes the likeliest token. Its report is that of temperature 1.
+then limit the draw, but do not change the reported log-probabilities. Temperature 0 takes the likeliest token, and
+reports the log-probabilities of temperature 1.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ def choose(
     """Return the next token, and the log-probabilities of all tokens. Changes ``logits`` in place.
 
     ``produced`` counts the tokens generated so far, for the penalties. Ids that are ``forbidden``, or not ``allowed``
-    by a grammar, get probability 0. ``luck`` in [0, 1) selects the token.
+    by a grammar, get probability 0. ``luck`` in [0, 1) selects the token, except at temperature 0.
     """
     if params.penalises and produced:
         _penalise(logits, params, produced)

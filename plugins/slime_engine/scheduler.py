@@ -34,8 +34,8 @@ _SAMPLED_AT_ONCE = 20_000
 class Scheduler:
     """Samples tokens, writes the journal, and emits TokenDeltas.
 
-    All state changes happen between awaits of one event loop, so nothing is locked. Aborts and pauses act at once,
-    also in the middle of a step: that step gives no token to a sequence that was aborted or is paused.
+    The state changes only between awaits, on one event loop, so it needs no lock. Aborts and pauses act at once, also
+    in the middle of a step: that step gives no token to a sequence that was aborted or is paused.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Scheduler:
             self._changed.notify()
 
     async def hand_over(self, room: int, dp_rank: int | None) -> Handover:
-        """Wait for the first token of the sequence in ``room``, end the sequence, and return the token.
+        """Wait for the first token of the sequence in ``room``, end the sequence, and return the handover.
 
         Raises BadRequest if the sequence is on another rank than ``dp_rank``.
         """
@@ -142,9 +142,9 @@ class Scheduler:
             self.abort(rid)
 
     def pause(self, mode: PauseMode) -> None:
-        """Sample nothing until ``resume``. ``abort`` ends all sequences, ``in_place`` leaves them in the batch.
+        """Sample nothing until ``resume``. ``abort``: end all sequences. ``in_place``: leave them as they are.
 
-        ``retract`` puts running sequences back in the queue, with their tokens.
+        ``retract``: put running sequences back in the queue, with their tokens.
         """
         self.paused = True
         if mode == "abort":
@@ -170,9 +170,9 @@ class Scheduler:
         self._changed.notify()
 
     async def update_weights(self, version: str | None, load: Callable[[], Awaitable[None]]) -> None:
-        """Wait until the engine is paused or no sequence runs. Then run ``load``, and set the version of its weights.
+        """Wait until the engine is paused or no sequence runs. Run ``load``, and set the version unless it is None.
 
-        No sequence is admitted meanwhile. Raises what ``load`` raises, and keeps the old version then.
+        No sequence is admitted meanwhile. Raises what ``load`` raises; the version then stays.
         """
         self.updates_waiting += 1
         try:
@@ -240,7 +240,7 @@ class Scheduler:
             self.tokens["prompt"] += len(sequence.input_ids)
 
     async def _until_due(self, rank: int) -> None:
-        """Sleep until a token is due or the state changes. Await nothing between a look at the state and this call."""
+        """Wait for a due token or a change of state. No await may stand between a look at the state and this call."""
         wait_s = None
         if (running := self._running_on(rank)) and not self._stands_still():
             wait_s = max(0.0, min(sequence.due_at for sequence in running) - self._clock())
@@ -248,7 +248,7 @@ class Scheduler:
             await self._changed.wait()
 
     async def _step(self, group: list[Sequence]) -> None:
-        """Advance each sequence by a token, unless it is aborted or paused meanwhile."""
+        """Advance each sequence by a token, or score a part of its prompt, unless it is aborted or paused meanwhile."""
         version = self.version  # of the weights that the logits come from
         active = [sequence for sequence in group if self._is_active(sequence)]
         asked = [(one.rid, query) for one in active if (query := self._steps.query(one)) is not None]

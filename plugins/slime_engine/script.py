@@ -50,7 +50,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The assistant's message for matching prompts. ``line``: its line in the file, from 1."""
+    """The assistant's message for matching prompts. ``line``: its line in the file, counted from 1."""
 
     line: int
     when: Conditions

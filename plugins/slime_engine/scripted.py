@@ -36,8 +36,9 @@ class ScriptedAnswers:
         """Return the tokens of the answer, with its end token. Return ``[]`` when no entry matches: the model answers.
 
         A prompt that already holds the beginning of the answer gets the rest. If the prompt holds another beginning,
-        the entry does not match. Under a grammar, the answer is the entry's calls in the form of forced calls, or the
-        entry's content. Raises BadRequest when the grammar does not allow that answer.
+        the entry does not match. Under a grammar, the answer is the entry's calls as JSON, in the form of
+        :mod:`slime_engine.forced_form`. Without calls it is the entry's content. Raises BadRequest when the grammar
+        does not allow that answer.
         """
         prompt = _read(self._tokenizer.decode(prompt_ids, skip_special_tokens=False))
         begun = self._begun(prompt_ids)

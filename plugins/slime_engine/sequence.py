@@ -14,7 +14,7 @@ from slime_engine.requests import GenerateRequest
 __all__ = ["FinishReason", "ScoredToken", "Sequence", "TextDelta", "TokenDelta"]
 
 FinishReason = dict[str, Any]
-#: ``(logprob, token id)``; the first token of a prompt has no logprob.
+#: ``(logprob, token id)``; the first scored token of a prompt has no logprob.
 ScoredToken = tuple[float | None, int]
 
 
@@ -86,7 +86,7 @@ class Sequence:
         return self.script[done] if done < len(self.script) else None
 
     def _spans(self) -> list[tuple[str, int, int]]:
-        """Return the reported ``(version, start, end)``. A prefill engine's token gets the version ``taken_for``."""
+        """Return the spans to report, ``(version, start, end)``. A prefill engine's token gets ``taken_for``."""
         spans = self.entry.spans()
         if self.taken_for is None or not spans:
             return spans
@@ -97,9 +97,9 @@ class Sequence:
         return [(self.taken_for, 0, 1), *later]
 
     def delta(self, reason: FinishReason | None, version: str) -> TokenDelta:
-        """Return everything new since the last delta. The last delta has a ``reason``, which the journal notes.
+        """Return everything new since the previous delta. Only the final delta has a ``reason``; the journal notes it.
 
-        ``version``: the weight version that a delta reports if the sequence has no tokens.
+        ``version``: the weight version that a delta reports if the sequence has no output tokens.
         """
         if reason is not None:
             self.entry.finish_reason = reason
@@ -121,7 +121,10 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class TokenDelta:
-    """Tokens sampled since the last delta of this sequence. Counters are totals up to this delta."""
+    """Tokens sampled since the sequence's previous delta.
+
+    ``completion_tokens`` and ``spans`` are those of the sequence's whole output up to now.
+    """
 
     sequence: Sequence
     token_ids: list[int]

@@ -19,13 +19,12 @@ BackendName = Literal["ngram", "transformers"]
 class Settings:
     """Settings of an engine. Raises ValueError if they are invalid.
 
-    ``latency_ms`` passes before a request's first token; ``tokens_per_second`` paces the others (0: as
-    fast as possible). ``seed`` None: requests without a ``sampling_seed`` differ from run to run.
-    ``moe_layers`` 0: no routed experts. ``load_in_background``: listen while the model loads, and refuse generations
-    until it is loaded. ``journal_file``: a file to which the journal is appended. ``disaggregation_mode``: a
-    ``prefill`` engine samples the first token of each sequence with a bootstrap room, and hands the sequence over to a
-    ``decode`` engine. ``dp_size``: data-parallel ranks, each with caches and a running batch of its own. ``script``:
-    answers to the prompts that its entries match.
+    ``latency_ms``: time before a request's first token. ``tokens_per_second``: pace of each request's later tokens (0:
+    as fast as possible). ``seed`` None: requests without a ``sampling_seed`` differ from run to run.
+    ``load_in_background``: listen while the model loads, and refuse generations until it is loaded. ``journal_file``: a
+    file to which the journal is appended. ``disaggregation_mode``: if a sequence has a bootstrap room, a ``prefill``
+    engine samples its first token, and hands the sequence over to a ``decode`` engine. ``dp_size``: data-parallel
+    ranks, each with caches and a running batch of its own. ``script``: answers to the prompts that its entries match.
 
     For the backend ``transformers`` only: ``model`` is a path or a name. ``model_cache``: directory for converted GGUF
     files (None: ``~/.cache/slime-router``). ``prefix_cache_tokens``: tokens of ended sequences that later sequences of
@@ -34,7 +33,7 @@ class Settings:
     For the backend ``ngram`` only: ``kv_cache_tokens``: tokens that a simulated KV cache of each rank holds (0: no such
     cache), in blocks of ``page_size`` tokens. ``prefill_tokens_per_second``: pace of prompt tokens that the cache lacks
     (0: they take no time). ``kv_events_config``: JSON that says where changes of the cache are published (None:
-    nowhere).
+    nowhere). ``moe_layers``: layers with simulated routed experts (0: no routed experts).
     """
 
     model_name: str = "slime-ngram"

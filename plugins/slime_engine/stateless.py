@@ -54,7 +54,7 @@ class StatelessBackend:
             self.info |= {"num_hidden_layers": settings.moe_layers, "num_experts_per_tok": settings.moe_topk}
 
     def publish_to(self, publish: Callable[[int, list[Event]], None]) -> None:
-        """Clear the simulated caches. Call ``publish`` whenever one changes, with its rank and the changes in order."""
+        """Clear the simulated caches. From now on, changes of a cache are given to ``publish`` with the cache's rank."""
         self._publish = publish
         for cache in self.caches:
             cache.record()
@@ -79,7 +79,9 @@ class StatelessBackend:
         return [self._rows(query, version) for query in queries]
 
     def _compute(self, query: Query) -> int:
-        """Note that the tokens of ``query`` are computed. Return how many uncached prompt tokens they are.
+        """Note that the tokens of ``query`` are computed. Return the number of new prompt tokens among them.
+
+        A prompt token is new if neither the cache nor an earlier query of the sequence had it.
 
         A prompt that is scored takes several queries. The cache is searched before the first one, and gets the prompt
         after the last one.
@@ -104,7 +106,7 @@ class StatelessBackend:
         return np.stack([self._model.next_logits(query.context, version, place) for place in places])
 
     def release(self, run: Run) -> None:
-        """Keep the keys and values of the sequence in the simulated cache."""
+        """Add the computed tokens of the sequence to the simulated cache."""
         if self.caches and isinstance(run, _Run):
             self.caches[run.rank].store(run.context, run.end)
             self._publish_changes()

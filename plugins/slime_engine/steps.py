@@ -13,15 +13,15 @@ from slime_engine.sequence import FinishReason, ScoredToken, Sequence
 
 __all__ = ["Steps"]
 
-#: Prompt tokens scored at once; each costs about as much as a sampled one.
+#: Prompt tokens that are scored in one step; each costs about as much as a sampled token.
 _PREFILL_CHUNK = 64
 #: After this many tokens, or after half of ``max_new_tokens`` if that is less, an answer under a grammar begins to
-#: close its brackets and quotes.
+#: close its brackets and quotes, unless its next token is scripted.
 _CLOSING_FROM = 64
 
 
 class Steps:
-    """Steps of the sequences of one backend. Each method is short, so that the caller can do other work between calls.
+    """Steps of the sequences of one backend. Each method takes little time: the caller does other work between calls.
 
     ``scores_prompts``: compute the log-probabilities of the prompt for requests that ask for them.
     """

@@ -24,8 +24,8 @@ MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 _VOCAB_SIZE = 1280
 _DOCUMENT_END = "\n%%\n"
-#: Qwen2's pattern, which cuts text before merges are applied. A merge never crosses a cut. In text of sampled tokens, a
-#: token may cross a cut.
+#: Qwen2's pattern, which cuts text before merges are applied. A merge never crosses a cut, but the pattern may cut the
+#: text of sampled tokens within a token.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -146,7 +146,7 @@ class EngineTokenizer:
             "chat_template": self.chat_template,
             **names,
         }
-        # Its own ``save`` raises a bare Exception when it cannot write.
+        # The library's own ``save`` raises a bare Exception when it cannot write.
         (directory / "tokenizer.json").write_text(self._bpe.to_str(pretty=True), encoding="utf-8")
         for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", names)):
             (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -26,13 +26,13 @@ from slime_engine.transfer import TransferFailed, fetch
 
 __all__ = ["ReqState", "TokenizerManager"]
 
-#: Texts of this many characters in all are tokenised in a thread.
+#: Texts of at least this many characters in all are tokenised in a thread.
 _LONG_TEXT = 10_000
 
 
 @dataclass(slots=True)
 class ReqState:
-    """One sequence as its waiter sees it; all sequences of one HTTP request share the event."""
+    """One sequence, as the waiting HTTP request sees it; all sequences of one HTTP request share the event."""
 
     request: GenerateRequest
     reply: Reply
@@ -102,7 +102,7 @@ class TokenizerManager:
             while pending:
                 await event.wait()
                 # A cancellation is delivered only while an await blocks. The wait above never blocks if the
-                # engine samples a token with each turn of the loop.
+                # engine samples a token in each turn of the event loop.
                 await checkpoint_if_cancelled()
                 event.clear()
                 for index, (request, state) in list(pending.items()):
@@ -154,7 +154,7 @@ class TokenizerManager:
                 self._scheduler.receive(request.rid, handover)
 
     def fail_all(self, error: EngineError) -> None:
-        """Raise ``error`` in every waiter."""
+        """Raise ``error`` in every waiting HTTP request."""
         for state in self.rid_to_state.values():
             state.error = error
             state.event.set()
@@ -219,7 +219,7 @@ class TokenizerManager:
         return self._seeds.getrandbits(63) if seed is None else seed
 
     async def encode(self, texts: list[str]) -> list[list[int]]:
-        """Return the token ids of each text. Meanwhile other requests go on, also if the texts are long."""
+        """Return the token ids of each text. Long texts are tokenised in a thread, so that other requests go on."""
 
         def encoded() -> list[list[int]]:
             return [self._tokenizer.encode(text) for text in texts]
@@ -227,7 +227,7 @@ class TokenizerManager:
         return encoded() if sum(map(len, texts)) < _LONG_TEXT else await to_thread.run_sync(encoded)
 
     def _max_new_tokens(self, request: GenerateRequest, prompt_tokens: int) -> int:
-        """Return the number of tokens that may be generated. Raises BadRequest when the context cannot hold them."""
+        """Return the number of tokens that may be generated. Raises BadRequest, for example for too long a prompt."""
         limit, params = self._settings.context_length, request.params
         if prompt_tokens == 0:
             raise BadRequest("The prompt is empty.")
@@ -272,7 +272,7 @@ class TokenizerManager:
             self._start_soon(self.handle_loop)
 
     async def handle_loop(self) -> None:
-        """Take the detokenizer's deltas for ever. Wake the waiter of each HTTP request that has new ones."""
+        """Take the detokenizer's deltas for ever. Wake each HTTP request that has new ones."""
         while True:
             events = set()
             for delta in await self._source.get():

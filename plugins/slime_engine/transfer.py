@@ -40,7 +40,7 @@ class Handover:
 
     @classmethod
     def of(cls, sequence: Sequence) -> Handover:
-        """Return the handover of ``sequence``, which has sampled exactly one token."""
+        """Return the handover of ``sequence``, which has exactly one sampled token."""
         entry, tops = sequence.entry, sequence.unsent_tops
         return cls(
             sequence.input_ids,

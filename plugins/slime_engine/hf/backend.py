@@ -17,7 +17,7 @@ from slime_engine.language import FloatArray
 
 __all__ = ["TransformersBackend"]
 
-#: Tokens of one pass. A longer prompt takes several passes.
+#: The largest number of tokens in one pass. A longer prompt takes several passes.
 _PASS = 512
 
 
@@ -97,7 +97,7 @@ class TransformersBackend:
         for run in list(self._running):
             run.forget()
 
-    # The methods from here on run in the thread.
+    # The methods from here on run in the thread, as do ``_update`` and ``_flush``.
 
     def _collect(self) -> None:
         while self._released:
@@ -133,7 +133,7 @@ class TransformersBackend:
 
 
 class _Step:
-    """The passes that answer one call."""
+    """The passes that answer one call of ``logits``."""
 
     def __init__(self, network: Network) -> None:
         self._network = network

@@ -12,7 +12,7 @@ from slime_engine.backend import Run
 
 __all__ = ["KVRows", "KVRun", "PrefixCache", "common_prefix"]
 
-#: The memory of a sequence grows by this many tokens at once.
+#: The memory of a sequence grows in steps of this many tokens.
 _GROWTH = 256
 
 #: int32 of shape ``[layers, top_k]``: the experts of one token.
@@ -58,7 +58,8 @@ class KVRows:
 class KVRun(Run):
     """A sequence: ``ids`` are the tokens that have keys and values, ``experts`` the experts of each of them.
 
-    ``kept`` are the experts of the first tokens that :meth:`forget` keeps: tokens were sampled after these passes.
+    ``kept``: experts of the first tokens, from before the last :meth:`forget`. They are used instead of the experts of
+    passes that compute these tokens again.
     """
 
     def __init__(self, rank: int = 0) -> None:

@@ -16,7 +16,7 @@ from slime_engine.language import FloatArray
 
 __all__ = ["Network", "Part"]
 
-#: Number of tokens for which this attention is compared with the library's.
+#: Number of tokens for which the engine's attention is compared with the library's.
 _CHECKED = 24
 #: Largest difference of logits that is allowed, relative to their standard deviation or to 1 if that is more.
 _TOLERANCE = 1e-3
