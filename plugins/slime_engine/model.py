@@ -25,7 +25,7 @@ IntArray = npt.NDArray[np.int64]
 
 #: Share of the unigram distribution that is spread evenly, so that no token is impossible.
 _FLOOR = 5e-4
-#: Factor on special tokens in unigrams, and on the start of a turn in bigrams. So these tokens mostly come from trigrams.
+#: Factor on special tokens in unigrams, and on the start of a turn in bigrams: mostly trigrams place these tokens.
 _SPECIAL_DISCOUNT = 0.02
 #: Weight given to a shorter context, per distinct token that was seen after the longer context
 #: (Witten & Bell 1991).

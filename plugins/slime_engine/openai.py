@@ -81,7 +81,10 @@ def openai_routes(host: EngineHost) -> list[Route]:
 
 
 class _Form(ABC):
-    """One OpenAI request. It makes the engine's request of the body, and OpenAI's answer of the engine's outputs."""
+    """One OpenAI request.
+
+    It turns the request's body into the engine's request, and the engine's outputs into OpenAI's answer.
+    """
 
     object_name = ""
     chunk_name = ""

@@ -54,7 +54,7 @@ class StatelessBackend:
             self.info |= {"num_hidden_layers": settings.moe_layers, "num_experts_per_tok": settings.moe_topk}
 
     def publish_to(self, publish: Callable[[int, list[Event]], None]) -> None:
-        """Clear the simulated caches. From now on, changes of a cache are given to ``publish`` with the cache's rank."""
+        """Clear the simulated caches. From now on, give each cache's rank and changes to ``publish``, in order."""
         self._publish = publish
         for cache in self.caches:
             cache.record()

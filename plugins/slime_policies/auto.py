@@ -29,7 +29,8 @@ _MOST_TURNS = 3
 class _Session:
     """A session and its worker. ``state``: the worker's state at the session's last request.
 
-    ``size``: bytes of the last body, which the worker has in its cache. ``turns``: requests of the session so far.
+    ``size``: bytes of the last body, which count as cached there; 0 after the worker's cache was forgotten. ``turns``:
+    requests of the session so far.
     """
 
     __slots__ = ("size", "state", "turns", "worker")

@@ -34,7 +34,7 @@ _SESSION = REQUEST / 2
 #: forgets what all workers have.
 _MAX_BITS = 4096
 #: A shortfall: of the tokens that a worker was believed to have, it lacks more than ``_SHORT_TOKENS``, and more than
-#: the part ``_SHORT_PART``. After ``_SHORTFALLS`` shortfalls the worker's horizon moves.
+#: the part ``_SHORT_PART``. After ``_SHORTFALLS`` shortfalls the worker's horizon moves (see CacheAware).
 _SHORT_TOKENS, _SHORT_PART, _SHORTFALLS = 512, 0.25, 3
 _NO_WORKERS = Offered((), [], 0, {})
 
@@ -74,18 +74,19 @@ class CacheAware:
 
     - 240 for each request in flight, more for a request with a very high ``max_new_tokens``
       (:class:`slime_policies.long_requests.LongRequests`),
-    - half of the tokens of other prompts that the worker probably has to prefill yet,
+    - half of the tokens of other prompts that the worker probably still has to prefill,
     - 3 for each token of this prompt that the worker lacks. In a prefix that many requests had, a token costs less:
       ``3 / (1 + (requests / 16) ** 2)``. So workers with little load get a copy of the prefix.
 
-    A part of the prompt that all workers have, or none, makes no difference. ``benchmarks/scheduling`` has chosen these
-    numbers. For the first request of a session, each session that a worker got lately counts as half a request.
+    A part of the prompt that all workers have, or that no worker has, makes no difference. The numbers were chosen with
+    ``benchmarks/scheduling``. For the first request of a session, each session that a worker got lately counts as half
+    a request.
 
     The router believes that a worker has each prefix that it was sent. Engines evict prefixes, so a worker may have a
-    horizon, which is the number of a choice. If no later choice used a prefix, the prefix counts as evicted there.
+    horizon, which is the number of a choice. A prefix that no later choice used counts as evicted from that worker.
 
-    With ``--kv-events``, blocks replace the belief. The prompt must be given as ids, and the worker's blocks must be in
-    sync with its engine. Prompts that the worker was sent and has not answered yet count as cached, too.
+    With ``--kv-events``, the blocks that the engine reports replace the belief, if the prompt is given as ids and these
+    blocks are in sync with the engine. Prompts that the worker was sent and has not answered yet count as cached, too.
 
     The rules of the SGLang gateway apply, too, if their flags are given. If the requests in flight differ by more than
     ``balance_abs_threshold`` and by more than a factor of ``balance_rel_threshold``, the worker with the fewest is
@@ -193,7 +194,7 @@ class CacheAware:
     def _match(
         self, prompt: Prompt, nodes: Sequence[Node], having: int, exact: Mapping[int, int]
     ) -> list[Match]:
-        """Return the parts of ``prompt`` that the workers ``having``, given as bits, have in their caches.
+        """Return the parts of ``prompt`` that workers have in their caches. ``having``: the bits of these workers.
 
         ``nodes``: the known prefixes of ``prompt``. ``exact``: by bit, the bytes that a worker has for certain. Such a
         worker's match has no last use.
@@ -251,8 +252,8 @@ class CacheAware:
     def answered(self, exchange: Exchange, prompt_tokens: int, cached_tokens: int) -> None:
         """Move the worker's horizon at the third answer with clearly fewer cached tokens than believed.
 
-        The horizon becomes the oldest last use of the three prefixes. One shortfall would prove too little: an engine
-        evicts in the order of its own steps, so it may still have other prefixes with an older last use.
+        The horizon becomes the oldest last use of the prefixes of these three answers. One shortfall would prove too
+        little: an engine evicts in the order of its own steps, so it may still have prefixes with an older last use.
         """
         belief: _Belief | None = exchange.notes.get(self._note)
         if belief is None or belief.use.is_answered or not belief.state.bit:

@@ -15,7 +15,10 @@ __all__ = ["Correcting"]
 
 
 class Correcting:
-    """Reads the numbers of cached tokens in answers of prefill workers, which only the router gets, for ``policy``."""
+    """Reads the numbers of cached tokens in the answers of prefill workers, and gives them to ``policy``.
+
+    Only the router gets these answers.
+    """
 
     def __init__(self, inner: Sender, policy: Corrected) -> None:
         self._inner = inner
@@ -27,7 +30,8 @@ class Correcting:
 
     async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:
         """See :class:`router_core.sender.Sender`."""
-        # The prefill worker of a pair has an exchange of its own. The policy was called with its parent, the client's.
+        # The prefill worker of a pair has an exchange of its own. The policy was called with its parent exchange, which
+        # is the client's.
         worker, asked = exchange.worker, exchange.parent
         reply = await self._inner.send(exchange, request, body)
         is_prefill = worker is not None and worker.server.worker_type == "prefill"

@@ -45,7 +45,8 @@ class Counting:
         load = self._load_of(worker) if worker is not None else None
         if worker is None or load is None:
             return None
-        # The prefill worker of a pair has an exchange of its own. The policy was called with its parent, the client's.
+        # The prefill worker of a pair has an exchange of its own. The policy was called with its parent exchange, which
+        # is the client's.
         is_part = worker.server.worker_type == "prefill" and exchange.parent is not None
         counted_as = exchange.parent if is_part and exchange.parent is not None else exchange
         load.count(counted_as, worker)

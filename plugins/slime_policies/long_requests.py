@@ -10,9 +10,9 @@ from slime_policies.worker_state import WorkerState
 
 __all__ = ["LongRequests"]
 
-#: A request counts as its limit divided by this many mean lengths, rounded down.
+#: A request counts as its limit divided by this many times the mean limit, rounded down.
 _FOR_EACH = 2.0
-#: A request counts as this many at most, so that one absurd limit does not keep all other requests away.
+#: A request counts as this many requests at most, so that one absurd limit does not keep all other requests away.
 _MOST = 8
 
 

@@ -43,7 +43,7 @@ class Offered(NamedTuple):
 
     @classmethod
     def of(cls, workers: Sequence[Worker], states: list[WorkerState]) -> Offered:
-        """Return the offer of ``workers``. ``states``: the state of each worker."""
+        """Return the workers of a choice with their bits. ``states``: the state of each of ``workers``."""
         places = {state.bit: place for place, state in enumerate(states)}
         return cls(workers[:], states, sum(places), places)
 

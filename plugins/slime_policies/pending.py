@@ -9,7 +9,8 @@ from slime_policies.holders import Holders
 
 __all__ = ["Pending"]
 
-#: Older prefixes are dropped when the next prefix is added. Most likely their request failed, or KV events report them.
+#: Prefixes that were sent longer ago than this are dropped when others are added. Most likely their request failed, or
+#: KV events report them.
 _LIMIT_S = 60.0
 #: The number of requests that are remembered; the oldest are forgotten first.
 _MOST = 4096

@@ -133,7 +133,7 @@ class CorrectedPolicies(Policies):
         self._answered = policy.answered
         self._expects = policy.expects if isinstance(policy, Selective) else lambda exchange: True
 
-    @hookimpl(trylast=True)  # called first: plugins behind it may read, wrap or replace the worker's answer
+    @hookimpl(trylast=True)  # called first: later plugins may read, wrap or replace the worker's answer
     def post_response(self, exchange: Exchange) -> None:
         reply = exchange.reply
         if reply is None or reply.status != 200 or exchange.worker is None:
@@ -150,7 +150,7 @@ class PairPolicies:
 
     @hookimpl
     def setup(self, router: Router) -> None:
-        # A session keeps only the prefill worker of its pair, so the policy of prefill workers decides this.
+        # A session can keep only the prefill worker of its pair, so the policy of prefill workers decides if it does.
         router.pool.keeps_sessions = not isinstance(self.policies["prefill"], ConsistentHashing)
 
     @hookimpl(trylast=True)  # a policy of another plugin goes first

@@ -1,7 +1,7 @@
 """Prefixes of prompts, and the workers that were sent them. Such a worker probably has the prefix in its cache.
 
 A tree of characters, as in the SGLang gateway, would take Python longer than the rest of a request. Here a prompt is
-the bytes of the body from the prompt's key on, and nothing is parsed. Some prefixes have a digest: the prefixes of 16,
+the bytes of the body after the prompt's key, and nothing is parsed. Some prefixes have a digest: the prefixes of 16,
 32, 64, 128 and 256 bytes, then one every 256 bytes up to 8 KiB, every 512 bytes up to 64 KiB, and every 4,096 bytes up
 to 1 MiB. A prompt of less than 256 bytes has a digest of its whole length, too. One map leads from each digest to a
 node. A node has consecutive prefixes that the same requests had, such as those of one turn of a conversation. A node
@@ -90,9 +90,9 @@ class Use:
 class Node:
     """The state of consecutive prefixes that the same requests had.
 
-    ``first``: the place of the shortest prefix among those of a prompt. ``digests``: one for each prefix, the shortest
-    first. ``size``: bytes of the longest prefix. ``workers``: the workers that were sent the prefixes, as bits.
-    ``visits``: the number of requests that had them. ``use``: their last use.
+    ``first``: the index of the node's shortest prefix among all prefixes of a prompt. ``digests``: one for each prefix,
+    the shortest first. ``size``: bytes of the longest prefix. ``workers``: the workers that were sent the prefixes, as
+    bits. ``visits``: the number of requests that had the prefixes. ``use``: the last use of the prefixes.
     """
 
     first: int
@@ -160,7 +160,7 @@ class Prefixes:
             self._evict(next(iter(self._order)))
 
     def _split(self, node: Node, count: int) -> Node:
-        """Move the first ``count`` prefixes of ``node`` to a new node, and return it."""
+        """Move the first ``count`` prefixes of ``node`` to a new node, and return the new node."""
         new = Node(
             node.first,
             node.digests[:count],

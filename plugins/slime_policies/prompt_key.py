@@ -1,4 +1,4 @@
-"""The place of the prompt in the body of a request, found without parsing it."""
+"""The place of the prompt in the body of a request, found without parsing the body."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _TAIL = 1024
 _MAX_COMPLETIONS = 1024
 #: SGLang's own ``max_new_tokens`` for a request without one.
 _FIRST_MEAN = 128
-#: The mean covers about this many of the last completions.
+#: The mean covers about this many of the last lengths.
 _MEAN_OVER = 256
 
 
@@ -36,7 +36,8 @@ def limit_of(body: bytes) -> int | None:
 def limit_beside_prompt(body: bytes, start: int | None) -> int | None:
     """Return a limit as :func:`limit_of` does, but search only before the prompt and in the last 1,024 bytes. O(1).
 
-    ``start``: the place of the prompt in ``body``, as :func:`slime_policies.prompt_key.find_prompt` finds it.
+    ``start``: the place of the prompt in ``body``, as :func:`slime_policies.prompt_key.find_prompt` finds it. If it is
+    None, the first and the last 1,024 bytes are searched.
     """
     found = _LIMIT.search(body, 0, start or _TAIL) or _LIMIT.search(body, max(start or 0, len(body) - _TAIL))
     return int(found[1]) if found is not None else None
@@ -54,7 +55,7 @@ def _number(body: bytes, name: bytes) -> int | None:
 
 
 class MeanLength:
-    """Mean length of the last completions, in tokens; 128 before the first one."""
+    """Mean of the last lengths in tokens, or of the last limits; 128 before the first one."""
 
     __slots__ = ("_count", "tokens")
 
@@ -63,6 +64,6 @@ class MeanLength:
         self.tokens = float(_FIRST_MEAN)
 
     def learn(self, tokens: int) -> None:
-        """Take a completion into account."""
+        """Take a length, or a limit, of ``tokens`` into account."""
         self._count = min(self._count + 1, _MEAN_OVER)
         self.tokens += (tokens - self.tokens) / self._count

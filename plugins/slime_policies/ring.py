@@ -37,7 +37,7 @@ class WorkerRing:
         """Return the first of ``workers`` on the ring from ``key`` on.
 
         O(log places), and a step for each place that is skipped because its worker is not offered. The pool offers the
-        same tuple until its workers change. A list is made for one request only, and costs O(workers) in addition.
+        same tuple until its workers change. Lists and new tuples of workers cost O(workers) in addition.
         """
         if workers is self._offered:
             by_name = self._by_name

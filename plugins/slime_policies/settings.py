@@ -62,8 +62,8 @@ class Settings:
     )  # fmt: skip
     cache_threshold: float | None = flag(
         "--cache-threshold", at_least=0, at_most=1, type=float, metavar="RATIO",
-        help="cache_aware: share of the prompt, 0 to 1; a worker that has not seen more counts as having none"
-        " (default: any part counts)",
+        help="cache_aware: share of the prompt, 0 to 1; a worker that has no more than this share in its cache"
+        " counts as having none of it (default: any part counts)",
     )  # fmt: skip
     balance_abs_threshold: int | None = flag(
         "--balance-abs-threshold", at_least=0, type=int, metavar="N",

@@ -40,8 +40,8 @@ class TokensInFlight:
 
     A request counts from the choice of its worker to the end of its exchange. The prompt of a request waits until the
     first byte of the answer. The load of a prefill worker is its waiting prompts. The load of a decode worker is its
-    tokens to decode. The load of a regular worker is a weighted sum of both. Each completion
-    of a request without a limit counts as long as the last completions were on average.
+    tokens to decode. The load of a regular worker is a weighted sum of both. If a request has no limit, each of its
+    completions counts as the mean length of the last completions.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -10,7 +10,7 @@ __all__ = ["REQUEST", "WorkerState"]
 REQUEST = 240.0
 #: Tokens that a worker prefills in a second, roughly. A quarter or four times this number hardly makes choices worse.
 _PREFILL_PER_S = 16_000.0
-#: The cost of a token that a worker probably has to prefill yet.
+#: The cost of a token that a worker probably still has to prefill.
 _WAITING = 0.5
 
 

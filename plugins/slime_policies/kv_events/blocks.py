@@ -65,9 +65,9 @@ class Blocks:
         return [held.get(worker.bit, 0) for worker in workers]
 
     def _walk(self, prompt: PromptIds, size: int, having: int, held: dict[int, int]) -> None:
-        """Write to ``held``, by bit, the tokens that each worker in ``having`` has. Their blocks have ``size`` tokens.
+        """Write to ``held``, by bit, the number of tokens that each of some workers has.
 
-        ``having``: the bits of the workers.
+        ``having``: the bits of these workers, whose blocks have ``size`` tokens.
         """
         start, digest, ids = 0, size, prompt.ids
         holders_of = self._holders.at
@@ -87,7 +87,7 @@ class Blocks:
 
 
 class WorkerBlocks:
-    """Blocks of one worker or rank. ``is_in_sync``: by all events so far, they are the blocks that its engine has.
+    """Blocks of one worker or rank. ``is_in_sync``: according to its events, they are the blocks that its engine has.
 
     ``block_size``: tokens of a block; 0: unknown, since there was no block yet.
     """
@@ -154,7 +154,8 @@ class WorkerBlocks:
                 self._holders.add(digest, self.bit)
             elif before != digest:
                 raise OutOfSync(
-                    "the engine has one name for two blocks, as versions of SGLang without chained names have"
+                    "the engine has one name for two blocks; in some versions of SGLang, the hash of a block does"
+                    " not depend on the blocks before it"
                 )
 
     def _remove(self, hashes: Iterable[Hash]) -> None:

@@ -51,7 +51,7 @@ class EventStream:
     def apply(self, number: int, payload: bytes) -> Iterator[None]:
         """Apply a batch. Yield after each event, so that the caller can give other tasks a turn.
 
-        Batches between ``next`` and ``number`` are lost. A batch before ``next`` was applied before, and is ignored.
+        Batches between ``next`` and ``number`` are lost. A batch before ``next`` was applied or lost, and is ignored.
         """
         if number < self.next:
             return

@@ -48,7 +48,7 @@ _STATES = (
 
 
 class Subscription:
-    """One TCP connection to a publisher, which ends with the engine. A Subscription does not reconnect."""
+    """One TCP connection to a publisher. It ends when the engine ends; a Subscription does not reconnect."""
 
     def __init__(
         self, context: zmq.asyncio.Context, publisher: Publisher, stream: EventStream, tally: Tally
@@ -123,8 +123,8 @@ class Subscription:
             if frames[-2] == _END:
                 return True
             number = int.from_bytes(frames[-2], "big")
-            # After a gap at the beginning, the publisher no longer has the batches in the gap. After a later gap, it
-            # has them, but has dropped them from this replay. Another replay can bring them.
+            # If the replay begins with a gap, the publisher no longer has the batches in the gap. If a gap comes later,
+            # the publisher has its batches, but has dropped them from this replay. Another replay can bring them.
             if number <= self._stream.next or self._stream.next == first:
                 self._tally.replayed += 1
                 await self._apply(number, frames[-1])

@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two looks at the list of workers.
 _LOOK_S = 0.5
-#: Seconds until an engine is asked again for its publisher: after a connection, and if no connection was possible.
+#: Seconds until an engine is asked again for its publisher: after a connection or a failed attempt to make one, and if
+#: there was a reason not to try.
 _AGAIN_S, _LATER_S = 1.0, 30.0
 
 
@@ -105,7 +106,10 @@ class Subscriptions:
     async def _follow_once(
         self, router: Router, choice: Worker, context: zmq.asyncio.Context, blocks: WorkerBlocks
     ) -> str:
-        """Follow one connection until it ends, and return an empty string. If none is possible, return the reason."""
+        """Follow one connection until it ends or fails, and return an empty string.
+
+        If there is a reason not to try a connection, return that reason.
+        """
         try:
             publisher = await _publisher(router, choice)
             if publisher is None:
