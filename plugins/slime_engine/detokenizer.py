@@ -19,9 +19,9 @@ __all__ = ["Detokenizer", "IncrementalText"]
 class IncrementalText:
     """The text of one growing token list, in pieces. The joined pieces are the text of the whole list.
 
-    The text has no skipped special tokens, and ends before a trimmed stop. No text is ever taken back, so a piece may
-    be empty. Bytes of an unfinished character wait for the next token. Characters that may begin a stop string that is
-    to be trimmed wait until the stop string is complete or ruled out.
+    The text has no skipped special tokens, and ends before a trimmed stop. No text is ever taken back. So bytes of an
+    unfinished character wait for the next token. Characters that may begin a stop string that is to be trimmed wait
+    until the stop string is complete or ruled out. Meanwhile pieces may be empty.
     """
 
     def __init__(self, tokenizer: ModelTokenizer, params: SamplingParams) -> None:

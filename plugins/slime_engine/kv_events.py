@@ -64,7 +64,7 @@ class KVEventsConfig:
 
     Rank ``n`` publishes at the port of ``endpoint`` plus ``n``, and replays at the port of ``replay_endpoint`` plus
     ``n``. ``buffer_steps``: the most batches that can be replayed. ``hwm``: the most batches that wait for a slow
-    subscriber; later batches are dropped. ``max_queue_size`` has no effect: batches are sent at once.
+    subscriber (0: no limit); later batches are dropped. ``max_queue_size`` has no effect: batches are sent at once.
     """
 
     publisher: str = "null"

@@ -27,7 +27,7 @@ __all__ = ["PauseMode", "Scheduler"]
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
-#: Logits that are handled before the event loop gets a turn: some hundred microseconds of work.
+#: The number of logits that are handled before the event loop gets a turn: some hundred microseconds of work.
 _SAMPLED_AT_ONCE = 20_000
 
 

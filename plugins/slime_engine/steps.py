@@ -21,7 +21,7 @@ _CLOSING_FROM = 64
 
 
 class Steps:
-    """Steps of the sequences of one backend. Each method takes little time: the caller does other work between calls.
+    """Steps of the sequences of one backend. Each method takes little time, so that other tasks can run between calls.
 
     ``scores_prompts``: compute the log-probabilities of the prompt for requests that ask for them.
     """

@@ -85,8 +85,8 @@ class CacheAware:
     The router believes that a worker has each prefix that it was sent. Engines evict prefixes, so a worker may have a
     horizon, which is the number of a choice. A prefix that no later choice used counts as evicted from that worker.
 
-    With ``--kv-events``, the blocks that the engine reports replace the belief, if the prompt is given as ids and these
-    blocks are in sync with the engine. Prompts that the worker was sent and has not answered yet count as cached, too.
+    With ``--kv-events``, the blocks that the engine reports replace the belief, if the prompt is given as ids and no
+    report is missing. Prompts that the worker was sent and has not answered yet count as cached, too.
 
     The rules of the SGLang gateway apply, too, if their flags are given. If the requests in flight differ by more than
     ``balance_abs_threshold`` and by more than a factor of ``balance_rel_threshold``, the worker with the fewest is

@@ -8,7 +8,7 @@ __all__ = ["Horizons"]
 
 
 class Horizons:
-    """The horizon of each worker: the number of a choice, by the worker's bit. Without a horizon nothing is evicted."""
+    """The horizon of each worker: the number of a choice, by the worker's bit. A worker may have no horizon."""
 
     __slots__ = ("_by_bit", "_evicted", "_sorted", "latest")
 

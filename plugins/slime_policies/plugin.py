@@ -150,7 +150,7 @@ class PairPolicies:
 
     @hookimpl
     def setup(self, router: Router) -> None:
-        # A session can keep only the prefill worker of its pair, so the policy of prefill workers decides if it does.
+        # A session can keep only the prefill worker of its pair. The policy of these workers decides if sessions do so.
         router.pool.keeps_sessions = not isinstance(self.policies["prefill"], ConsistentHashing)
 
     @hookimpl(trylast=True)  # a policy of another plugin goes first
