@@ -1,28 +1,32 @@
-"""The throughput of the tiers of a store, beside plain loops that copy, write and read the same bytes.
+"""The throughput of the tiers of a store, compared with plain loops that copy, write and read as many bytes.
 
     python -m benchmarks.store_bytes [--only "1,024 KiB"] [--rounds N] [--directory DIR]
 
-``memory copy`` copies rows into blocks of a memory tier and writes the headers of the blocks, as a put does: 1 MiB a
-call. Keys and checksums are known before. The plain loop copies the same number of bytes into slices of a bytearray,
+``memory copy``: the tier copies rows into blocks in memory and writes the headers of the blocks, as a put does. A call
+copies 1 MiB; keys and checksums are computed before. The plain loop copies as many bytes into slices of a bytearray,
 one slice for each block.
 
-``SSD write`` writes 64 MiB a call (blocks of records also 1 MiB), and a call returns when its bytes are on the disk.
+``SSD write``: a call writes 64 MiB, and for blocks of records also 1 MiB. It returns when its bytes are on the disk.
 Before each call the tier forgets the blocks, as the store does. The plain loop calls ``pwrite`` for each slot, and
-``fdatasync`` once a call. ``cold read`` reads the same blocks, which the page cache does not have; the plain loop calls
-``preadv``. A block and its header fill a slot, as in the store of records (4 KiB). The plain loop moves whole slots
-through the page cache, and the kernel reads ahead for it. Tier and loop alternate, in preallocated files that were
-written before. The directory must be on a disk.
+``fdatasync`` once a call.
 
-``of plain`` is the median of the rounds' ratios.
+``cold read``: a call reads blocks that the page cache does not have. Calls of 1 MiB are also made in any order, as
+sessions are retrieved. The plain loop calls ``preadv`` for each slot.
+
+A block and its header fill a slot, as in the store of records (4 KiB). The plain loop moves whole slots through the
+page cache, and the kernel reads ahead for the plain loop. Tier and loop alternate, in preallocated files that were
+written before. ``of plain`` is the median of the rounds' ratios. The directory must be on a disk.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time
 
@@ -147,29 +151,35 @@ async def _measure_ssd(
         for call in calls:
             plain_file.write(call[0].id, slots[: len(call)])
 
-    async def read_all() -> None:
-        for call in calls:
+    async def read_all(order: Sequence[Sequence[Block]]) -> None:
+        for call in order:
             await tier.read(call, read_blocks[: len(call)])
 
-    async def plain_read() -> None:
-        for call in calls:
+    async def plain_read(order: Sequence[Sequence[Block]]) -> None:
+        for call in order:
             plain_file.read(call[0].id, read_slots[: len(call)])
+
+    orders = {f"cold read, {size}": calls}
+    if call_bytes == _RECORD_CALL_BYTES:
+        orders[f"cold read in any order, {size}"] = random.Random(1).sample(calls, len(calls))
 
     for number in range(rounds + 1):
         plain, ours = await _speed(total, plain_write), await _speed(total, write)
         if number:  # the first round writes to new extents
             _compare(report, f"SSD write, {size}", plain, ours)
-        _forget_pages(directory / "plain")
-        _forget_pages(directory / "tier" / "blocks")
-        plain, ours = await _speed(total, plain_read), await _speed(total, read_all)
-        if read_blocks != blocks:
-            report.problem(f"{size}: other bytes were read than written")
-        if number:
-            _compare(report, f"cold read, {size}", plain, ours)
+        for scenario, order in orders.items():
+            _forget_pages(directory / "plain")
+            _forget_pages(directory / "tier" / "blocks")
+            plain = await _speed(total, partial(plain_read, order))
+            ours = await _speed(total, partial(read_all, order))
+            if read_blocks != blocks:
+                report.problem(f"{scenario}: other bytes were read than written")
+            if number:
+                _compare(report, scenario, plain, ours)
     plain_file.close()
     await tier.aclose()
-    report.show(f"SSD write, {size}", _COLUMNS)
-    report.show(f"cold read, {size}", _COLUMNS)
+    for scenario in (f"SSD write, {size}", *orders):
+        report.show(scenario, _COLUMNS)
 
 
 async def _measure(
@@ -186,7 +196,10 @@ async def _measure(
 def main() -> int:
     parser = flags("Throughput of the tiers of a store, beside plain loops.")
     parser.add_argument(
-        "--directory", type=Path, metavar="DIR", help="place on the disk (default: a temporary one)"
+        "--directory",
+        type=Path,
+        metavar="DIR",
+        help="files go below DIR, and are removed at the end (default: the system's temporary directory)",
     )
     given = parser.parse_args()
     options = read(given)

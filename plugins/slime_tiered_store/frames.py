@@ -31,7 +31,7 @@ __all__ = ["CHECKSUM_BYTES", "Layout"]
 
 CHECKSUM_BYTES = 8
 _HEADER = struct.Struct("<16s8sII")
-#: ``num_tokens`` and the zero behind it.
+#: ``num_tokens`` and the zero behind it, as one number of 8 bytes.
 _COUNT, _COUNT_OFFSET = struct.Struct("<Q"), 24
 
 
@@ -103,7 +103,7 @@ class Layout:
         ]
 
     def checksums_of(self, frames: Sequence[memoryview]) -> bytes:
-        """Return the checksums that the headers of blocks state, 8 bytes a block."""
+        """Return the checksums in the headers of ``frames``, 8 bytes a block."""
         return b"".join(bytes(frame[16 : 16 + CHECKSUM_BYTES]) for frame in frames)
 
     def rows(self, frame: memoryview) -> memoryview:
@@ -136,7 +136,7 @@ class Layout:
 
 @cache
 def _dtype_of(tokens_per_block: int, bytes_per_token: int) -> np.dtype[np.void]:
-    """Return the dtype of a block. Its fields are bytes (V16: 16 bytes), but for the number of tokens."""
+    """Return the dtype of a block. All fields except the number of tokens are bytes (V16: 16 bytes)."""
     rows, tokens = tokens_per_block * bytes_per_token, tokens_per_block * TOKEN_BYTES
     return np.dtype(
         [

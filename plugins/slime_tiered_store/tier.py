@@ -4,7 +4,7 @@ The engine decides which block lies where; a tier moves bytes and takes no decis
 
 - ``MemoryTier``: an arena. The engine reads and writes its blocks in place.
 - ``Tier``: a device with slots, such as files on an SSD. A block lies in the slot ``Block.id``.
-- ``SharedTier``: a remote store that other processes use too. A block lies under ``Block.key``, its id is ignored.
+- ``SharedTier``: a remote store that other processes use too. A block lies under ``Block.key``; its id is ignored.
 
 The bytes of a block are opaque to a tier. They begin with the engine's own header, see ``frames.py``.
 """
@@ -38,7 +38,7 @@ class MemoryTier(Protocol):
     def stretches(self, block_ids: Sequence[int]) -> list[memoryview]:
         """Return the writable bytes of the blocks in the order of ``block_ids``, valid until ``aclose``.
 
-        Blocks that lie one behind the other may share a view, which has ``block_bytes`` bytes for each of them.
+        Blocks with consecutive ids may share a view, which has ``block_bytes`` bytes for each of them.
         Raises IndexError.
         """
 
@@ -49,7 +49,7 @@ class MemoryTier(Protocol):
 class Tier(Protocol):
     """A device that holds ``capacity`` blocks of ``block_bytes`` bytes.
 
-    The engine never writes and reads the same slot at once, and never writes a slot that was not free or forgotten.
+    The engine never writes and reads the same slot at once, and writes only slots that were free or forgotten.
     Several calls for different blocks may run at the same time. Each call may be cancelled: a cancelled write leaves
     its slots undefined, and no I/O into the caller's buffers runs on once the call has ended.
     """
@@ -59,7 +59,7 @@ class Tier(Protocol):
     capacity: int
 
     def recovered(self) -> Mapping[BlockKey, int]:
-        """Return the intact blocks that an earlier process left: their slots by key. Empty for a ``SharedTier``."""
+        """Return the slots of the blocks that an earlier process left, by key. Empty for a ``SharedTier``."""
 
     async def write(self, blocks: Sequence[Block], sources: Sequence[memoryview]) -> None:
         """Store all blocks, or raise. They are durable when the call returns.
@@ -83,8 +83,9 @@ class Tier(Protocol):
     def forget(self, blocks: Sequence[Block]) -> None:
         """Drop the contents of blocks, at once for this process.
 
-        Blocks that hold nothing are ignored. A later start does not find the blocks, unless the process dies
-        before the tier could record this. A later ``write`` of the same key or slot is never undone by this call.
+        Slots and keys without a block are ignored. A later start does not find the blocks, unless the process dies
+        before the tier could record the removal. A later ``write`` of the same key or slot is never undone by this
+        call.
         """
 
     async def aclose(self) -> None:

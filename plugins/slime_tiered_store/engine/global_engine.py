@@ -25,8 +25,8 @@ __all__ = ["GlobalCacheEngine"]
 class GlobalCacheEngine:
     """Decides from which tier blocks are read, and into which they are written. It does no I/O.
 
-    ``memory`` holds the frames of transfers as long as it has room. All tiers have blocks of
-    ``layout.block_bytes``. ``losses`` collects the keys of blocks that were dropped from the last tier known to have
+    A frame is the memory of one block. Frames are in the tier ``memory`` as long as it has room. All tiers have blocks
+    of ``layout.block_bytes``. ``losses`` collects the keys of blocks that were dropped from the last tier known to have
     them; the caller empties the list.
     """
 
@@ -123,9 +123,10 @@ class GlobalCacheEngine:
     ) -> tuple[RadixNode | None, list[memoryview]]:
         """Set the frames of a plan: first the blocks that the memory tier has, then frames for the missing blocks.
 
-        These are new blocks in the memory tier. If that tier is full, they are the ``usable`` frames, which another
-        plan has read, and then private buffers. Return the unready leaf of the new blocks in memory, or None; and the
-        memory to fill, of which one view may have several blocks.
+        The frames for missing blocks are new blocks in the memory tier. If it is full, or has other tokens under the
+        next key, or there are ``usable`` frames (which another plan has read), they are these frames and then private
+        buffers. Return the unready leaf of the new blocks in memory, or None; and the memory to fill: views of one or
+        more blocks each.
         """
         memory, ready = self.cpu_cache_engine, found.num_matched_blocks
         plan.hold(found.last_node)
@@ -140,7 +141,8 @@ class GlobalCacheEngine:
                 raise NotEnoughSpaceError(memory.name, plan.num_blocks - ready, 0)
             ids = memory.take(plan.num_blocks - ready, found.last_node, partial(self._note_loss, memory))
         except NotEnoughSpaceError as full:
-            # The traceback refers to the plan: this cycle would keep the frames until the garbage collector runs.
+            # The traceback refers to the plan, and the plan to the error: the frames would stay until a garbage
+            # collection.
             plan.outcomes[memory.name] = full.with_traceback(None)
             plan.frames += usable
             missing, size = plan.num_blocks - len(plan.frames), self.layout.block_bytes
@@ -176,7 +178,7 @@ class GlobalCacheEngine:
         return reads
 
     def _fill_memory(self, plan: Plan, leaf: RadixNode | None, op: TransferOp) -> None:
-        """Add ``op``. When it ends, the frames of ``plan`` and ``leaf``, their node in memory, are complete."""
+        """Add ``op`` to ``plan``. When it ends without an error, all frames are filled, and ``leaf`` becomes ready."""
         memory = self.cpu_cache_engine
 
         def end(error: Exception | None) -> Exception | None:

@@ -16,11 +16,11 @@ __all__ = ["InFlight", "Plan"]
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """Blocks that a plan needs are on their way already. Plan again after ``subscribe(callback)`` calls back.
+    """Blocks that a plan needs are on their way already. Plan again when the callback given to ``subscribe`` is called.
 
-    It calls back once, when the transfer of the blocks has ended or failed. ``frames`` then has the bytes, by key, of
-    blocks that were read although the memory tier has no room for them. The next plan uses these, so that each block
-    is read only once.
+    It is called once, when the transfer of the blocks has ended or failed. ``frames`` then has the bytes, by key, of
+    blocks that were read although the memory tier has no room for them. The next plan uses these frames, so that each
+    block is read only once.
     """
 
     subscribe: Callable[[Callable[[], None]], None]
@@ -33,8 +33,8 @@ class Plan:
 
     ``num_blocks``: the number of leading blocks of ``sequence_meta`` that the plan covers. ``frames``: the bytes of
     each block, valid from ``graph.on_ready`` until ``release``. ``outcomes``: None or an error for each written tier,
-    by its name. Outcomes of lower tiers are known when the graph ends. ``reads``: the lower tiers that blocks are
-    read from, and how many.
+    by its name. Outcomes of lower tiers are known when the graph ends. ``reads``: engines of lower tiers, each with
+    the number of blocks that are read from it.
 
     Submit ``graph`` once, and call ``release`` once, in any case. Both are needed to free what the plan holds.
     """
@@ -49,7 +49,7 @@ class Plan:
     node: RadixNode | None = None
 
     def hold(self, node: RadixNode) -> None:
-        """Lock the memory of the frames until ``release``. ``node`` replaces an earlier node."""
+        """Lock the memory of the frames, which belong to ``node``, until ``release``. Unlock an earlier node."""
         self.memory.index.lock(node)
         self.release()
         self.node = node

@@ -16,7 +16,7 @@ __all__ = ["MemoryArena"]
 
 
 class MemoryArena:
-    """``capacity`` blocks of ``block_bytes`` bytes in one anonymous mapping, which begins at a page.
+    """``capacity`` blocks of ``block_bytes`` bytes in one anonymous mapping at a page boundary.
 
     The system reserves the addresses at once, and gives pages at their first use. Raises NotEnoughSpaceError when the
     system refuses the mapping.
@@ -35,7 +35,7 @@ class MemoryArena:
         self._bytes = memoryview(self._arena)
 
     def stretches(self, block_ids: Sequence[int]) -> list[memoryview]:
-        """Return the writable bytes of the blocks: one view for each run of ids that follow each other.
+        """Return the writable bytes of the blocks: one view for each run of consecutive ids.
 
         The views are valid until ``aclose``. Raises IndexError.
         """
@@ -55,7 +55,7 @@ class MemoryArena:
 
 
 def _ends_of_runs(ids: Sequence[int]) -> list[int]:
-    """Return the places in ``ids`` behind which the next id does not follow; the last is ``len(ids)``."""
+    """Return the end of each run of consecutive ids, as a place in ``ids``."""
     count, first = len(ids), ids[0]
     if list(ids) == list(range(first, first + count)):  # mostly
         return [count]

@@ -17,9 +17,9 @@ from slime_tiered_store.tiers.ssd.threads import StartedThreads
 __all__ = ["Readers"]
 
 _THREADS = 4
-_LEAST_LONG_RUNS = (
-    16  # or fewer that are as long: a direct read of less takes longer than one through the page cache
-)
+#: A call bypasses the page cache if it has at least the bytes of so many of the shortest long runs. Fewer bytes in any
+#: order would be read faster through the cache.
+_LEAST_LONG_RUNS = 16
 _PART_BYTES = 4 << 20  # read through the page cache by one call in a thread
 _SEEK_BYTES = 128 << 10  # an NVMe disk reads about as many bytes in the time that it takes to answer
 
@@ -100,17 +100,17 @@ class _Part:
 
 
 class _Call:
-    """A call of :meth:`Readers.read`. ``parts`` have not ended yet. ``ended``: wakes the event loop once, at the end.
+    """A call of :meth:`Readers.read`. ``parts``: those that have not ended yet. ``ended``: is done at the end.
 
-    ``damaged`` is complete at the end. The fields belong to the event loop, but for ``parts`` and ``damaged``.
+    ``damaged`` is complete at the end. Only the event loop changes the fields, except ``parts`` and ``damaged``.
     """
 
     def __init__(self, directory: SsdDirectory, runs: Sequence[SlotRun]) -> None:
         self.loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = self.loop.create_future()
         self.watch: asyncio.TimerHandle | None = None
-        # A long call needs no pages of the cache, and each run is a part, so that all threads end at the same time. For
-        # a short one, Linux reads ahead.
+        # A long call bypasses the page cache. Each run is a part, so that all threads end at about the same time. A
+        # short call uses the cache: Linux reads ahead.
         blocks = sum(len(run.keys) for run in runs)
         self._is_direct = directory.is_long(blocks, max(len(runs), _LEAST_LONG_RUNS))
         parts = [[run] for run in runs] if self._is_direct else _cut(runs)
@@ -157,7 +157,7 @@ class _Call:
 
 
 def _cut(runs: Sequence[SlotRun]) -> Iterator[Sequence[SlotRun]]:
-    """Cut reads into parts of about 4 MiB, or fewer if they are scattered. A thread reads a part."""
+    """Cut reads into parts of about 4 MiB, or less if they are scattered. A thread reads a part."""
     size = begin = 0
     for end, run in enumerate(runs, 1):
         size += _SEEK_BYTES + sum(map(len, run.buffers))

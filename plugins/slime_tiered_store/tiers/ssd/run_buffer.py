@@ -34,7 +34,7 @@ class RunBuffer:
         self._headers = HeaderRows(data, slot_bytes)
 
     def write(self, file: BlockFile, run: SlotRun) -> None:
-        """Write blocks through the page cache, and of each slot only the pages that its block needs. Raises OSError."""
+        """Write a run through the page cache: of each slot, only the pages that its block needs. Raises OSError."""
         first = run.slot * self._slot_bytes
         for begin, end in self._lay_out(run):
             file.write(self._data[begin:end], first + begin)
@@ -47,7 +47,7 @@ class RunBuffer:
         )
 
     def _lay_out(self, run: SlotRun) -> list[tuple[int, int]]:
-        """Fill the memory with the blocks of a run. Return begin and end of each stretch of pages that they need."""
+        """Fill the memory with the blocks of a run. Return begin and end of each stretch of pages that has blocks."""
         try:
             return self._fill(run)
         except ValueError:  # the items of a source are no unsigned bytes, or it has more than one dimension
@@ -100,7 +100,7 @@ class RunBuffer:
 
 
 class RunBuffers:
-    """``count`` buffers for as many threads. All are made at once, so that none can lack later.
+    """``count`` buffers for as many threads. All are made at once, so that no thread can lack one later.
 
     The constructor raises OSError and MemoryError. The pages of the buffers come at their first use.
     """

@@ -45,7 +45,7 @@ class SsdTier:
 
     All directories have equal numbers of slots: as many as fit into ``size_bytes`` over all directories. If one has
     more slots from an earlier start, all get as many. ``wait_s``: longest time that a write waits for others, and a
-    read for the device, in seconds. ``counts`` are its counters. Use :meth:`open`.
+    read for the device, in seconds. ``counts``: the counters of the tier. Use :meth:`open`.
     """
 
     def __init__(
