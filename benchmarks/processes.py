@@ -142,11 +142,12 @@ def free_port() -> int:
 
 
 def require(*programs: str) -> None:
-    """Exit with code 2 and a message if one of ``programs`` is missing. Print a warning if there is only one core."""
+    """Exit with code 2 and a message if one of ``programs`` is missing, or if there is only one core."""
     if missing := [program for program in programs if shutil.which(program) is None]:
         sys.exit(_explain(missing))
     if (os.cpu_count() or 1) <= LOAD_CORE:
-        print("benchmark: wanted two cores, found one: nothing can be pinned to core 1, the core of the load")
+        print("benchmark: wanted two cores, one for the proxy and one for the load; found one", file=sys.stderr)
+        sys.exit(2)
 
 
 def leave_cleanly() -> None:

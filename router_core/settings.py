@@ -64,7 +64,7 @@ class Settings:
     )  # fmt: skip
     first_byte_timeout_s: float = flag(
         "--request-timeout-secs", default=1800.0, above=0, metavar="S",
-        help="deadline for the first byte of a worker's answer",
+        help="deadline for the head of a worker's answer",
     )  # fmt: skip
     silence_timeout_s: float = flag(
         "--stream-silence-timeout-secs", default=300.0, above=0, metavar="S",

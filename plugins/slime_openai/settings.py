@@ -45,7 +45,7 @@ class Settings:
     unknown_parameters: UnknownMode = flag(
         "--unknown-parameters", choices=get_args(UnknownMode), default="warn",
         help="handling of unknown parameters; warn (default): they have no effect, and a header of the answer names "
-        "them; refuse: the request gets a 400; pass: they go to the engine unchanged",
+        "them; refuse: the request gets a 400; pass: they go to the engine",
     )  # fmt: skip
 
     @classmethod

@@ -58,7 +58,7 @@ class Retries:
         )
         metrics.counter(
             "smg_worker_retries_exhausted_total",
-            "Requests that failed in their last attempt.",
+            "Requests that failed in the last attempt that they may have.",
             lambda: self._tally.exhausted,
         )
         metrics.gauge(
