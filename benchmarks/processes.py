@@ -146,7 +146,9 @@ def require(*programs: str) -> None:
     if missing := [program for program in programs if shutil.which(program) is None]:
         sys.exit(_explain(missing))
     if (os.cpu_count() or 1) <= LOAD_CORE:
-        print("benchmark: wanted two cores, one for the proxy and one for the load; found one", file=sys.stderr)
+        print(
+            "benchmark: wanted two cores, one for the proxy and one for the load; found one", file=sys.stderr
+        )
         sys.exit(2)
 
 

@@ -75,7 +75,7 @@ class MetricsPlugin:
     def routes(self) -> Sequence[BaseRoute]:
         return [self._exposition.route()]
 
-    @hookimpl(tryfirst=True)  # outermost: refused requests count, too, and our server can skip this layer
+    @hookimpl(tryfirst=True)  # outermost, so that refused requests count, too
     def asgi_middleware(self, app: ASGIApp, router: Router) -> ASGIApp:
         self._counts.know(Labels(pattern for pattern, _ in router.own_paths))
         self._measured = Measured(app, self._counts)
@@ -85,7 +85,7 @@ class MetricsPlugin:
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
         self._measured.time = asyncio.get_running_loop().time
-        # Requests that have ended are held in memory until they are counted.
+        # Requests that have ended are kept in memory until ``settle`` counts them: each time that the lag is measured.
         router.tasks.start_soon(watch_lag, self._lag, self._counts.settle)
         async with AsyncExitStack() as stack:
             if self.settings.port is not None:

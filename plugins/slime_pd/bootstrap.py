@@ -17,8 +17,8 @@ __all__ = ["bootstrap_fields", "may_be_many", "sequences"]
 
 #: Fields that may ask for many sequences. Inside a JSON string the quotes would be escaped.
 _MAYBE_MANY = re.compile(rb'"(?:(?:text|prompt|input_embeds)"\s*:\s*\[|input_ids"\s*:\s*\[\s*\[|n"\s*:)')
-#: The largest number of rooms in a list, since a few bytes may ask for any number of sequences. For more sequences only
-#: the first room is sent, and SGLang counts up from it.
+#: The largest number of rooms in a list. It is limited, since a short body with a huge ``n`` may ask for any number of
+#: sequences. For more sequences only the first room is sent, and SGLang counts up from it.
 _MANY = 1 << 14
 
 

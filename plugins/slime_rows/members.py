@@ -1,4 +1,4 @@
-"""Arrays of files that are made piece by piece."""
+"""The named arrays of a file that is written piece by piece."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BLOCK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A named array, in ``parts`` that are joined along their first axis. ``Rows`` among the parts must be known.
+    """A named array, in ``parts`` that are joined along their first axis. Parts that are ``Rows`` have ``found`` set.
 
     ``kind``: the type of the values; None for the narrowest type that holds all of them.
     """
@@ -50,13 +50,13 @@ class Member:
         return prod(self.shape) * self.dtype.itemsize
 
     def pieces(self, write: Callable[[Data], Iterable[Data]] = lambda data: (data,)) -> Iterator[Piece]:
-        """Yield all values in C order, each piece as ``write`` returns it."""
+        """Yield all values in C order. ``write`` encodes them; for ``Rows``, when their piece is read."""
         kind = self.dtype
         step = _BLOCK_BYTES // kind.itemsize
 
         def encode(values: npt.NDArray[Any]) -> Iterator[Data]:
             flat = values.reshape(-1)
-            # ``values`` have about 1 MiB. As a wider ``kind``, all of them at once would be several MiB.
+            # All values at once, as a wider ``kind``, would take several times their memory.
             for start in range(0, len(flat), step):
                 yield from write(raw_bytes(flat[start : start + step].astype(kind, copy=False)))
 

@@ -36,8 +36,8 @@ def unknown_name(
 ) -> str | None:
     """Return a message about ``flag``, which is not known, with a cure; None when no other flag is like it.
 
-    ``elsewhere``: the flags of plugins that are not loaded, each with its plugin. ``spelled`` writes a flag as its
-    source does.
+    ``elsewhere``: the flags of plugins that are not loaded, each with its plugin. ``spelled`` writes a flag
+    as it was given: as a flag, a key of the configuration file, or an environment variable.
     """
     if flag in elsewhere:
         return belongs(spelled(flag), elsewhere[flag])

@@ -54,10 +54,10 @@ class SequenceMeta:
     """A sequence of tokens, cut into blocks, and the key of each block.
 
     ``token_ids``: int array of shape ``[num_tokens]``, each 0 <= id < 2**31. The last block may be shorter than
-    ``tokens_per_block``. Its key covers its length, so only the same sequence finds it, never a longer one.
+    ``tokens_per_block``. Its key is made from fewer tokens, so no longer sequence finds it.
 
     ``block_hashes``: the keys, 16 bytes a block. ``token_bytes``: 4 bytes a token, int32, little endian.
-    Raises ``ValueError`` for another shape, type or range.
+    Raises ``ValueError`` for ``token_ids`` of another shape, type or range, and for a wrong ``tokens_per_block``.
     """
 
     __slots__ = ("block_hashes", "num_blocks", "num_tokens", "root_key", "token_bytes", "tokens_per_block")

@@ -102,7 +102,7 @@ class UnderWay:
 
     @contextmanager
     def waiting(self, exchange: Exchange) -> Iterator[None]:
-        """Note that ``exchange`` has leased a worker, but was not sent to it yet."""
+        """Mark ``exchange``, within the ``with``, as one that has leased a worker but was not sent to it yet."""
         self._waiting.add(exchange)
         try:
             yield
@@ -145,7 +145,7 @@ def _has_rid(request: Request) -> bool:
 
 
 def rids_of(request: Request) -> list[str] | None:
-    """Return the valid rids of ``request``; None if it has no rid and may get one."""
+    """Return the valid rids of ``request``; None if its ``rid`` is missing or null, so that it may get one."""
     ours = _OURS.match(request.body)
     if ours is not None:
         return [ours[1].decode()]

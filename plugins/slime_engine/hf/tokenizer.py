@@ -62,9 +62,11 @@ class HFTokenizer:
     def _check(self, directory: Path) -> None:
         ids = self.encode(_PROBE)
         text = b"".join(self.token_bytes[token_id] for token_id in ids).decode("utf-8", "replace")
-        if text.removeprefix(" ") != self.decode(ids).removeprefix(" "):
+        decoded = self.decode(ids)
+        if text.removeprefix(" ") != decoded.removeprefix(" "):
             raise ValueError(
-                f"the bytes of the tokens in {directory} are unknown: {text!r} is not {_PROBE!r}"
+                f"the bytes of the tokens in {directory} are unknown: "
+                f"they give {text!r}, but the tokenizer decodes them to {decoded!r}"
             )
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:

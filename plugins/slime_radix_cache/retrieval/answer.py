@@ -94,7 +94,7 @@ def record_of(context: Context, rest: bytes = b"", session: str | None = None) -
 
     The mask is 1 for the responses up to the last response that ``session`` sampled (None: any session). That includes
     responses of other sessions that this session continued. The mask is 0 for responses of another LoRA adapter than
-    that of this last response, and for answers that contradict themselves.
+    that of this last response, and for responses in which the engine contradicted itself.
     """
     chain = list(links(context))
     trained = _trained(chain, session)
