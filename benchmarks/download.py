@@ -75,7 +75,7 @@ class _Sink(asyncio.BufferedProtocol):
     def _compare(self) -> None:
         start, end = self._compared, self._compared + self._filled
         if self._expected is not None:
-            # A bytearray is compared by memcmp, a memoryview byte by byte.
+            # The bytearray is on the left, since a memoryview there would be compared byte by byte.
             came = self._buffer if self._filled == _BUFFER_BYTES else self._buffer[: self._filled]
             if came != self._expected[start:end]:
                 self._fail(f"the answer differs from the expected one in its bytes {start} to {end}")

@@ -32,7 +32,7 @@ from benchmarks.processes import LOAD_CORE, leave_cleanly, require
 from benchmarks.report import Column, Report
 from benchmarks.samples import Samples, save_tokenizer
 
-#: Share of ``--seconds`` for each measurement of look-ups, which are short.
+#: Share of ``--seconds`` for each measurement of look-ups. It is small, since a look-up is short.
 _SHARE = 1 / 16
 
 _TALKS = "next turn of conversations, 8.9 kB in 11 segments"

@@ -24,7 +24,7 @@ Samples = Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]]
 
 
 def drawn(samples: Samples, policies: Sequence[str]) -> str:
-    """Return the SVG of ``samples``, by workload, policy and seed. Times are ratios to those of ``round_robin``."""
+    """Return the SVG. ``samples``: by workload, policy and seed. Times are ratios to those of ``round_robin``."""
     bottom = _TOP + _ROW * len(samples)
     parts = []
     for number, policy in enumerate(policies):

@@ -180,7 +180,7 @@ class _Choice:
         return found
 
     def _new_logprobs(self) -> dict[str, Any] | None:
-        """Return the logprobs of the tokens since the last call; None: the client wants no logprobs.
+        """Return the logprobs of the tokens since the last call; None if the client wants neither these nor token ids.
 
         A stream may send them before the text of these tokens. With ``echo``, the first call also returns the logprobs
         of the prompt.

@@ -46,7 +46,8 @@ def offer_metrics(metrics: Metrics | None, tally: Tally, kept: Trajectories) -> 
         lambda: _by_kind(tally.answers), ["reason"],
     )  # fmt: skip
     metrics.counter(
-        "slime_untouched_generations_total", "Generations that were passed on without their tokens, by reason or path.",
+        "slime_untouched_generations_total",
+        "Generations that went to the engine unchanged and were not recorded, by reason or path.",
         lambda: _by_kind(tally.untouched_by_reason), ["reason"],
     )  # fmt: skip
     metrics.counter(

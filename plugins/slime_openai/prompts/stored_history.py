@@ -97,7 +97,9 @@ class StoredHistory(History):
         is_known = not answers or self._knows(answers[-1], question.session)
         is_known = is_known or await _succeeds(records.look())
         if question.samples > 1 or self._asked[place] > 1 or records.has_answers(place):
-            await records.ask_again(place)  # even if the store cannot be read: the request goes on then
+            await records.ask_again(
+                place
+            )  # also if `look` failed, since the request is sent to the engine even then
         return is_known and await _succeeds(self._load(records, [*names, *places]))
 
     async def _load(self, records: SideRecords, names: Iterable[bytes]) -> None:
@@ -139,14 +141,15 @@ class StoredHistory(History):
             del self._asked[name]
 
     def _make_room(self) -> None:
-        """Evict turns as History does, but not while turns are loaded: the limit then holds from the next answer on."""
+        """Evict turns as History does, but not during a load. The limit holds again from the next answer on."""
         if not self._is_loading:
             super()._make_room()
 
     def _is_anyones(self, turn: Turn) -> bool:
-        """See History. If turns without a session are lost, a client without a session may mean one of them.
+        """See History. If turns without a session are lost, a request without a session may continue a lost one.
 
-        Then this client may continue the turn of a session only if this run of the router recorded the turn.
+        Such a request may still continue turns without a session. It may continue the turn of a session only if this
+        run of the router recorded the turn.
         """
         records = self._records
         return (

@@ -1,4 +1,4 @@
-"""Decoding of ids, by the Rust tokenizer or by bytes where that is known to give the same text."""
+"""Decoding of ids: by the tokenizer, or by its Rust part or by bytes, where these are known to give the same text."""
 
 from __future__ import annotations
 
