@@ -1,10 +1,10 @@
 """Samples as miles' client reads them: one safetensors file.
 
 Format: miles/rollout/session/samples/codec.py at 31f1ca961. For sample ``i`` there are the tensors ``tokens.i``
-(int64), ``loss_mask.i`` (uint8) and ``rollout_log_probs.i`` (float64, of the response). Where the rows are known, there
-are also ``rollout_routed_experts.i`` and ``rollout_indexer_topk.i`` (int32, ``[tokens - 1, layers, top_k]``). All
-else is JSON, the bytes of the uint8 tensor ``_samples_meta``: ``{"samples": [{field: value, "nulls": [field]}],
-"session_metadata", "empty_reason"}``.
+(int64, all tokens) and, for the tokens of the response only, ``loss_mask.i`` (uint8) and ``rollout_log_probs.i``
+(float64). ``rollout_routed_experts.i`` and ``rollout_indexer_topk.i`` (int32, ``[tokens - 1, layers, top_k]``) are each
+there only if their values are known. All else is JSON, the bytes of the uint8 tensor ``_samples_meta``: ``{"samples":
+[{field: value, "nulls": [field]}], "session_metadata", "empty_reason"}``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ def encode(
     reward: Any = None,
     agent: Mapping[str, Any] | None = None,
 ) -> Iterator[Piece]:
-    """Yield the reply: ``samples``, each with ``reward``, and with ``agent`` in its metadata."""
+    """Yield the reply. Each of ``samples`` gets ``reward``, and its own metadata get the fields of ``agent``.
+
+    ``metadata``: those of the session. ``empty_reason``: the reason why there are no samples.
+    """
     members = []
     described = []
     for index, sample in enumerate(samples):
@@ -62,7 +65,7 @@ def encode(
     members.append(Member(_META, [np.frombuffer(text, np.uint8)]))
     members.sort(
         key=lambda member: (member.dtype.kind != "i", member.name)
-    )  # the order of safetensors itself
+    )  # safetensors_file sorts by size: then it is the library's order
     yield from safetensors_file(members)
 
 

@@ -27,10 +27,11 @@ class Parent:
 class Parents:
     """Finds the parent of a conversation in ``history``. ``ownership``: says if a session may continue another's turn.
 
-    Clients change white space, thoughts and the format of JSON in answers. Keys ignore these changes, so several turns
-    may match. The parent is the turn whose recorded answers render to the client's text. If there is no such turn, but
-    the answers of all matching turns render to the same text, or the template refuses all of them, the most similar
-    turn is the parent. Otherwise a turn for a shorter beginning of the conversation is looked for.
+    Clients change white space, thoughts and the format of JSON in answers. Turns are looked up by keys of their
+    messages, and these keys ignore such changes. So several turns may match. The parent is the turn whose recorded
+    answers render to the client's text. If there is no such turn, but the answers of all matching turns render to the
+    same text, or the template refuses all of them, the most similar turn is the parent. Otherwise a turn for a shorter
+    beginning of the conversation is looked for.
     """
 
     def __init__(self, history: History, renderer: Renderer, ownership: Ownership) -> None:
@@ -70,7 +71,11 @@ class Parents:
     async def _proved(
         self, alike: Sequence[Turn], question: Question, chat: Conversation, sent: str
     ) -> Parent | None:
-        """Return the first of ``alike`` that renders to ``sent``, or the first if all render to one text, or None."""
+        """Return the first of ``alike`` that renders to ``sent``.
+
+        If there is none, return the first of ``alike`` if all of them render to one text, or all are refused by the
+        template. Otherwise return None.
+        """
         texts: dict[tuple[tuple[int, Message], ...], str | None] = {}
         for turn in alike:
             replies = tuple((one.count, one.reply) for one in turn.chain())

@@ -157,7 +157,7 @@ class RepeatedEvents:
             if name in _CONSTANT:
                 end = place
         fixed = {name: meta[name] for name in names[: first_list - 1] if name not in _CONSTANT}
-        # A fact that has changed will change again. Then only the constant facts are compared as bytes.
+        # A fact that has changed will change again. Then the head ends with a constant fact before the lists.
         self._has_list &= first_list > 0 and self._fixed in (None, fixed)
         self._fixed = fixed
         return names[: first_list if self._has_list else end]

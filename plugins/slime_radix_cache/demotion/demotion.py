@@ -116,7 +116,7 @@ class Demotion:
     def demote(self, segment: Segment, reason: str) -> None:
         """Remove ``segment`` from memory, if :meth:`may_go` is True and the segment was saved as it is now.
 
-        O(1) without unanswered requests.
+        O(1) if no unanswered request continues ``segment``.
         """
         if not self.may_go(segment) or not self.memory.is_saved(segment):
             return

@@ -16,7 +16,10 @@ class Limits:
     versions: int = 5
 
     def exceeded(self, unused_versions: int, tokens: int, size_bytes: int) -> str | None:
-        """Return the name of a limit that is exceeded, or None. ``unused_versions``: versions since the last use."""
+        """Return the name of a limit that is exceeded, or of ``versions`` when it is reached; else None.
+
+        ``unused_versions``: the number of versions since the last use.
+        """
         if 0 < self.versions <= unused_versions:
             return "weight_version"
         if 0 < self.tokens < tokens:

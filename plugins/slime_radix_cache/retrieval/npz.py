@@ -46,7 +46,7 @@ class _Sink:
 
 def zipped(about: Mapping[str, Any], members: Sequence[Member]) -> Iterator[Piece]:
     """Yield an npz with ``members``, and ``about`` as JSON in an array of bytes."""
-    text = np.frombuffer(orjson.dumps(about), np.uint8)  # a string array would lose a NUL at its end
+    text = np.frombuffer(orjson.dumps(about), np.uint8)  # a string array would take four bytes a character
     sink = _Sink()
     with ZipFile(sink, "w") as archive:
         for member in (Member("about", [text]), *members):

@@ -51,7 +51,7 @@ _AROUND_BREAK = (
     ("Hello", " World"), ("it's a  test", " of it"), ("x = (y", " z);"), ("Zz", " Aa"), ("don't", " Stop"), ("A", "1"),
     ("abc", "12345678.5"), ("0x3f", "77"), ("one,\n", "two"), ("a\n", "b"), (")\n", "Then"), ("\u65e5 x\n", "y"),
 )  # fmt: skip
-#: Maximum number of ids that a tokenizer may put before a text; all known tokenizers put at most one.
+#: Maximum number of ids that a tokenizer may put before a text; most put none or one, GLM-4's puts two.
 _MOST_BEFORE = 4
 
 
@@ -67,7 +67,7 @@ class Abilities:
     - ``breaks``: finds places at which a very long part may be cut. The ids of both pieces are those of the whole,
       if the second piece is tokenised as a text that follows other tokens. None if the tokenizer has no such places.
     - ``frame``: ids before and after a text with ``add_special_tokens``; None if they differ between texts.
-    - ``special``: finds special tokens that a text spells. No other token ends inside a special token.
+    - ``special``: finds special tokens that a text spells, but only those that no other added token can overlap.
     """
 
     refused: str | None = None
