@@ -38,6 +38,7 @@ from benchmarks.chat_worker import stand_ins
 from benchmarks.options import Options, parse, present
 from benchmarks.peers import Peer, Running, gateway, router, started
 from benchmarks.processes import LOAD_CORE, PROXY_CORE, CoreClock, leave_cleanly, require
+from benchmarks.recorded import check_all_recorded
 from benchmarks.report import EXACT, Column, Report
 from benchmarks.samples import Samples, request_body, save_tokenizer
 from benchmarks.stand_in import StandIn, serving_stand_in
@@ -116,7 +117,7 @@ async def main(options: Options) -> int:
                 proxies = proxies[1:] + proxies[:1]
                 print(f"round {round_} of {options.rounds} done", file=sys.stderr)
             await measure_turns(options, report, ours.url, samples, _NEW_TOKENS)
-            await _check_all_recorded(report, ours.url)
+            await check_all_recorded(report, ours.url)
     for scenario in _SCENARIOS:
         report.show(scenario.name, scenario.columns)
     show_turns(report)
@@ -206,13 +207,6 @@ async def _measure(
         if target.name == _OURS and engine.requests:
             figures[EXACT] = engine.with_sampled_ids / engine.requests * 100
     return figures
-
-
-async def _check_all_recorded(report: Report, url: str) -> None:
-    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client:
-        lost = (await client.get("/cache_stats")).raise_for_status().json()["unrecorded"]
-    if lost:
-        report.problem(f"the radix cache could not record all answers: {lost}")
 
 
 if __name__ == "__main__":

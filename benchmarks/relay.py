@@ -7,6 +7,7 @@ leave evenly over time, in *steps* a chunk of every stream leaves at once. Each 
 written. ``added`` is its delay, less the delay without a proxy; ``first`` is the delay of the streams' first chunks.
 *closed loop*: the next chunk of a stream leaves when the previous one has arrived, so the rate is the most that the
 proxy can relay. *64 MiB*: one JSON answer; memory is the proxy's resident memory before, and at its peak.
+At the end, all answers must be recorded, and the tokens of the streamed answer must be exact.
 
 The proxy has one core; the worker and the clients share the other, in one process.
 """
@@ -36,13 +37,15 @@ from benchmarks.download import download
 from benchmarks.options import Options, parse, present
 from benchmarks.peers import Peer, Running, gateway, httpx_proxy, nginx_proxy, router, started
 from benchmarks.processes import LOAD_CORE, PROXY_CORE, CoreClock, leave_cleanly, require
+from benchmarks.recorded import check_all_recorded, check_exact
 from benchmarks.report import Column, Report
-from benchmarks.samples import Samples, request_body, save_tokenizer
-from benchmarks.stand_in import Chunk, Fixed, StandIn, serving_stand_in
+from benchmarks.samples import Answer, Samples, request_body, save_tokenizer
+from benchmarks.stand_in import STREAM_ID, Chunk, Fixed, StandIn, serving_stand_in
 from benchmarks.streams import Pace, in_steps, quantile_us, spread, streaming
 
 _STREAMS = 64
 _CHUNKS_PER_S = 10_000
+_RECORDING = "router, radix_cache"
 _PROMPT = "Once upon a time"
 _TOKENS = 64
 _LARGE_TOKENS = 32_768
@@ -86,10 +89,10 @@ async def main(options: Options) -> int:
         directory = Path(name)
         tokenizer = save_tokenizer(directory / "tokenizer", options.vocabulary)
         samples, prompt_tokens = Samples(tokenizer), len(tokenizer.encode(_PROMPT).ids)
-        chunks, large = (
-            _chunks(samples, prompt_tokens),
-            _large(samples, prompt_tokens, options.pick(_LARGE_BYTES, tiny=1 << 20)),
-        )
+        answer = samples.answer(_TOKENS)
+        text = samples.decode(answer.ids[:-1])  # without the end token
+        chunks = _chunks(samples, answer, prompt_tokens)
+        large = _large(samples, prompt_tokens, options.pick(_LARGE_BYTES, tiny=1 << 20))
         stand_in = StandIn({_LARGE_TOKENS: [Fixed(large)]}, chunks=chunks)
         request = request_body(_PROMPT, _LARGE_TOKENS)
         digest = hashlib.sha256(large).digest()
@@ -106,6 +109,9 @@ async def main(options: Options) -> int:
                 )
                 print(f"round {round_} of {options.rounds} done", file=sys.stderr)
                 proxies = proxies[1:] + proxies[:1]
+            for ours in (proxy for proxy in proxies if proxy.name == _RECORDING):
+                await check_all_recorded(report, ours.url)
+                await check_exact(report, ours.url, _PROMPT + text, prompt_tokens, answer.ids[:-1])
     for scenario, pace in _LOADS.items():
         report.show(scenario, _PACED_COLUMNS if pace else _CLOSED_COLUMNS)
     report.show(_LARGE, _LARGE_COLUMNS)
@@ -117,7 +123,7 @@ def _peers(options: Options, directory: Path) -> Sequence[Peer]:
     return present(
         [
             router("router, no plugins", "--no-default-plugins", tiny=False),
-            router("router, radix_cache", "--no-default-plugins", *recording),
+            router(_RECORDING, "--no-default-plugins", *recording),
             gateway(options.gateway_python),
             nginx_proxy(),
             httpx_proxy(),
@@ -198,11 +204,12 @@ async def _download(target: Running, options: Options, large_bytes: int) -> dict
     }
 
 
-def _chunks(samples: Samples, prompt_tokens: int) -> Sequence[Chunk]:
+def _chunks(samples: Samples, answer: Answer, prompt_tokens: int) -> Sequence[Chunk]:
     """Return one answer as cumulative chunks of a stream, each with one more token. The text lacks the end token."""
-    answer = samples.answer(_TOKENS)
     texts = [samples.decode(answer.ids[: min(n, _TOKENS - 1)]) for n in range(1, _TOKENS + 1)]
-    return [Chunk(answer.chunk("stream", prompt_tokens, text, n)) for n, text in enumerate(texts, 1)]
+    return [
+        Chunk(answer.chunk(STREAM_ID.decode(), prompt_tokens, text, n)) for n, text in enumerate(texts, 1)
+    ]
 
 
 def _large(samples: Samples, prompt_tokens: int, size_bytes: int) -> bytes:

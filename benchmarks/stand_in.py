@@ -18,7 +18,7 @@ from typing import cast
 
 import httptools
 
-__all__ = ["FACTS", "Chunk", "Fixed", "StandIn", "Stream", "Template", "serving_stand_in"]
+__all__ = ["FACTS", "STREAM_ID", "Chunk", "Fixed", "StandIn", "Stream", "Template", "serving_stand_in"]
 
 #: A worker's answers to probes, by path.
 FACTS: dict[str, bytes] = {
@@ -34,6 +34,7 @@ FACTS: dict[str, bytes] = {
 }
 
 _ID = "@id@"
+STREAM_ID = b"stream-0000-00000000"
 _PROMPT_TOKENS = -424242
 _MAX_NEW_TOKENS = re.compile(rb'"max_new_tokens":\s*(\d+)')
 _RID = re.compile(rb'"rid":\s*"([^"]+)"')
@@ -67,20 +68,22 @@ class Chunk:
     """One server-sent event. It has the time at which it was written, in a fixed number of digits.
 
     The time is the last member of ``meta_info``, or of an event without ``meta_info``. SGLang's ``meta_info``, too, has
-    figures that differ in each event of a stream.
+    figures that differ in each event of a stream. If the event has the id ``STREAM_ID``, the id of the request replaces
+    it. All ids of requests that get such an event have the length of ``STREAM_ID``.
     """
 
     def __init__(self, payload: Mapping[str, object]) -> None:
         text = json.dumps(payload, separators=(",", ":")).encode()
         braces = b"}}" if "meta_info" in payload else b"}"
-        self._event = b"data: " + text.removesuffix(braces) + b',"stamp":"'
+        event = b"data: " + text.removesuffix(braces) + b',"stamp":"'
         self._end = b'"' + braces + b"\n\n"
-        self.size_bytes = len(self._event) + _STAMP_DIGITS + len(self._end)
-        self._frame = b"%x\r\n" % self.size_bytes + self._event
+        self.size_bytes = len(event) + _STAMP_DIGITS + len(self._end)
+        self._before, self._id, self._behind = (b"%x\r\n%b" % (self.size_bytes, event)).partition(STREAM_ID)
 
-    def render(self) -> bytes:
-        """Return the event in its HTTP chunk, with the present time."""
-        return b"%b%020d%b\r\n" % (self._frame, time.monotonic_ns(), self._end)
+    def render(self, rid: bytes) -> bytes:
+        """Return the event in its HTTP chunk, with the present time. ``rid``: the id of the request."""
+        name = rid if self._id else b""
+        return b"%b%b%b%020d%b\r\n" % (self._before, name, self._behind, time.monotonic_ns(), self._end)
 
     @staticmethod
     def stamp_ns(event: bytes) -> int:
@@ -101,7 +104,7 @@ class Stream:
         """Write the next chunk, or the end."""
         chunk = next(self.chunks, None)
         if chunk is not None:
-            self.transport.write(chunk.render())
+            self.transport.write(chunk.render(self.rid))
         elif self.streams.pop(self.rid, None) is not None:
             self.transport.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
 

@@ -176,7 +176,7 @@ class _Client(asyncio.Protocol):
     def _ask(self, transport: asyncio.Transport) -> None:
         self._turn += 1
         self._next, self._rest = 0, b""
-        rid = f"{self._number}-{self._turn}"
+        rid = f"stream-{self._number:04}-{self._turn:08}"  # as long as STREAM_ID
         self._rid = rid.encode()
         body = request_body("Once upon a time", len(self._sizes), stream=True, rid=rid)
         transport.write(
