@@ -240,6 +240,14 @@ def test_the_core_knows_no_engine_and_no_scheme() -> None:
     assert [line for line in lines if not line.endswith(': "sglang",')] == []
 
 
+def test_the_core_and_its_files_stay_small() -> None:
+    lines = {
+        path: len(path.read_text().splitlines()) for root in (CORE, PLUGINS) for path in root.rglob("*.py")
+    }
+    assert {str(path): count for path, count in lines.items() if count > 300} == {}
+    assert sum(count for path, count in lines.items() if CORE in path.parents) <= 4000
+
+
 def test_plugins_do_not_know_each_other() -> None:
     """But for the types of the components that they offer."""
     plugins = {path.parent.name for path in PLUGINS.glob("*/__init__.py")}

@@ -39,6 +39,10 @@ class ControlEvents(Protocol):
         """
         ...
 
+    def abort(self, prefix: str) -> None:
+        """Notify subscribers of an abort of the rids that begin with ``prefix``."""
+        ...
+
 
 class PendingAborts(Protocol):
     """The aborts that workers have not answered yet; the component ``"pending_aborts"``."""

@@ -392,6 +392,19 @@ async def test_the_message_says_why_of_each_worker(start: Start) -> None:
     )
 
 
+async def test_the_list_of_workers_has_every_hold_of_a_worker(start: Start) -> None:
+    async with recordings("a") as found, start(*BARE, "--worker-urls", *found) as running:
+        pool = running.router.pool
+        [worker] = pool
+        quarantine(pool, worker, "it is dead")
+        pool.hold(worker, "circuit breaker", "circuit breaker open")
+        [shown] = (await running.client.get("/workers")).json()["workers"]
+        assert shown["holds"] == {"health": "it is dead", "circuit breaker": "circuit breaker open"}
+        pool.release(worker, "health")
+        [shown] = (await running.client.get("/workers")).json()["workers"]
+        assert shown["holds"] == {"circuit breaker": "circuit breaker open"}
+
+
 async def test_the_message_of_a_large_fleet_is_short(start: Start) -> None:
     async with start(*BARE) as running:
         for port in range(1, 31):
