@@ -10,9 +10,10 @@ import orjson
 
 from router_core.errors import WorkerBroke
 from slime_sglang.answers import TOKEN_ARRAYS
+from slime_sglang.documents import document_in
 from slime_sglang.events import EventSplitter
 
-__all__ = ["Prefilled", "event_data"]
+__all__ = ["Prefilled"]
 
 Meta = dict[str, Any]
 
@@ -21,7 +22,6 @@ _VERSION = re.compile(rb'"weight_version"\s*:\s*("[^"\\]*"|null)')
 _SPANS = b'"weight_versions"'
 _JOINED = ("input_token_logprobs", *TOKEN_ARRAYS)
 _ARRAYS = tuple(f'"{name}":"'.encode() for name in TOKEN_ARRAYS)
-_DONE = b"[DONE]"
 
 
 class Prefilled:
@@ -47,7 +47,7 @@ class Prefilled:
         """Read a stream that has ended. Raises WorkerBroke when it ended with an error."""
         metas: dict[int, Meta] = {}
         for data in EventSplitter().feed(body):
-            output = event_data(data)
+            output = document_in(data)
             if output is None:
                 continue
             if "error" in output:
@@ -86,7 +86,7 @@ class Prefilled:
 
     def merge_event(self, data: bytes) -> bytes:
         """Return ``data``, the data of one event, with the merged fields. Raises WorkerBroke."""
-        output = event_data(data)
+        output = document_in(data)
         if output is None:
             return data
         self._complete(_index(output), output)
@@ -106,17 +106,6 @@ class Prefilled:
                     del meta[name]  # the decode worker does not know the rows of the prompt
         if "weight_version" in before:
             _tell_first_version(meta, _first_version(before))
-
-
-def event_data(data: bytes) -> dict[str, Any] | None:
-    """Return the JSON object in an event's ``data``; None when it is no JSON object."""
-    if data == _DONE:
-        return None
-    try:
-        document = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return None
-    return document if isinstance(document, dict) else None
 
 
 def _meta(output: Any) -> Meta:

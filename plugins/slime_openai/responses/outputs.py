@@ -10,6 +10,7 @@ import orjson
 
 from router_core.errors import HTTPError, WorkerBroke
 from slime_sglang import AnswerSoFar
+from slime_sglang.documents import document_in
 
 __all__ = ["EngineRefused", "Output", "Triple", "answers_of", "error_message", "understood"]
 
@@ -108,11 +109,8 @@ def answers_of(body: bytes, count: int) -> list[dict[str, Any]]:
 
 def error_message(body: bytes) -> str | None:
     """Return the error message in ``body``, in the form of OpenAI, SGLang or FastAPI; None if there is none."""
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    if not isinstance(document, dict):
+    document = document_in(body)
+    if document is None:
         return None
     error = document.get("error") or document.get("detail") or document
     message = error.get("message") if isinstance(error, dict) else error
