@@ -36,8 +36,9 @@ class ColdRecords:
     The rows are the record's length in bytes, its content, and zeros up to the end of a block.
 
     A store evicts blocks, but a record must stay until it is forgotten. So a record counts as kept only when it is in
-    the *home*: the largest lower tier, or memory if there is no lower tier. Records use at most 15/16 of the blocks of
-    the home: the rest is for forgotten blocks that are still in use. Further records wait until others are forgotten.
+    the *home*: the last tier, which is the remote tier, or the SSD, or memory. Records use at most 15/16 of the blocks
+    of the home: the rest is for forgotten blocks that are still in use. Further records wait until others are
+    forgotten. A remote tier has more blocks than the SSD (see ``open_tiers``), so it can be the home of what was there.
 
     Notes about records are in the log of the home, and outlive the router if records in the home do. For the other
     methods and attributes see slime_radix_cache.cold_store.
@@ -72,8 +73,7 @@ class ColdRecords:
         logs: Mapping[str, NoteLog] | None = None,
     ) -> Iterator[None]:
         """Use ``store`` within the ``with``. ``tiers``: its tiers, memory first. ``logs``: note logs, by tier."""
-        lower = store.engine.cache_engines[1:] or store.engine.cache_engines
-        home = max(lower, key=lambda engine: engine.mempool.num_total_blocks)
+        home = store.engine.cache_engines[-1]
         self.tiers = list(zip(store.engine.cache_engines, tiers, strict=True))
         self.store, self._home, self._capacity = store, home.name, home.mempool.num_total_blocks * 15 // 16
         self.logs = dict(logs or {})

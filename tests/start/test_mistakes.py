@@ -133,6 +133,9 @@ MISTAKES = {
     "--plugin state --state-dir plain.txt": "--state-dir: wanted a directory, got plain.txt: File exists",
     "--plugin engine --plugin radix_cache --trajectory-log plain.txt": "--trajectory-log: wanted a"
     " directory, got plain.txt:",
+    "--plugin engine --plugin radix_cache --plugin tiered_store --host 127.0.0.1 --port 0 --store-ssd ssd"
+    " --store-ssd-bytes 999999 --store-remote file:///nowhere --store-remote-bytes 99999": "--store-remote-bytes"
+    " 99999: wanted at least ",
     "--host 127.0.0.1 --port 0 --tls-cert-path plain.txt --tls-key-path plain.txt": "--tls-cert-path and"
     " --tls-key-path: a file has no certificate, or no key, in PEM form; are they swapped?",
     "--ca-cert-paths plain.txt": "--ca-cert-paths, or --client-cert-path with --client-key-path: a file has no"

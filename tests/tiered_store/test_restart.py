@@ -211,14 +211,16 @@ async def test_full_disk_loses_nothing_when_a_remote_store_becomes_the_home(
             assert all([await rollout.check(name) for name in names])
 
 
+@pytest.mark.parametrize("has_ssd", [False, True])
 async def test_second_router_reads_what_the_first_wrote(
-    start: Start, tokenizer: EngineTokenizer, checkpoint: str, tmp_path: Path
+    start: Start, tokenizer: EngineTokenizer, checkpoint: str, tmp_path: Path, has_ssd: bool
 ) -> None:
     engine = ScriptedEngine(tokenizer)
     async with serving(engine.app) as url:
         store = flags_of("file", tmp_path / "store")
         flags = (*BARE, "--hf-checkpoint", checkpoint, "--worker-urls", url, *store)
-        async with start(*flags) as one, start(*flags) as two:
+        ssds = [tier_flags("ssd", tmp_path / f"ssd{number}") if has_ssd else () for number in range(2)]
+        async with start(*flags, *ssds[0]) as one, start(*flags, *ssds[1]) as two:
             first, second = Rollout(one.client, engine), Rollout(two.client, engine)
             second.journal, second.texts = first.journal, first.texts
             await roll(first)

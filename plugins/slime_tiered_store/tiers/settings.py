@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from router_core.errors import SettingsError
@@ -19,6 +20,9 @@ from slime_tiered_store.tiers.remote.tier import RemoteTier
 from slime_tiered_store.tiers.ssd.tier import SsdTier
 
 __all__ = ["TierSettings", "Tiers", "open_tiers"]
+
+#: Least size of the remote tier without ``--store-remote-bytes``.
+_REMOTE_BYTES = 64 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +55,13 @@ class TierSettings:
         metavar="URL",
         help="a store that routers share: file:///DIR, s3://BUCKET/PREFIX or redis://HOST:PORT/DB",
     )
-    remote_bytes: int = flag(
+    remote_bytes: int | None = flag(
         "--store-remote-bytes",
-        default=64 << 30,
+        type=int,
         at_least=1,
         metavar="BYTES",
-        help="size of the remote tier, for the records of this router and the records of others that it knows",
+        help="size of the remote tier, for the records of this router and the records of others that it knows; "
+        "more than the SSD tier has (default: 64 GiB, or room for twice the blocks of the SSD tier if that is more)",
     )
     remote_timeout_s: float = flag(
         "--store-remote-timeout-secs",
@@ -114,6 +119,25 @@ def _blocks_in(flag: str, size: int, block_bytes: int) -> int:
     return size // block_bytes
 
 
+def _remote_blocks(settings: TierSettings, block_bytes: int, ssd_blocks: int) -> int:
+    """Return the number of blocks of the remote tier. Raises SettingsError unless it has more than the SSD tier.
+
+    With fewer, the remote store could not keep all records, and other routers find only what is in it.
+    """
+    size = HEADER_BYTES + block_bytes
+    if settings.remote_bytes is None:
+        return max(_REMOTE_BYTES // size, 2 * ssd_blocks)
+    blocks = _blocks_in("--store-remote-bytes", settings.remote_bytes, size)
+    if blocks <= ssd_blocks:
+        raise SettingsError(
+            f"--store-remote-bytes {settings.remote_bytes}: wanted at least {(ssd_blocks + 1) * size} bytes, for more "
+            "blocks than the SSD tier has, since the remote store keeps all records, and the SSD those used last; "
+            "raise --store-remote-bytes, or lower --store-ssd-bytes (files of an earlier start never get smaller: "
+            "give --store-ssd a new directory)"
+        )
+    return blocks
+
+
 async def open_tiers(settings: TierSettings, block_bytes: int) -> Tiers:
     """Open the tiers for blocks of ``block_bytes`` bytes, all or none. Raises StartupError."""
     capacity = _blocks_in("--store-memory-bytes", settings.memory_bytes, block_bytes)
@@ -127,15 +151,20 @@ async def open_tiers(settings: TierSettings, block_bytes: int) -> Tiers:
     remote: RemoteTier | None = None
     try:
         directories = settings.directories
+        remote_blocks = partial(_remote_blocks, settings, block_bytes)
         if directories:
-            ssd = await SsdTier.open(directories, settings.ssd_bytes, block_bytes, wait_s=settings.wait_s)
+            ssd = await SsdTier.open(
+                directories,
+                settings.ssd_bytes,
+                block_bytes,
+                check_capacity=remote_blocks if settings.remote else None,
+                wait_s=settings.wait_s,
+            )
         if settings.remote:
             remote = await open_remote_tier(
                 settings.remote,
                 block_bytes,
-                capacity=_blocks_in(
-                    "--store-remote-bytes", settings.remote_bytes, HEADER_BYTES + block_bytes
-                ),
+                capacity=remote_blocks(ssd.capacity if ssd is not None else 0),
                 timeout_s=settings.remote_timeout_s,
                 wait_s=settings.wait_s,
             )

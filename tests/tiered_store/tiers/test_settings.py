@@ -38,12 +38,13 @@ async def test_flags_open_all_tiers(tmp_path: Path) -> None:
         "--store-ssd-bytes",
         "999999",
     ]
-    flags += ["--store-remote", paths[2].as_uri(), "--store-remote-bytes", "5000"]
+    flags += ["--store-remote", paths[2].as_uri(), "--store-remote-bytes", "300000"]
     tiers = await open_tiers(settings_of(*flags), 1000)
     assert tiers.memory.capacity == 5
     assert tiers.ssd is not None
     assert tiers.remote is not None
-    assert tiers.remote.capacity == 4  # with the headers
+    assert tiers.remote.capacity == 281  # with the headers
+    assert tiers.ssd.capacity < 281
     used = sum(file.stat().st_size for path in paths[:2] for file in path.iterdir())
     assert 999_999 - 2 * 4300 < used <= 999_999 + 300  # store.json counts extra
     await tiers.aclose()
@@ -84,6 +85,44 @@ async def test_a_mistake_in_the_flags_is_told_and_leaves_nothing_open(
     for _ in range(2):
         with pytest.raises(StartupError, match=message):
             await open_tiers(settings_of(*flags), 1000)
+
+
+async def test_remote_tier_must_have_more_blocks_than_the_ssd(tmp_path: Path) -> None:
+    (tmp_path / "remote").mkdir()
+    ssd = ["--store-ssd", str(tmp_path / "new"), "--store-ssd-bytes", "999999"]
+    flags = [*ssd, "--store-remote", (tmp_path / "remote").as_uri(), "--store-remote-bytes"]
+    with pytest.raises(SettingsError, match="--store-remote-bytes 5000: wanted at least") as error:
+        await open_tiers(settings_of(*flags, "5000"), 1000)
+    assert not (tmp_path / "new").exists(), "a smaller SSD can be given the same directory"
+    wanted = int(str(error.value).split()[5])
+    with pytest.raises(SettingsError, match=f"wanted at least {wanted} bytes"):
+        await open_tiers(settings_of(*flags, str(wanted - 1)), 1000)
+    tiers = await open_tiers(settings_of(*flags, str(wanted)), 1000)
+    assert tiers.ssd is not None
+    assert tiers.remote is not None
+    assert tiers.remote.capacity == tiers.ssd.capacity + 1
+    await tiers.aclose()
+    with pytest.raises(SettingsError, match=f"wanted at least {wanted} bytes"):  # files keep their size
+        await open_tiers(settings_of(*ssd[:3], "99999", *flags[4:], str(wanted - 1)), 1000)
+
+
+async def test_remote_tier_has_twice_the_blocks_of_a_large_ssd_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "remote").mkdir()
+    flags = ["--store-remote", (tmp_path / "remote").as_uri()]
+    monkeypatch.setattr("slime_tiered_store.tiers.settings._REMOTE_BYTES", 10_000)
+    tiers = await open_tiers(settings_of(*flags), 1000)
+    assert tiers.remote is not None
+    assert tiers.remote.capacity == 9
+    await tiers.aclose()
+    ssd = ["--store-ssd", str(tmp_path / "disk"), "--store-ssd-bytes"]
+    for size in ("999999", "99999"):  # files keep their size
+        tiers = await open_tiers(settings_of(*flags, *ssd, size), 1000)
+        assert tiers.ssd is not None
+        assert tiers.remote is not None
+        assert tiers.remote.capacity == 2 * tiers.ssd.capacity > 400
+        await tiers.aclose()
 
 
 def test_numbers_have_limits() -> None:

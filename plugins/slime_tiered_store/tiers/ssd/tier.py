@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from errno import EDQUOT, ENOSPC
 from functools import partial
@@ -84,10 +84,14 @@ class SsdTier:
         size_bytes: int,
         block_bytes: int,
         ops: FileOps | None = None,
+        check_capacity: Callable[[int], object] | None = None,
         **options: Any,
     ) -> SsdTier:
-        """Open or create the directories. ``options`` are those of the constructor. Raises StartupError."""
-        open_all = partial(_opened, paths, size_bytes, block_bytes, ops or FileOps())
+        """Open or create the directories. ``options`` are those of the constructor. Raises StartupError.
+
+        ``check_capacity`` gets the number of blocks before any file is made. It may raise.
+        """
+        open_all = partial(_opened, paths, size_bytes, block_bytes, ops or FileOps(), check_capacity)
         return cls(await anyio.to_thread.run_sync(open_all), **options)
 
     def recovered(self) -> Mapping[BlockKey, int]:
@@ -204,7 +208,13 @@ class SsdTier:
         return TierFailed(self.name, operation, str(path), error)
 
 
-def _opened(paths: Sequence[Path], size_bytes: int, block_bytes: int, ops: FileOps) -> list[SsdDirectory]:
+def _opened(
+    paths: Sequence[Path],
+    size_bytes: int,
+    block_bytes: int,
+    ops: FileOps,
+    check_capacity: Callable[[int], object] | None,
+) -> list[SsdDirectory]:
     """Open directories with equal numbers of slots, or none. Raises StartupError."""
     if len({path.resolve() for path in paths}) < len(paths):
         raise StartupError("--store-ssd: wanted different directories, got one twice")
@@ -217,6 +227,8 @@ def _opened(paths: Sequence[Path], size_bytes: int, block_bytes: int, ops: FileO
         if former is not None and former.slots > layout.slots:
             layout = Layout(block_bytes, former.slots)
             logger.warning("%s: it keeps its %d blocks: files are never made smaller", path, former.slots)
+    if check_capacity is not None:
+        check_capacity(layout.slots * len(paths))
     directories: list[SsdDirectory] = []
     try:
         for path in paths:
