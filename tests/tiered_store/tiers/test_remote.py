@@ -309,6 +309,22 @@ async def test_a_bucket_that_vanishes_is_a_failure_and_no_miss(s3_url: str) -> N
     await tier.aclose()
 
 
+async def test_a_redis_that_was_flushed_is_a_failure_and_no_miss(tmp_path: Path) -> None:
+    from redis import Redis  # an optional package
+
+    with redis_server(tmp_path) as (port, _):
+        tier = await open_remote_tier(f"redis://127.0.0.1:{port}", BLOCK_BYTES)
+        await put(tier, 1)
+        with pytest.raises(BlockMissing):
+            await got(tier, 2)
+        with Redis(port=port) as server:
+            server.flushall()
+        for call in (got(tier, 1), tier.holds([key_of(1)])):
+            with pytest.raises(TierFailed, match="it has no object slime-store-remote-1"):
+                await call
+        await tier.aclose()
+
+
 async def test_an_s3_server_that_does_not_answer_is_a_failure(tmp_path: Path) -> None:
     with s3_server(tmp_path) as url:
         bucket(url, "PUT", "bucket")

@@ -70,7 +70,7 @@ class RedisClient:
         await self._call(self._redis.unlink(*(_PREFIX + name for name in names)))
 
     async def is_there(self, format_name: str) -> bool:
-        return True  # a server that answers is the store
+        return await self.exists(format_name)  # a server that was flushed answers, too
 
     async def aclose(self) -> None:
         await self._redis.aclose()
