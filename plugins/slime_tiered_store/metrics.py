@@ -59,3 +59,8 @@ def offer_metrics(metrics: Metrics | None, records: ColdRecords) -> None:
     metrics.counter(
         "slime_store_record_waits_total", "Writes that waited for room in the store.", lambda: records.waits
     )
+    metrics.counter(
+        "slime_store_lost_total",
+        "Kept records that no tier had when they were read.",
+        lambda: records.losses.count,
+    )

@@ -116,7 +116,7 @@ async def test_record_that_is_in_no_tier_any_more_is_an_error(
     start: Start, tokenizer: EngineTokenizer, checkpoint: str, tmp_path: Path, on_loss: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    flags = (*STORE, *small_disk(tmp_path, 9, on_loss=on_loss))
+    flags = (*STORE, "--plugin", "metrics", *small_disk(tmp_path, 9, on_loss=on_loss))
     async with routed(start, ScriptedEngine(tokenizer), checkpoint, *flags) as client:
         text = PROMPT + (await client.generate(PROMPT, [70, 71], session="s"))["text"]
         await demoted(client)
@@ -127,6 +127,7 @@ async def test_record_that_is_in_no_tier_any_more_is_an_error(
             found = await client.retrieve(text, session_id="s")
             assert (found["exact"], found["inexact_reason"]) == (False, "evicted")
             assert (await demoted(client))["lost"] == 2
+            assert "slime_store_lost_total 2" in (await client.running.client.get("/metrics")).text
         else:
             with suppress(httpx.TransportError):  # the router may end before it answers
                 await client.running.client.post("/retrieve_from_text", json={"text": text})
