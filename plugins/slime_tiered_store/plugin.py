@@ -51,7 +51,9 @@ class TieredStorePlugin:
         try:
             if tiers.remote is not None:
                 router.tasks.start_soon(tiers.remote.tidy)
-            async with TieredStore(LAYOUT, tiers.memory, tiers.ssd, tiers.remote) as store:
+            async with TieredStore(
+                LAYOUT, tiers.memory, tiers.ssd, tiers.remote, wait_s=self._tiers.wait_s
+            ) as store:
                 each = [tier for tier in (tiers.memory, tiers.ssd, tiers.remote) if tier is not None]
                 with self.records.kept_in(store, each, tiers.logs):
                     router.tasks.start_soon(self.records.move)

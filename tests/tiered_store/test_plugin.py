@@ -151,3 +151,11 @@ async def test_store_needs_something_to_keep() -> None:
 async def test_wrong_flags_are_refused(checkpoint: str, flags: tuple[str, ...]) -> None:
     with pytest.raises(SettingsError, match=flags[0]):
         build([*BARE, "--plugin", "radix_cache", "--hf-checkpoint", checkpoint, *STORE, *flags])
+
+
+async def test_wait_of_writes_is_that_of_the_flag(
+    start: Start, tokenizer: EngineTokenizer, checkpoint: str
+) -> None:
+    flags = (*STORE, "--store-wait-secs", "7")
+    async with routed(start, ScriptedEngine(tokenizer), checkpoint, *flags) as client:
+        assert client.running.router.components.get("cold_store").store._wait_s == 7
