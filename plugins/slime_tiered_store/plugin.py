@@ -28,6 +28,7 @@ class TieredStorePlugin:
 
     def __init__(self, settings: Settings, tiers: TierSettings) -> None:
         self._tiers = tiers
+        self._policy = settings.eviction
         self.records = ColdRecords(wait_s=settings.keep_s, stops_on_loss=settings.on_loss == STOP)
 
     @hookimpl
@@ -52,7 +53,12 @@ class TieredStorePlugin:
             if tiers.remote is not None:
                 router.tasks.start_soon(tiers.remote.tidy)
             async with TieredStore(
-                LAYOUT, tiers.memory, tiers.ssd, tiers.remote, wait_s=self._tiers.wait_s
+                LAYOUT,
+                tiers.memory,
+                tiers.ssd,
+                tiers.remote,
+                policy=self._policy,
+                wait_s=self._tiers.wait_s,
             ) as store:
                 each = [tier for tier in (tiers.memory, tiers.ssd, tiers.remote) if tier is not None]
                 with self.records.kept_in(store, each, tiers.logs):

@@ -6,6 +6,7 @@ import argparse
 from dataclasses import dataclass
 
 from router_core.flags import add_flags, flag, read_flags
+from slime_tiered_store.index.policies import POLICIES
 from slime_tiered_store.tiers.settings import TierSettings
 
 __all__ = ["MARK", "STOP", "Settings", "add_store_options", "read_settings"]
@@ -24,6 +25,10 @@ class Settings:
     keep_s: float = flag(
         "--store-keep-secs", default=60.0, above=0, metavar="SECONDS",
         help="longest time that a record waits for the store, with new attempts after failures",
+    )  # fmt: skip
+    eviction: str = flag(
+        "--store-eviction", default="lru", choices=tuple(POLICIES),
+        help="which blocks leave the memory tier first, and an SSD tier with a remote store behind it",
     )  # fmt: skip
 
 

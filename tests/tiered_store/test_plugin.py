@@ -17,6 +17,7 @@ from routers import BARE
 from slime_engine.tokenizer import EngineTokenizer, corpus_documents, train_tokenizer
 from slime_tiered_store.cold_records import LAYOUT
 from slime_tiered_store.tiers.ssd.directory import Layout as SsdLayout
+from store_flags import tier_flags
 
 if TYPE_CHECKING:
     from routers import Start
@@ -147,7 +148,9 @@ async def test_store_needs_something_to_keep() -> None:
         build([*BARE, "--middleware-paths", "slime_tiered_store"])
 
 
-@pytest.mark.parametrize("flags", [("--store-keep-secs", "0"), ("--store-on-loss", "hope")])
+@pytest.mark.parametrize(
+    "flags", [("--store-keep-secs", "0"), ("--store-on-loss", "hope"), ("--store-eviction", "random")]
+)
 async def test_wrong_flags_are_refused(checkpoint: str, flags: tuple[str, ...]) -> None:
     with pytest.raises(SettingsError, match=flags[0]):
         build([*BARE, "--plugin", "radix_cache", "--hf-checkpoint", checkpoint, *STORE, *flags])
@@ -159,3 +162,18 @@ async def test_wait_of_writes_is_that_of_the_flag(
     flags = (*STORE, "--store-wait-secs", "7")
     async with routed(start, ScriptedEngine(tokenizer), checkpoint, *flags) as client:
         assert client.running.router.components.get("cold_store").store._wait_s == 7
+
+
+async def test_policy_of_eviction_is_that_of_the_flag(
+    start: Start, tokenizer: EngineTokenizer, checkpoint: str, tmp_path: Path
+) -> None:
+    disk = tier_flags("ssd", tmp_path / "disk")
+    flags = (*STORE, *disk, *tier_flags("file", tmp_path / "remote"), "--store-eviction", "filo")
+    async with routed(start, ScriptedEngine(tokenizer), checkpoint, *flags) as client:
+        for number in range(3):
+            await client.generate(PROMPT, [70 + number, 71], session=f"s{number}")
+        await demoted(client)
+        for engine, _ in client.running.router.components.get("cold_store").tiers[:2]:
+            nodes = engine.index._evictable._nodes
+            assert engine.index._evictable.first().created == max(node.created for node in nodes)
+            assert len(nodes) > 1
