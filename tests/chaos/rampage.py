@@ -323,6 +323,9 @@ class Rampage:
         async with self._http.get("/cache_stats") as answer:
             stats = await answer.json()
         report.demoted = stats.get("demoted")
+        if report.demoted is not None:
+            async with self._http.get("/store") as answer:
+                report.tiers = (await answer.json())["tiers"]
         lost = {reason: number for reason, number in stats["evictions"].items() if reason in _LOST}
         if lost:
             report.wrong.append(("records that the store has lost", f"{lost}; {report.demoted}"))

@@ -44,7 +44,7 @@ class Use:
 class Report:
     """``wrong`` must be empty: each entry is a fault of the router, ``(kind, details)``.
 
-    ``demoted``: that of ``/cache_stats``; None without a store.
+    ``demoted``: that of ``/cache_stats``; None without a store. ``tiers``: those of ``/store``.
     """
 
     seed: int
@@ -64,6 +64,7 @@ class Report:
     stale: int = 0
     after: Use | None = None
     demoted: dict[str, Any] | None = None
+    tiers: dict[str, dict[str, Any]] = field(default_factory=dict)
     wrong: list[tuple[str, str]] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -85,6 +86,7 @@ class Report:
             f"router before: {self.before}",
             f"router after:  {self.after}",
             *([f"store: {orjson.dumps(self.demoted).decode()}"] if self.demoted is not None else []),
+            *(f"tier {name}: {_moved(tier)}" for name, tier in self.tiers.items()),
             "",
             f"WRONG: {len(self.wrong)}",
         ]
@@ -116,3 +118,9 @@ class Report:
 
 def _counts(counter: Counter[str]) -> str:
     return ", ".join(f"{count} × {name}" for name, count in counter.most_common()) or "none"
+
+
+def _moved(tier: dict[str, Any]) -> str:
+    """Return the blocks of a tier, and how many have moved to it and from it."""
+    keys = ("blocks", "capacity", "hits", "promotions", "demotions", "evicted_blocks", "errors")
+    return ", ".join(f"{key} {tier[key]}" for key in keys if key in tier)

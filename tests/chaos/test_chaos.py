@@ -20,15 +20,20 @@ _PACE, _CLIENTS = (1.0, 200) if _SECONDS else (0.5, 40)
 
 
 def _store(directory: Path) -> tuple[str, ...]:
-    """Return flags of a router that keeps all that no request holds on the disk, and of that 1 MiB in memory."""
-    tiers = ("--store-memory-bytes", str(1 << 20), "--store-ssd", str(directory))
-    size = ("--store-ssd-bytes", str(1 << 30 if _SECONDS else 1 << 26))
-    return "--plugin", "tiered_store", "--radix-tree-max-size", "1", *tiers, *size
+    """Return flags of a router that keeps all that no request holds in a remote tier.
+
+    The memory and the SSD before it have room for few records, so blocks always move between the tiers.
+    """
+    remote = directory / "remote"
+    remote.mkdir(parents=True)
+    memory = ("--radix-tree-max-size", "1", "--store-memory-bytes", str(256 << 10))
+    ssd = ("--store-ssd", str(directory / "ssd"), "--store-ssd-bytes", str(1 << 20))
+    return "--plugin", "tiered_store", *memory, *ssd, "--store-remote", f"file://{remote}"
 
 
 async def _both(directory: Path) -> dict[str, Report]:
     """Return the reports of two runs at the same time: most of a run is waiting."""
-    runs = {"kept": (), "demoted": _store(directory / "disk")}
+    runs = {"kept": (), "demoted": _store(directory / "store")}
     async with asyncio.TaskGroup() as running:
         tasks = {}
         for name, flags in runs.items():
@@ -53,6 +58,8 @@ def test_no_client_gets_a_wrong_answer_or_waits_for_ever(
     demoted = reports["demoted"]
     assert demoted.demoted is not None
     assert demoted.demoted["promotions"] > demoted.turns
+    assert demoted.tiers["ssd"]["promotions"] > 0
+    assert demoted.tiers["remote"]["promotions"] > 0
     for name, report in reports.items():
         assert not report.wrong, (name, report.wrong[0])
         assert report.conversations >= _CLIENTS

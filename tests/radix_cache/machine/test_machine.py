@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
@@ -46,7 +47,26 @@ _SETTINGS = settings(
     phases=(Phase.generate,),  # steps are drawn by seeds, so there is nothing to shrink
     suppress_health_check=list(HealthCheck),
 )
+#: With a store, a step takes longer.
+_COLD_SETTINGS = settings(_SETTINGS, stateful_step_count=14 if _CONVERSATIONS == 100 else _STEPS)
 SEEDS = st.integers(0, 2**32 - 1)
+
+
+def _tiers(seed: int, directory: Path) -> list[str]:
+    """Return flags of the store in the run with ``seed``: a remote tier, an SSD, both, or neither.
+
+    Memory has room for few records if there is another tier, and an SSD if there is a remote tier.
+    """
+    has_remote, has_ssd = seed % 9 in {3, 5, 8}, seed % 9 in {3, 6, 8}
+    flags = ["--store-memory-bytes", str(64 << 10)] if has_remote or has_ssd else []
+    if has_ssd:
+        size = (256 << 10) if has_remote else (16 << 20)
+        flags += ["--store-ssd", str(directory / "ssd"), "--store-ssd-bytes", str(size)]
+    if has_remote:
+        remote = directory / "remote"
+        remote.mkdir()
+        flags += ["--store-remote", f"file://{remote}"]
+    return flags
 
 
 class Rollouts(RuleBasedStateMachine):
@@ -87,14 +107,13 @@ class Rollouts(RuleBasedStateMachine):
         self.directory = TemporaryDirectory() if is_logged and not self.is_cold else None
         if self.directory is not None:
             self.flags += ["--trajectory-log", self.directory.name]
-        self.disk = TemporaryDirectory() if self.is_cold and seed % 3 == 0 else None
+        self.disk = TemporaryDirectory() if self.is_cold and seed % 3 != 1 else None
         if self.is_cold:  # memory has room for nothing, for little, or for most
             few = ("1", "1", "100", "400")[seed % 4]
             self.flags += ["--radix-tree-max-size", few, "--middleware-paths"]
-            self.flags += ["radix_cache.shelf"] if seed % 3 == 1 else ["slime_tiered_store"]
-            if self.disk is not None:
-                self.flags += ["--store-ssd", self.disk.name, "--store-ssd-bytes", str(16 << 20)]
-                self.flags += ["--store-memory-bytes", str(64 << 10)]
+            self.flags += ["radix_cache.shelf"] if self.disk is None else ["slime_tiered_store"]
+        if self.disk is not None:
+            self.flags += _tiers(seed, Path(self.disk.name))
         self.flags += expert_flags(seed, is_cold=self.is_cold)
         self.retries, self.resume = (0 if aborts == "passed on" else 2), aborts == "resumed"
         acted = acting(self.tokenizer, CHATML, self.world, seed=seed, retries=self.retries)
@@ -276,6 +295,9 @@ class Rollouts(RuleBasedStateMachine):
         assert "r3" not in self.flags or not self.stage.experts["not_recorded"], self.stage.experts
         self.counts["demoted"] += sum(stats["demoted"]["demotions"].values())
         self.counts["promoted"] += stats["demoted"]["promotions"]
+        if self.disk is not None:
+            tiers = self.portal.call(self.stage.client.get, "/store").json()["tiers"]
+            self.counts.update({f"promoted from {name}": tier["promotions"] for name, tier in tiers.items()})
 
 
 @pytest.mark.timeout(0 if _CONVERSATIONS > 1000 else 600)  # it computes all the time; turns have a time limit
@@ -298,6 +320,11 @@ def test_demoted_conversations_are_as_exact_as_others(
     print(world, dict(counts), dict(outcomes), dict(experts))  # noqa: T201  # the figures of a long run
     assert counts["demoted"] > counts["turns"]
     assert counts["promoted"] > counts["turns"]
+    if _CONVERSATIONS == 100:  # other runs have random seeds, and a short one may have no such tier
+        assert counts["promoted from ssd"] > 0, "choose the tiers of _tiers by other remainders of the seed"
+        assert counts["promoted from remote"] > 0, (
+            "choose the tiers of _tiers by other remainders of the seed"
+        )
     assert outcomes["exact"] > counts["conversations"] / 5
     assert experts["exact"] > experts.total() / 20
 
@@ -311,5 +338,5 @@ def _played(
         given |= {"outcomes": outcomes, "experts": experts, "counts": counts, "is_cold": is_cold}
         machine = type("Given", (Rollouts,), given)
         while counts["conversations"] < _CONVERSATIONS / len(WORLDS):
-            run_state_machine_as_test(machine, settings=_SETTINGS)
+            run_state_machine_as_test(machine, settings=_COLD_SETTINGS if is_cold else _SETTINGS)
     return outcomes, experts, counts
