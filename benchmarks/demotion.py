@@ -8,7 +8,8 @@ one after the other, and compared with the engine's journal. The name of a row s
 evicted. So fewer turns find their history (``hit rate``), and fewer samples are ``whole``. A whole sample has the
 tokens of all turns as they were sampled. If a sample is not whole, the router must say that it is not exact, or that
 its session is not ``complete``. With SSD or a remote store (``file://``) all samples must be whole. The store's own
-memory has 4 MiB.
+memory (``--store-memory-bytes``) has 4 MiB, or what the name of the row says. The columns ``hits`` are the shares of
+the blocks that reads found in that memory, on the SSD and in the remote store.
 
 The router runs on one core; the load and the embedded engine run on another.
 """
@@ -46,7 +47,7 @@ _CONVERSATIONS = 128
 _QUESTION_TOKENS = 1_600
 _SETTLE_S = 60.0
 _ALL, _HALF, _LITTLE, _NOTHING = 0, 2 << 20, 1 << 20, 1
-_STORE = ("--plugin", "tiered_store", "--store-memory-bytes", str(4 << 20))
+_STORE_BYTES = 4 << 20
 _COLUMNS = (
     Column("turns_per_s", "turns/s"),
     Column("cpu_ms", "ms CPU a turn", 2),
@@ -56,24 +57,34 @@ _COLUMNS = (
     Column("demoted_per_s", "segments demoted/s"),
     Column("hit_rate", "hit rate %", 1),
     Column("reused", "tokens reused %", 1),
+    Column("memory_hits", "hits: store's memory %", 1),
+    Column("ssd_hits", "SSD %", 1),
+    Column("remote_hits", "remote %", 1),
     Column("retrieval_p50_ms", "retrieval p50 ms", 1),
     Column("retrieval_p99_ms", "p99 ms", 1),
     Column("whole", "whole %", 1),
 )
 
 
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes >> 20} MiB" if size_bytes >= 1 << 20 else f"{size_bytes >> 10} KiB"
+
+
 @dataclass(frozen=True, slots=True)
 class _Tiers:
-    """A router's memory for trajectories (0: no limit), and the tier below it."""
+    """A router's memory for trajectories (0: no limit), the tier below it, and the memory of the store."""
 
     memory_bytes: int
     lower: str = ""
+    store_bytes: int = _STORE_BYTES
 
     @property
     def name(self) -> str:
         sizes = {_ALL: "memory for all", _NOTHING: "no memory"}
-        memory = sizes.get(self.memory_bytes, f"memory of {self.memory_bytes >> 20} MiB")
-        return f"{memory}, {self.lower}" if self.lower else memory
+        memory = sizes.get(self.memory_bytes, f"memory of {_size(self.memory_bytes)}")
+        lower = f", {self.lower}" if self.lower else ""
+        store = f", store of {_size(self.store_bytes)}" if self.store_bytes != _STORE_BYTES else ""
+        return memory + lower + store
 
     @property
     def keeps_all(self) -> bool:
@@ -83,15 +94,17 @@ class _Tiers:
     def flags(self, directory: Path) -> tuple[str, ...]:
         """Return the flags of a router whose lower tier is in ``directory``."""
         memory = ("--radix-tree-max-bytes", str(self.memory_bytes))
+        store = ("--plugin", "tiered_store", "--store-memory-bytes", str(self.store_bytes))
         if self.lower == "SSD":
-            return (*memory, *_STORE, "--store-ssd", str(directory), "--store-ssd-bytes", str(256 << 20))
-        return (*memory, *_STORE, "--store-remote", f"file://{directory}") if self.lower else memory
+            return (*memory, *store, "--store-ssd", str(directory), "--store-ssd-bytes", str(256 << 20))
+        return (*memory, *store, "--store-remote", f"file://{directory}") if self.lower else memory
 
 
 _ROWS = (
     _Tiers(_ALL),
     *(_Tiers(size, lower) for size in (_HALF, _LITTLE) for lower in ("", "SSD", "remote")),
     *(_Tiers(_NOTHING, lower) for lower in ("SSD", "remote")),
+    *(_Tiers(_NOTHING, "SSD", size) for size in (256 << 10, 1 << 20, 16 << 20)),
 )
 _TINY_ROWS = (_Tiers(_NOTHING, "SSD"),)
 
@@ -108,6 +121,12 @@ async def _settled(url: str, limit_bytes: int) -> dict[str, Any]:
         while (stats := await _get(f"{url}/cache_stats"))["bytes"] > limit_bytes > 0:  # noqa: ASYNC110  # no event tells it
             await anyio.sleep(0.01)
     return stats
+
+
+async def _hits(url: str) -> dict[str, float]:
+    """Return the share of the blocks that reads found in each tier, in percent."""
+    hits = {name: tier["hits"] for name, tier in (await _get(f"{url}/store"))["tiers"].items()}
+    return {f"{name}_hits": count / max(1, sum(hits.values())) * 100 for name, count in hits.items()}
 
 
 async def _is_flagged(url: str, session: str, reason: str) -> bool:
@@ -149,6 +168,7 @@ async def _measure(
         retrieval_p50_ms=quantile_us(crowd.retrievals_ns, 0.5) / 1e3,
         retrieval_p99_ms=quantile_us(crowd.retrievals_ns, 0.99) / 1e3,
         whole=verdict.exact / verdict.trajectories * 100,
+        **(await _hits(proxy.url) if tiers.lower else {}),
     )
 
 
