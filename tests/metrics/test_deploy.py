@@ -77,6 +77,13 @@ def test_expressions_are_promql() -> None:
         parser.parse(expression.replace("$__rate_interval", "5m"))
 
 
+def test_dashboard_shows_waits_and_store() -> None:
+    shown = " ".join(target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", ()))
+    of_the_store = {name for name in labels() if name.startswith("slime_store_")}
+    assert len(of_the_store) > 10
+    assert {name for name in {"slime_request_wait_seconds", *of_the_store} if name not in shown} == set()
+
+
 def test_panels_have_titles_and_places_of_their_own() -> None:
     panels = dashboard()["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
