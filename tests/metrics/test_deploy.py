@@ -17,8 +17,9 @@ yaml = pytest.importorskip("yaml")
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 _NAME = re.compile(r"\b(?:smg|slime|process)_\w+")
-_SELECTOR = re.compile(r"\b((?:smg|slime|process)_\w+)\{([^}]*)\}")
-_LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
+_LEGEND = re.compile(r"\{\{\s*(\w+)\s*\}\}")
+_ANNOTATION = re.compile(r"\{\{\s*\$labels\.(\w+)\s*\}\}")
+_VALUES = re.compile(r"label_values\((\w+), (\w+)\)")
 _SUFFIX = re.compile(r"_(bucket|sum|count)$")
 
 
@@ -45,7 +46,7 @@ def labels() -> dict[str, set[str]]:
     page = (DEPLOY.parent / "docs" / "plugins" / "metrics.md").read_text()
     found: dict[str, set[str]] = {}
     for line in page.splitlines():
-        cells = line.split(" | ")
+        cells = re.split(r" \|(?= )", line)
         if line.startswith("| `") and len(cells) == 4:
             for name in cells[0].removeprefix("| ").split(", "):
                 found[name.strip("`")] = set(re.findall(r"`(\w+)`", cells[2]))
@@ -57,24 +58,55 @@ async def test_expressions_name_metrics_that_exist(start: Start) -> None:
     async with start(*EVERYTHING) as running:
         exposed = names_of((await running.client.get("/metrics")).text)
     histograms = {name for name, kind in exposed.items() if kind == "histogram"}
-    known = labels()
     asked: set[str] = set()
     for title, expression in expressions():
         for name in _NAME.findall(expression):
             base = _SUFFIX.sub("", name)
             asked.add(base if base in histograms else name)
             assert name in exposed or base in histograms, f"{title}: {name}"
-        for name, selectors in _SELECTOR.findall(expression):
-            base = _SUFFIX.sub("", name)
-            wanted = set(_LABEL.findall(selectors)) - {"instance", "le"}
-            assert wanted <= known.get(name, known.get(base, set())), f"{title}: {name} has no such label"
     assert len(asked) > 40
 
 
-def test_expressions_are_promql() -> None:
-    parser = pytest.importorskip("promql_parser")
-    for _, expression in expressions():
-        parser.parse(expression.replace("$__rate_interval", "5m"))
+def known_labels(metric: str) -> set[str]:
+    known = labels()
+    return known[metric] if metric in known else known[_SUFFIX.sub("", metric)]
+
+
+def test_expressions_and_legends_name_labels_that_exist() -> None:
+    parts = pytest.importorskip("metrics.promql_labels")
+    for panel in dashboard()["panels"]:
+        for target in panel.get("targets", ()):
+            shown = set(_LEGEND.findall(target["legendFormat"]))
+            assert shown <= parts.labels_of(target["expr"], known_labels), f"{panel['title']}: {shown}"
+    for rule in alerts():
+        shown = set(_ANNOTATION.findall(" ".join(rule["annotations"].values())))
+        assert shown <= parts.labels_of(rule["expr"], known_labels), f"{rule['alert']}: {shown}"
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "sum by (nonsense) (slime_workers)",
+        "sum without (nonsense) (slime_workers)",
+        'slime_workers{nonsense="a"}',
+        "sum by (le) (slime_workers)",
+        "sum by (state) (slime_workers) / on (nonsense) slime_workers",
+        "sum by (state) (sum by (instance) (slime_workers))",
+    ],
+)
+def test_label_that_does_not_exist_is_found(expression: str) -> None:
+    parts = pytest.importorskip("metrics.promql_labels")
+    with pytest.raises(parts.NoSuchLabel):
+        parts.labels_of(expression, known_labels)
+
+
+def test_variables_name_labels_that_exist() -> None:
+    queries = [each["query"] for each in dashboard()["templating"]["list"] if each["type"] == "query"]
+    assert queries
+    for query in queries:
+        found = _VALUES.fullmatch(query["query"])
+        assert found, query
+        assert found[2] in known_labels(found[1]) | {"instance"}
 
 
 def test_dashboard_shows_waits_and_store() -> None:
