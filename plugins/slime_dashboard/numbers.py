@@ -47,11 +47,15 @@ class Numbers:
         return None if isinstance(found, Mapping) else found
 
     def by_label(self, name: str) -> dict[str, float] | None:
-        """Return the values of the metric ``name`` by the value of its one label; None: there is no such metric."""
+        """Return the sums of the metric ``name`` by the values of its last label; None: there is no such metric."""
         found = self._metrics.numbers(name) if self._metrics is not None else None
         if not isinstance(found, Mapping):
             return None
-        return {str(value): number for value, number in found.items()}
+        sums: dict[str, float] = {}
+        for labels, number in found.items():
+            value = labels if isinstance(labels, str) else labels[-1]
+            sums[value] = sums.get(value, 0) + number
+        return sums
 
     @property
     def has_traffic(self) -> bool:

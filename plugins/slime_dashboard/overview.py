@@ -122,6 +122,7 @@ class Overview:
                 "exactness": None
                 if hits is None
                 else {
+                    "generated": by_label("slime_generations_total"),
                     "retrieved": by_label("slime_retrieved_answers_total"),
                     "untouched": by_label("slime_untouched_generations_total"),
                     "unrecorded": by_label("slime_unrecorded_answers_total"),

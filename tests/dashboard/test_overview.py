@@ -139,12 +139,16 @@ async def test_metric_that_fails_is_left_out(
 
 
 async def test_exactness_is_told_by_reason(start: Start) -> None:
-    async with start(*WITH_TOKENS) as running:
+    async with start(*WITH_TOKENS, "--plugin", "openai") as running:
         text, _ = await generate(running, "a")
         for asked in (text, text, text + " unknown"):
             await running.client.post("/retrieve_from_text", json={"text": asked})
+        chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+        for path, body in (("/v1/chat/completions", chat), ("/generate", {"text": "Hi", "unknown": 1})):
+            assert (await running.client.post(path, json=body)).status_code == 200
         shown = await data(running)
     assert shown["exactness"]["retrieved"] == {"exact": 2, "uncovered_text": 1}
+    assert shown["exactness"]["generated"] == {"exact": 2, "unknown_field": 1}
 
 
 async def test_pause_is_told_with_those_who_wait(start: Start) -> None:

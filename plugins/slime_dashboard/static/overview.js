@@ -165,6 +165,7 @@ function showCache({ cache }) {
 function showExactness({ exactness }) {
   if (exactness === null) return;
   const groups = [
+    ["Sampled answers", "generated", "None sampled yet."],
     ["Retrieved answers", "retrieved", "None retrieved yet."],
     ["Generations passed on without their tokens", "untouched", "None."],
     ["Failures to record", "unrecorded", "None."],
