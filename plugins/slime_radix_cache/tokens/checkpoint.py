@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ def load_tokenizer(path: str) -> Tokenizer:
     if is_local and not Path(path).is_dir():
         raise SettingsError(f"--hf-checkpoint {path}: not a directory; wanted {_WANTED}")
     unreachable = None if is_local else hub_failure()
+    logging.getLogger("transformers").addFilter(_is_wanted)
     from transformers import AutoTokenizer  # slow to import, and only needed with --hf-checkpoint
 
     try:
@@ -63,6 +65,11 @@ def load_tokenizer(path: str) -> Tokenizer:
         ) from error
     loaded: Tokenizer = tokenizer  # transformers annotates its methods more widely
     return loaded
+
+
+def _is_wanted(record: logging.LogRecord) -> bool:
+    """Return False for the warning that PyTorch is missing, which transformers logs when it is imported."""
+    return not record.getMessage().startswith("PyTorch was not found")
 
 
 def eos_ids(tokenizer: Tokenizer, path: str = "") -> frozenset[int]:
