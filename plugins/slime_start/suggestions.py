@@ -9,6 +9,8 @@ __all__ = ["belongs", "closest", "unknown_name"]
 
 #: Least similarity, from 0 to 1, of a misspelt name and the name that is meant.
 _SIMILAR = 0.75
+#: Flags of many other commands, each with the flag and the value that have the same effect here.
+_SAME_EFFECT = {"--verbose": ("--log-level", "debug")}
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
@@ -39,6 +41,11 @@ def unknown_name(
     ``elsewhere``: the flags of plugins that are not loaded, each with its plugin. ``spelled`` writes a flag
     as it was given: as a flag, a key of the configuration file, or an environment variable.
     """
+    same, value = _SAME_EFFECT.get(flag, ("", ""))
+    if same in known:
+        here = spelled(same)
+        cure = f"{here} {value}" if here == same else f"{here}={value}"
+        return f"unknown {kind} {spelled(flag)}: did you mean {cure}?"
     if flag in elsewhere:
         return belongs(spelled(flag), elsewhere[flag])
     found = closest(flag, [*known, *elsewhere])

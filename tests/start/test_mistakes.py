@@ -34,6 +34,7 @@ MISTAKES = {
     "--worker-url http://a:1": "unknown flag --worker-url: did you mean --worker-urls?",
     "--plugins radix_cache": "unknown flag --plugins: did you mean --plugin?",
     "--Policy random": "unknown flag --Policy: did you mean --policy?",
+    "--verbose": "unknown flag --verbose: did you mean --log-level debug?",
     "--nonsense=secret": "unknown flag --nonsense (--help shows all flags)",
     "--hf-checkpoint /x": "--hf-checkpoint belongs to the plugin radix_cache, which is not loaded:"
     " add --plugin radix_cache",
@@ -200,6 +201,7 @@ MISTAKES = {
     "demo --samples 0": "--samples: wanted 1 or more, got 0",
     # the environment
     "SLIME_ROUTER_PROT=7": "unknown variable SLIME_ROUTER_PROT: did you mean SLIME_ROUTER_PORT?",
+    "SLIME_ROUTER_VERBOSE=1": "unknown variable SLIME_ROUTER_VERBOSE: did you mean SLIME_ROUTER_LOG_LEVEL=debug?",
     "SLIME_ROUTER_APIKEY=k": "unknown variable SLIME_ROUTER_APIKEY: did you mean SLIME_ROUTER_API_KEY?",
     "SLIME_ROUTER_PLUGINS=r3": "unknown variable SLIME_ROUTER_PLUGINS: did you mean SLIME_ROUTER_PLUGIN?",
     "slime_router_port=7": "slime_router_port is not read: set SLIME_ROUTER_PORT",
