@@ -157,6 +157,17 @@ def test_a_plugin_that_cannot_come_up_ends_the_start(tmp_path: Path) -> None:
     assert ended.stderr == "slime-router: plugin 'torn_life' failed in lifespan: ValueError: no disk\n"
 
 
+def test_taken_port_for_metrics_is_told_with_its_flags() -> None:
+    with bind("127.0.0.1", 0) as sock:
+        port = str(sock.getsockname()[1])
+        ended = run("--port", "0", "--prometheus-host", "127.0.0.1", "--prometheus-port", port)
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        f"slime-router: metrics cannot listen on 127.0.0.1:{port}: Address already in use;"
+        " give another --prometheus-port or --prometheus-host\n"
+    )
+
+
 def test_a_taken_port_is_told(capsys: Capture) -> None:
     with bind("127.0.0.1", 0) as sock:
         port = str(sock.getsockname()[1])

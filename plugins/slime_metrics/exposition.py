@@ -49,4 +49,5 @@ class Exposition:
                 logger.info("metrics at %s/metrics", url)
                 yield
         except OSError as error:
-            raise SettingsError(f"--prometheus-host {host} --prometheus-port {port}: {error}") from None
+            reason = f"{error.strerror or error}; give another --prometheus-port or --prometheus-host"
+            raise SettingsError(f"metrics cannot listen on {host}:{port}: {reason}") from None
