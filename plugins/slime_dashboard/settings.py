@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from router_core import SettingsError
+from slime_sglang.known_paths import KNOWN_PATHS
 
 __all__ = ["Settings", "add_dashboard_options"]
 
@@ -26,6 +27,11 @@ class Settings:
         path: str = options.dashboard_path
         if not _PATH.fullmatch(path):
             raise SettingsError(f"--dashboard-path: wanted a path such as /ui, got {path!r}")
+        if path in KNOWN_PATHS:
+            raise SettingsError(
+                f"--dashboard-path: the path {path} is taken, since the router or an engine answers it;"
+                " wanted a path such as /ui"
+            )
         return cls(path)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from http import HTTPStatus
 
 from router_core.errors import HTTPError
+from slime_sglang.known_paths import KNOWN_PATHS
 
 __all__ = ["ENDPOINTS", "OTHER", "Labels", "error_codes"]
 
@@ -24,22 +25,6 @@ ENDPOINTS = {
     "/v1/messages": "messages",
     "/v1/responses": "responses",
 }
-#: Other paths that a worker or a plugin answers and that no route names.
-_PATHS = frozenset(
-    (
-        "/abort_request", "/api/chat", "/api/generate", "/begin_weight_update", "/classify", "/continue_generation",
-        "/destroy_weights_update_group", "/detokenize", "/encode", "/end_weight_update", "/engine_metrics",
-        "/flush_cache", "/get_loads", "/get_model_info", "/get_server_info", "/get_weight_version",
-        "/health_generate", "/init_weights_update_group", "/invocations", "/load_lora_adapter",
-        "/load_lora_adapter_from_distributed", "/load_lora_adapter_from_tensors", "/model_info",
-        "/pause_generation", "/post_process_weights", "/pull_weights", "/release_memory_occupation", "/rerank",
-        "/resume_memory_occupation", "/score", "/server_info", "/start_profile", "/stop_profile", "/tokenize",
-        "/unload_lora_adapter", "/update_weight_version", "/update_weights_from_disk",
-        "/update_weights_from_distributed", "/update_weights_from_ipc", "/update_weights_from_tensor",
-        "/v1/classify", "/v1/detokenize", "/v1/embeddings", "/v1/loads", "/v1/models", "/v1/rerank", "/v1/score",
-        "/v1/tokenize", "/vertex_generate",
-    )
-)  # fmt: skip
 _GROUP = re.compile(r"\(\?P<(\w+)>[^)]*\)")
 
 
@@ -51,7 +36,7 @@ class Labels:
 
     def __init__(self, own_paths: Iterable[re.Pattern[str]]) -> None:
         written = [(pattern, _written(pattern)) for pattern in own_paths]
-        self._exact = frozenset((*ENDPOINTS, *_PATHS, *(path for _, path in written)))
+        self._exact = frozenset((*ENDPOINTS, *KNOWN_PATHS, *(path for _, path in written)))
         self._patterns = [(pattern, path) for pattern, path in written if "{" in path]
 
     def path(self, path: str) -> str:

@@ -68,6 +68,8 @@ MISTAKES = {
     "--cors-allowed-origins example.com": "--cors-allowed-origins: wanted an origin such as"
     " https://app.example.com, without a path, or *; got 'example.com'",
     "--cors-allowed-origins https://example.com/": "--cors-allowed-origins: wanted an origin such as",
+    "--dashboard-path /generate": "--dashboard-path: the path /generate is taken, since the router or an engine",
+    "--dashboard-path /tokenize": "--dashboard-path: the path /tokenize is taken, since the router or an engine",
     "--prometheus-duration-buckets 1 0.5": "--prometheus-duration-buckets: wanted at most 100 ascending numbers of",
     "--allow-worker 10.0.0.0/33": "--allow-worker: wanted [scheme://]host[:port], where host is a name",
     "--request-id-headers a:b": "--request-id-headers: wanted names of headers, got 'a:b'",
