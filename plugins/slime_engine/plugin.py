@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -52,7 +53,7 @@ class EnginePlugin:
                     kv_events_config=self._events_config(number),
                 )
                 url = await stack.enter_async_context(
-                    serving(make_backend_app(settings, partial(_same, backend)))
+                    serving(make_backend_app(settings, partial(_same, backend)), level=logging.DEBUG)
                 )
                 worker, _ = await router.add_worker(url)
                 stack.callback(_remove, router, worker)

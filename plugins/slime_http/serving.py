@@ -53,6 +53,7 @@ class _Server(uvicorn.Server):
         client_timeout_s: float,
         on_stop: Callable[[], object] | None,
         on_start: Callable[[str], object] | None = None,
+        level: int = logging.INFO,
         **options: Any,
     ) -> None:
         super().__init__(
@@ -84,12 +85,13 @@ class _Server(uvicorn.Server):
         )
         self._on_stop = on_stop
         self._on_start = on_start
+        self._level = level
 
     def stop(self) -> None:
         """Accept no more requests and finish the others; on a second call, do not wait."""
         if not self.should_exit:
-            logger.info(
-                "shutting down: no new requests; in flight, with %s s to end: %s",
+            logger.log(
+                self._level, "shutting down: no new requests; in flight, with %s s to end: %s",
                 self.config.timeout_graceful_shutdown, self._in_flight(),
             )  # fmt: skip
             if self._on_stop is not None:
@@ -115,7 +117,7 @@ class _Server(uvicorn.Server):
             url = url_of(sock, tls=self.config.is_ssl)
             if self._on_start is not None:
                 self._on_start(url)
-            logger.info("listening on %s", url)
+            logger.log(self._level, "listening on %s", url)
         self.started = True
         self.ready.set()
 
@@ -205,17 +207,21 @@ async def serving(
     grace_s: float = 5.0,
     client_timeout_s: float = CLIENT_TIMEOUT_S,
     on_stop: Callable[[], object] | None = None,
+    level: int = logging.INFO,
     **options: Any,
 ) -> AsyncIterator[str]:
     """Serve ``app`` in the running event loop; yields its base URL once it accepts requests.
 
     At the end of the block the server calls ``on_stop`` and stops accepting. Requests in flight have ``grace_s``
     seconds (rounded, at least one) to finish, and are then cancelled. A client that keeps the server waiting for
-    ``client_timeout_s`` is refused or cut off. ``options`` go to ``uvicorn.Config`` (TLS files).
+    ``client_timeout_s`` is refused or cut off. ``level`` is the log level of the lines about the server's start and
+    end: DEBUG for a server beside the router's own. ``options`` go to ``uvicorn.Config`` (TLS files).
     Raises OSError, and an ExceptionGroup of StartupError when the application's lifespan fails.
     """
     with bind(host, port) as sock:
-        server = _Server(app, grace_s=grace_s, client_timeout_s=client_timeout_s, on_stop=on_stop, **options)
+        server = _Server(
+            app, grace_s=grace_s, client_timeout_s=client_timeout_s, on_stop=on_stop, level=level, **options
+        )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_serve_to_the_end, server, sock)
             try:

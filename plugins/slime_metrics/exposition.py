@@ -45,7 +45,7 @@ class Exposition:
         """Serve the metrics on ``host:port``, without a key. Raises SettingsError when the address cannot be used."""
         app = Starlette(routes=[Route("/metrics", self._answer)])
         try:
-            async with serving(app, host=host, port=port, grace_s=1) as url:
+            async with serving(app, host=host, port=port, grace_s=1, level=logging.DEBUG) as url:
                 logger.info("metrics at %s/metrics", url)
                 yield
         except OSError as error:

@@ -12,6 +12,7 @@ import pytest
 
 from router_core import cli
 from router_core.cli import main
+from routers import Start
 from slime_start.banner import banner
 from slime_start.help_page import about, grouped
 
@@ -59,6 +60,19 @@ def test_banner_names_the_policy_of_a_plugin_first(
         "plugin my_policy, then auto"
     ]
     assert any(line.split() == ["plugin", "my_policy", "Takes", "the", "first"] for line in lines)
+
+
+@pytest.mark.anyio
+async def test_log_has_the_address_of_the_router_only(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        async with start(
+            "--plugin", "engine", "--prometheus-host", "127.0.0.1", "--prometheus-port", "0"
+        ) as running:
+            url = running.url
+    lines = [record.getMessage() for record in caplog.records if record.name == "slime_http.serving"]
+    begin, end = lines
+    assert begin == f"listening on {url}"
+    assert end.startswith("shutting down: ")
 
 
 def test_banner_names_some_of_many_workers() -> None:
