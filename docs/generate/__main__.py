@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from docs.generate import client, errors, flags, hooks, http, metrics
+from docs.generate.changelog import with_unreleased
 from docs.generate.diagrams import Diagrams
 from docs.generate.pages import ROOT, Links, assets, sources
 
@@ -32,7 +33,10 @@ def stage(folder: Path) -> None:
     links = Links({**pages, **assets()})
     diagrams = Diagrams(folder / "diagrams")
     for source, page in pages.items():
-        text = links.rewrite((ROOT / source).read_text(), source)
+        text = (ROOT / source).read_text()
+        if source == "CHANGELOG.md":
+            text = with_unreleased(text, ROOT)
+        text = links.rewrite(text, source)
         more = f"\n\nReference, made from the code: {_MORE[page]}.\n" if page in _MORE else ""
         _write(folder / page, diagrams.replace(text, page) + more)
     for page, text in reference().items():
