@@ -30,6 +30,8 @@ from router_core.request_ids import log_prefix
 from router_core.router import Router
 from router_core.routes import ControlRoute
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
+from slime_http.asgi import EXPLAIN
+from slime_http.message_faults import reply_fault
 
 __all__ = ["make_app"]
 
@@ -69,13 +71,18 @@ class _App:
         self._own = Starlette(
             routes=[route for _, route in claimed],
             lifespan=lambda _: router.running(),
-            exception_handlers={HTTPError: _http_error, HTTPException: _starlette_error, Exception: _crash},
+            exception_handlers={
+                HTTPError: _http_error,
+                HTTPException: _starlette_error,
+                Exception: self._crash,
+            },
         )
         self._own.router.redirect_slashes = False
         self._own.router.default = self._proxied
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http":
+            scope.get("state", {})[EXPLAIN] = self._router.hooks.unexpected
             return self._own(scope, receive, send)
         path: str = scope["path"]
         if path not in self._exact and not path.startswith(self._prefixes):
@@ -94,6 +101,9 @@ class _App:
             # Starlette has sent the response. Raising again would make the server close the connection.
             logger.exception("%s%s failed", log_prefix(scope), scope["path"])
 
+    async def _crash(self, _: StarletteRequest, error: Exception) -> Response:
+        return _json_error(500, error_body(self._router.hooks.unexpected(error)))
+
     def _bounded(self, receive: Receive) -> Receive:
         """Wrap ``receive`` so that it raises PayloadTooLarge for a body above the limit."""
         limit = self._router.settings.max_payload_size
@@ -110,8 +120,7 @@ class _App:
         return counted
 
     async def _proxied(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
-        router = self._router
+        router, request, reply = self._router, None, None
         try:
             headers = scope["headers"]
             try:
@@ -126,18 +135,17 @@ class _App:
             exchange = Exchange(request, sources=router.session_sources, address=address, scope=scope)
             with router.clients.cancelling(receive, exchange) as watched:
                 reply = await router.respond(exchange)
-                started = True
                 if (rest := relay(reply, scope["method"], send, watched.end)) is not None:
                     await rest
         except ClientDisconnect:
             return
         except asyncio.CancelledError:
-            if started:
+            if reply is not None:
                 raise
             # The grace period is over. Raising again would make some servers log a traceback for each request.
             await send_error(ShuttingDown("the router is shutting down"), send)
         except HTTPError as error:
-            if started:
+            if reply is not None:
                 # The server closes the connection early, so the client sees that the body is incomplete.
                 logger.warning("%sa reply broke off: %s", log_prefix(scope), error)
                 return
@@ -147,10 +155,11 @@ class _App:
                 prefix = log_prefix(scope)
                 logger.warning("%s%s %s: %d, %s", prefix, scope["method"], path, error.status, error)
             await send_error(error, send)
-        except Exception:
+        except Exception as error:
             logger.exception("%sa request failed", log_prefix(scope))
-            if not started:
-                await send_error(HTTPError("internal error; the router's log has the traceback"), send)
+            if reply is not None and reply_fault(reply.status, reply.headers) is None:
+                raise  # the server knows if the client has got a part of the reply
+            await send_error(router.hooks.unexpected(error, request, reply), send)
 
 
 def _json_error(status: int, body: bytes, headers: dict[str, str] | None = None) -> Response:
@@ -170,10 +179,6 @@ async def _starlette_error(_: StarletteRequest, error: Exception) -> Response:
     content = {"message": message, "type": "invalid_request_error", "code": f"HTTP_{error.status_code}"}
     headers = dict(error.headers) if error.headers else None
     return _json_error(error.status_code, orjson.dumps({"error": content}), headers)
-
-
-async def _crash(_: StarletteRequest, error: Exception) -> Response:
-    return _json_error(500, error_body(HTTPError("internal error; the router's log has the traceback")))
 
 
 def _table(claimed: Sequence[tuple[str, BaseRoute]]) -> tuple[frozenset[str], tuple[str, ...]]:

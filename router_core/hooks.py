@@ -19,9 +19,10 @@ from router_core.errors import HTTPError, MissingComponent, PluginError, PluginF
 from router_core.exchange import Exchange
 from router_core.reply import Reply
 from router_core.request import Request
-from router_core.types import Headers
 from router_core.weights import WeightUpdate
 from router_core.workers import Worker, WorkerChange
+from slime_http.message_faults import reply_fault, request_fault
+from slime_start.owners import Owners
 
 __all__ = ["Hooks", "attribute_errors", "failure", "hook_names", "new_plugin_manager"]
 
@@ -88,6 +89,9 @@ class Hooks:
         _refuse_unknown(manager)
         #: The names of the plugins, in the order of registration.
         self.plugins = [name for name, _ in manager.list_name_plugin()]
+        self.owners = Owners()
+        for name, plugin in manager.list_name_plugin():
+            self.owners.add(name, plugin)
         self.pre_request = _in_order(manager, "pre_request")
         self.post_response = _in_order(manager, "post_response")[::-1]
         self.attempt_failed = _in_order(manager, "attempt_failed")
@@ -117,7 +121,7 @@ class Hooks:
     async def call_pre_request(self, exchange: Exchange) -> Reply | None:
         """Call each plugin in turn until one returns a reply, and return that reply; None without one."""
         request = exchange.request
-        before = request.headers[:]
+        before, target, method = request.headers[:], request.target, request.method
         for plugin, function in self.pre_request:
             try:
                 reply = function(exchange)
@@ -127,15 +131,16 @@ class Hooks:
                 raise
             except Exception as error:
                 raise failure(plugin, "pre_request", error) from error
-            if request.headers != before or not isinstance(request.target, bytes):
-                before = _checked(plugin, "pre_request", request.headers, request.target)
+            if request.headers != before or request.target is not target or request.method is not method:
+                _refuse(plugin, "pre_request", _fault_of(request))
+                before = request.headers[:]
             if reply is not None:
                 return _a_reply(plugin, "pre_request", reply)
         return None
 
     async def call_post_response(self, exchange: Exchange) -> None:
         """Call each plugin, in the reverse order of the command line."""
-        before = exchange.reply.headers[:] if exchange.reply is not None else []
+        before, status = (exchange.reply.headers[:], exchange.reply.status) if exchange.reply else ([], 0)
         for plugin, function in self.post_response:
             try:
                 if (waits := function(exchange)) is not None:
@@ -147,11 +152,14 @@ class Hooks:
             if not isinstance(exchange.reply, Reply):
                 wrong = TypeError(f"left {exchange.reply!r} as the exchange's reply")
                 raise failure(plugin, "post_response", wrong)
-            if exchange.reply.headers != before:
-                before = _checked(plugin, "post_response", exchange.reply.headers)
+            if exchange.reply.headers != before or exchange.reply.status is not status:
+                _refuse(plugin, "post_response", reply_fault(exchange.reply.status, exchange.reply.headers))
+                before = exchange.reply.headers[:]
 
     def select_worker(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker | None:
         """Return the first choice of a plugin, or None."""
+        headers = exchange.request.headers
+        count = len(headers)  # a copy of the headers for each request would cost more
         for plugin, function in self._select_worker:
             try:
                 worker: Worker | None = function(exchange, workers)
@@ -159,12 +167,33 @@ class Hooks:
                 raise
             except Exception as error:
                 raise failure(plugin, "select_worker", error) from error
+            if exchange.request.headers is not headers or len(headers) != count:
+                _refuse(plugin, "select_worker", _fault_of(exchange.request))
             if worker is not None:
                 if worker not in workers:
                     wrong = ValueError(f"not among the workers offered: {worker!r}")
                     raise failure(plugin, "select_worker", wrong)
                 return worker
         return None
+
+    def unexpected(
+        self, error: BaseException, request: Request | None = None, reply: Reply | None = None
+    ) -> HTTPError:
+        """Return the 500 for ``error``, which is in the log. It names the plugin that raised it, if that is known.
+
+        Give the client's ``request``, or the ``reply``, which may be broken. The hooks of requests are checked before.
+        """
+        message = "internal error; the router's log has the traceback"
+        fault = reply_fault(reply.status, reply.headers) if reply is not None else None
+        if fault is not None and self.sender:
+            return failure(" or ".join(name for name, _ in self.sender), "sender", TypeError(fault))
+        if reply is None and request is not None and (fault := _fault_of(request)) is not None:
+            message = "internal error: middleware, or a plugin's sender, broke the request; the router's log says how"
+            logger.error("middleware, or a plugin's sender, broke the request: %s", fault)
+        if (found := self.owners.culprit(error)) is None:
+            return HTTPError(message)
+        logger.error("plugin %r failed in %s", *found)
+        return PluginFailed(*found)
 
     async def on_weight_update(self, update: WeightUpdate) -> None:
         """Call each plugin, then raise the first failure."""
@@ -197,27 +226,18 @@ def _a_reply(plugin: str, hook: str, reply: object) -> Reply:
     """Return the ``reply`` of ``plugin``. Raises PluginFailed when it is not a Reply."""
     if not isinstance(reply, Reply):
         raise failure(plugin, hook, TypeError(f"wanted a router_core.Reply or None, got {reply!r}"))
-    _checked(plugin, hook, reply.headers)
+    _refuse(plugin, hook, reply_fault(reply.status, reply.headers))
     return reply
 
 
-def _checked(plugin: str, hook: str, headers: Headers, target: object = b"") -> Headers:
-    """Return a copy of ``headers``, which ``plugin`` has changed. Raises PluginFailed if they cannot be sent."""
-    wrong = [pair for pair in headers if not _is_header(pair)] if isinstance(headers, list) else [headers]
-    if not isinstance(target, bytes):
-        raise failure(plugin, hook, TypeError(f"the target is {target!r}; wanted bytes"))
-    if wrong:
-        is_pair = isinstance(wrong[0], tuple) and len(wrong[0]) == 2
-        shown = f"{wrong[0][0]!r}: {type(wrong[0][1]).__name__}" if is_pair else type(wrong[0]).__name__
-        error = f"a header is {shown}; wanted a list of pairs of bytes, without line breaks"
-        raise failure(plugin, hook, TypeError(error))
-    return headers[:]
+def _fault_of(request: Request) -> str | None:
+    return request_fault(request.method, request.target, request.headers)
 
 
-def _is_header(pair: object) -> bool:
-    if not isinstance(pair, tuple) or len(pair) != 2:
-        return False
-    return all(isinstance(part, bytes) and not {*b"\r\n"} & {*part} for part in pair)
+def _refuse(plugin: str, hook: str, fault: str | None) -> None:
+    """Raise PluginFailed if ``plugin`` has left a request or a reply with a ``fault``."""
+    if fault is not None:
+        raise failure(plugin, hook, TypeError(fault))
 
 
 def failure(plugin: str, hook: str, error: Exception) -> HTTPError:

@@ -70,7 +70,7 @@ def asgi_middleware(app: ASGIApp, router: Router) -> ASGIApp:  # type: ignore[em
 
     When: once, after ``routes``; the first plugin's middleware is the outermost. Middleware sees a request before
     authorization and routing, which use the path and headers that it passes on. Pass on scopes other than ``http``.
-    An exception in the hook ends the start; an exception while a request is served becomes a 500.
+    An exception in the hook ends the start; an exception while a request is served becomes a 500 that names the plugin.
     """
 
 
@@ -113,7 +113,7 @@ def sender(inner: Sender, router: Router) -> Sender:  # type: ignore[empty-body]
 
     When: once, after ``setup``; the first plugin's wrapper is the outermost, the proxy is innermost. Each request for
     which a worker is chosen goes through the wrapper, also each ``generate`` and ``ask_again`` of a plugin. An
-    HTTPError of the wrapper reaches the client as it is; any other exception becomes a 500.
+    HTTPError of the wrapper reaches the client as it is; any other exception becomes a 500 that names the plugin.
     """
 
 

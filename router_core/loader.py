@@ -199,6 +199,7 @@ def _named(path: str, middleware: type[Any]) -> Callable[..., Any]:
     """Wrap the class ``middleware``: its constructor gets the router only if it takes one; its errors name ``path``."""
 
     def make(app: ASGIApp, *, router: Router) -> Any:
+        router.hooks.owners.add(path, middleware)
         with attribute_errors(path, "its constructor"):
             return middleware(app, router=router) if takes_router(middleware) else middleware(app)
 

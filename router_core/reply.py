@@ -5,47 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from io import BytesIO
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
 from router_core.errors import WorkerBroke
 from router_core.types import Headers
+from slime_http.bodies import BodySource, Tap, source_of
 
 __all__ = ["BodySource", "Reply", "Tap"]
 
 logger = logging.getLogger(__name__)
 
 _JSON = (b"content-type", b"application/json")
-
-
-class BodySource(Protocol):
-    """The source of a streamed reply's bytes."""
-
-    @property
-    def finished(self) -> bool:
-        """True once :meth:`read` has returned the last piece."""
-        ...
-
-    async def read(self) -> bytes:
-        """Return the next piece, or ``b""`` at the end. Raises HTTPError when the worker breaks off."""
-        ...
-
-    def close(self) -> None:
-        """Discard the rest of the stream. Idempotent."""
-        ...
-
-
-class Tap(Protocol):
-    """Watches a reply's bytes on their way to the client."""
-
-    def feed(self, chunk: bytes) -> None:
-        """Called with each piece before the client gets it."""
-        ...
-
-    def close(self, complete: bool) -> None:
-        """Called once, however the reply ends; ``complete`` is False when the body did not come to its end."""
-        ...
 
 
 class Reply:
@@ -59,7 +31,7 @@ class Reply:
         self._taps: list[Tap] = []
         self._ended = False
         self._body: bytes | None = body if isinstance(body, bytes) else None
-        self._source: BodySource | None = None if isinstance(body, bytes) else body
+        self._source: BodySource | None = None if isinstance(body, bytes) else source_of(body)
 
     @classmethod
     def from_json(cls, value: Any, status: int = 200, headers: Iterable[tuple[bytes, bytes]] = ()) -> Reply:
@@ -102,7 +74,7 @@ class Reply:
             self._close_source()
             self._body, self._source = body, None
         else:
-            self._body, self._source = None, body
+            self._body, self._source = None, source_of(body)
 
     def pass_through(self, wrap: Callable[[BodySource], BodySource]) -> None:
         """Replace a stream by ``wrap(stream)``, whose ``close`` must close the stream. A whole body stays."""

@@ -620,7 +620,8 @@ async def test_hook_routes() -> None:
         assert (refused.status_code, refused.json()["error"]["message"]) == (400, "not so")
         assert (await running.client.get("/refuses")).status_code == 405
         crashed = await running.client.get("/crashes")
-        assert (crashed.status_code, crashed.json()["error"]["code"]) == (500, "INTERNAL_ERROR")
+        assert (crashed.status_code, crashed.json()["error"]["code"]) == (500, "PLUGIN_FAILED")
+        assert crashed.json()["error"]["message"].startswith("plugin 'serves' failed in crashes; ")
         assert SECRET not in crashed.text
         assert worker.requests == []
         assert (await running.client.get("/own")).json() == {"worker": "worker"}  # this one is nobody's

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 __all__ = [
+    "EXPLAIN",
     "ASGIApp",
     "Headers",
     "Message",
@@ -16,6 +17,9 @@ __all__ = [
     "send_now_of",
     "send_whole",
 ]
+
+#: Key in the ASGI state of a function that returns the HTTPError to answer when the application raises its argument.
+EXPLAIN = "slime_http.explain"
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -53,9 +53,13 @@ def response_lines(status: int, headers: Iterable[Iterable[bytes]]) -> tuple[byt
     return head, length, closes
 
 
-def error_answer(status: int, message: str, *, to_head: bool = False) -> bytes:
-    """Return a complete answer with an error as JSON and ``Connection: close``; ``to_head``: only its head."""
+def error_answer(status: int, message: str, *, to_head: bool = False, body: bytes | None = None) -> bytes:
+    """Return a complete answer with an error as JSON and ``Connection: close``; ``to_head``: only its head.
+
+    ``body``, if given, is the JSON, else it is made of ``message``.
+    """
     kind = "invalid_request_error" if status < 500 else "internal_error"
-    body = orjson.dumps({"error": {"message": message, "type": kind, "code": f"HTTP_{status}"}})
+    if body is None:
+        body = orjson.dumps({"error": {"message": message, "type": kind, "code": f"HTTP_{status}"}})
     head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
     return _STATUS_LINES[status] + head.encode() + (b"" if to_head else body)

@@ -10,9 +10,10 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from slime_http.asgi import ASGIApp, Message, Scope
+from slime_http.asgi import EXPLAIN, ASGIApp, Message, Scope
 from slime_http.client_connection import ClientConnection
 from slime_http.error_codes import MAX_ERROR_BYTES
+from slime_http.errors import error_body
 from slime_http.observed import ObservedRequest
 from slime_http.response_head import error_answer, response_lines
 
@@ -133,9 +134,11 @@ class ServerRequest(ObservedRequest):
         except asyncio.CancelledError:
             self._give_up(503, _SHUTTING_DOWN)
             raise
-        except (Exception, BaseExceptionGroup):
+        except (Exception, BaseExceptionGroup) as error:
             logger.exception("%s: the application failed", self._target)
-            self._give_up(500, "internal error; the log has the traceback")
+            explain = self.scope.get("state", {}).get(EXPLAIN)
+            body = error_body(explain(error)) if explain is not None else None
+            self._give_up(500, "internal error; the log has the traceback", body)
         finally:
             if self.begun and (observers := self._connection.observers):
                 if not self.complete:
@@ -144,14 +147,14 @@ class ServerRequest(ObservedRequest):
                     observe(self)
             self._connection.ended(self)
 
-    def _give_up(self, status: int, message: str) -> None:
+    def _give_up(self, status: int, message: str, body: bytes | None = None) -> None:
         """End an incomplete answer: with an error if nothing is written yet, else by cutting it off."""
         if self.complete or self.disconnected:
             return
         if not self.written:  # else the client sees that the body breaks off, by its framing or a reset
             self.started = self.written = self.is_whole = True
             self.status = status
-            self.transport.write(error_answer(status, message, to_head=self._is_head))
+            self.transport.write(error_answer(status, message, to_head=self._is_head, body=body))
         elif self._left is None:
             self._connection.flow.reset()
         self.keep_alive = False

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from plugged import Recording, routing
 from router_core import Exchange, Reply, hookimpl
+from routers import Start
+from slime_http.serving import serving
 
 pytestmark = pytest.mark.anyio
 
@@ -104,3 +107,145 @@ async def test_headers_that_can_be_sent_are_sent() -> None:
     assert (answer.headers["x-team"], answer.headers["x-seen"]) == ("blue", "1")
     ((_, sent, _),) = worker.requests
     assert (sent["x-team"], sent["x-seen"]) == ("blue", "1")
+
+
+PLUGIN = """
+from router_core import Reply, hookimpl
+
+MISTAKE = "{mistake}"
+
+@hookimpl
+def pre_request(exchange):
+    request = exchange.request
+    if MISTAKE == "method":
+        request.method = 5
+    if MISTAKE == "name":
+        request.headers.append((b"x y", b"z"))
+    if MISTAKE == "target":
+        request.target = b"/x y"
+    if MISTAKE == "reply status":
+        return Reply("200", [], b"text")
+    if MISTAKE == "reply body":
+        return Reply(200, [], "text")
+
+@hookimpl
+def post_response(exchange):
+    if MISTAKE == "status":
+        exchange.reply.status = "200"
+    if MISTAKE == "body":
+        exchange.reply.replace_body("text")
+
+@hookimpl
+def select_worker(exchange, workers):
+    if MISTAKE == "chosen":
+        exchange.request.headers.append(("x", "y"))
+
+class Layer:
+    def __init__(self, inner):
+        self.inner = inner
+
+    def choose(self, exchange, but=()):
+        self.inner.choose(exchange, but)
+        if MISTAKE == "layer request":
+            exchange.request.headers.append(("x", "y"))
+
+    async def send(self, exchange, request, body=None):
+        if MISTAKE == "layer raises":
+            raise ValueError(MISTAKE)
+        reply = await self.inner.send(exchange, request, body)
+        if MISTAKE == "layer reply":
+            reply.headers.append(("x", "y"))
+        return reply
+
+@hookimpl
+def sender(inner, router):
+    return Layer(inner)
+
+@hookimpl
+def asgi_middleware(app, router):
+    async def wrapped(scope, receive, send):
+        async def stamped(message):
+            if MISTAKE == "middleware reply" and message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], ("x", "y")]
+            await send(message)
+
+        if MISTAKE == "middleware raises" and scope["type"] == "http":
+            raise ValueError(MISTAKE)
+        await app(scope, receive, stamped)
+
+    return wrapped
+"""
+
+CLASS = """
+class Layer:
+    def __init__(self, app):
+        self.app = app
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] == "http":
+            raise ValueError("boom")
+        await self.app(scope, receive, send)
+"""
+
+
+@pytest.mark.parametrize(
+    ("mistake", "function"),
+    [
+        ("method", "pre_request"),
+        ("name", "pre_request"),
+        ("target", "pre_request"),
+        ("reply status", "pre_request"),
+        ("reply body", "pre_request"),
+        ("status", "post_response"),
+        ("body", "post_response"),
+        ("chosen", "select_worker"),
+        ("layer raises", "send"),
+        ("layer reply", "sender"),
+        ("middleware raises", "wrapped"),
+        ("middleware reply", "stamped"),
+    ],
+)
+async def test_mistake_names_the_plugin(
+    mistake: str,
+    function: str,
+    start: Start,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    name = f"odd_{mistake.replace(' ', '_')}"
+    (tmp_path / f"{name}.py").write_text(PLUGIN.replace("{mistake}", mistake))
+    monkeypatch.syspath_prepend(tmp_path)
+    worker = Recording()
+    async with serving(worker) as url:
+        flags = ("--no-default-plugins", "--middleware-paths", name, "--worker-urls", url)
+        async with start(*flags) as running:
+            answer = await running.client.post("/x", content=b"hello")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (500, "PLUGIN_FAILED")
+    assert error["message"].startswith(f"plugin {name!r} failed in {function}; ")
+    assert f"plugin {name!r} failed in {function}" in caplog.text
+
+
+async def test_request_that_a_layer_breaks_is_no_fault_of_the_client(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "odd_layer.py").write_text(PLUGIN.replace("{mistake}", "layer request"))
+    monkeypatch.syspath_prepend(tmp_path)
+    async with serving(Recording()) as url:
+        flags = ("--no-default-plugins", "--middleware-paths", "odd_layer", "--worker-urls", url)
+        async with start(*flags) as running:
+            answer = await running.client.post("/x", content=b"hello")
+    message = "internal error: middleware, or a plugin's sender, broke the request"
+    assert (answer.status_code, answer.json()["error"]["message"].partition(";")[0]) == (500, message)
+    assert "a header is 'x': str; wanted a list of pairs of bytes" in caplog.text
+
+
+async def test_class_of_middleware_that_raises_is_named_by_its_path(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd_class.py").write_text(CLASS)
+    monkeypatch.syspath_prepend(tmp_path)
+    async with start("--no-default-plugins", "--middleware-paths", "odd_class.Layer") as running:
+        answer = await running.client.get("/x")
+    assert answer.json()["error"]["message"].startswith("plugin 'odd_class.Layer' failed in __call__; ")

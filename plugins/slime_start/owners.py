@@ -1,0 +1,64 @@
+"""The plugins that own modules, to name a plugin whose code raised an exception."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from types import CodeType, ModuleType, TracebackType
+
+__all__ = ["Owners"]
+
+_CORE = "router_core"
+#: Modules that take the messages of middleware and check them. Each layer outside of a mistaken one passes it on.
+_CHECK_MESSAGES = ("slime_http.response_head", "slime_http.server_request", "router_core.request_ids")
+
+
+class Owners:
+    """The names of plugins by module and by top-level package.
+
+    A module or package that two plugins share has no owner: neither is named for the other's mistake.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, str | None] = {}
+
+    def add(self, name: str, plugin: object) -> None:
+        """Add the plugin ``name``: a module, a class or an object."""
+        found = plugin if isinstance(plugin, ModuleType | type) else type(plugin)
+        module: str = found.__name__ if isinstance(found, ModuleType) else found.__module__
+        package = module.partition(".")[0]
+        if package != _CORE and package not in sys.stdlib_module_names:
+            for each in {module, package}:
+                self._names[each] = name if self._names.get(each, name) == name else None
+
+    def culprit(self, error: BaseException) -> tuple[str, str] | None:
+        """Return the plugin and the function that raised ``error``, the innermost ones; None: unknown.
+
+        For a message that the server refuses, the name is "a or b" if the layers of several plugins have passed it on.
+        The search ends at a coroutine of the core: an error below it did not come from the plugins above it, which
+        only wait for the core. Other functions of the core may have got a wrong argument from a plugin.
+        """
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        found: dict[str, str] = {}
+        is_refused = False
+        for module, code in _frames(error.__traceback__)[::-1]:
+            package = module.partition(".")[0]
+            owner = self._names.get(module) or self._names.get(package)
+            is_refused |= module in _CHECK_MESSAGES
+            if owner is not None:
+                found.setdefault(owner, code.co_name)
+                if not is_refused:
+                    break
+            elif package == _CORE and code.co_flags & inspect.CO_COROUTINE:
+                break
+        return (" or ".join(found), next(iter(found.values()))) if found else None
+
+
+def _frames(trace: TracebackType | None) -> list[tuple[str, CodeType]]:
+    """Return the module and the code of each frame, the outermost first."""
+    found = []
+    while trace is not None:
+        found.append((trace.tb_frame.f_globals.get("__name__", ""), trace.tb_frame.f_code))
+        trace = trace.tb_next
+    return found
