@@ -11,6 +11,7 @@ from plugged import Recording, routing
 from router_core import Exchange, Reply, hookimpl
 from routers import Start
 from slime_http.serving import serving
+from slime_start.owners import Owners
 
 pytestmark = pytest.mark.anyio
 
@@ -249,3 +250,32 @@ async def test_class_of_middleware_that_raises_is_named_by_its_path(
     async with start("--no-default-plugins", "--middleware-paths", "odd_class.Layer") as running:
         answer = await running.client.get("/x")
     assert answer.json()["error"]["message"].startswith("plugin 'odd_class.Layer' failed in __call__; ")
+
+
+async def test_header_that_two_layers_pass_on_names_both(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "inner_layer.py").write_text(PLUGIN.replace("{mistake}", "middleware reply"))
+    (tmp_path / "outer_layer.py").write_text(PLUGIN.replace("{mistake}", "none"))
+    monkeypatch.syspath_prepend(tmp_path)
+    async with serving(Recording()) as url:
+        flags = ("--no-default-plugins", "--middleware-paths", "outer_layer", "inner_layer")
+        async with start(*flags, "--worker-urls", url) as running:
+            answer = await running.client.get("/x")
+    named = "plugin 'outer_layer or inner_layer' failed in stamped; "
+    assert answer.json()["error"]["message"].startswith(named)
+
+
+def test_exception_in_a_group_has_the_plugin_of_its_first_part() -> None:
+    owners = Owners()
+    owners.add("odd", Innocent())
+    try:
+        raise ValueError
+    except ValueError as error:
+        group = ExceptionGroup("", [error])
+    assert owners.culprit(group) == (
+        "odd",
+        test_exception_in_a_group_has_the_plugin_of_its_first_part.__name__,
+    )
+    owners.add("other", Innocent())  # both plugins are of this module
+    assert owners.culprit(group) is None
