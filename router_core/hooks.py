@@ -133,7 +133,7 @@ class Hooks:
                 raise failure(plugin, "pre_request", error) from error
             if request.headers != before or request.target is not target or request.method is not method:
                 _refuse(plugin, "pre_request", _fault_of(request))
-                before = request.headers[:]
+                before, target, method = request.headers[:], request.target, request.method
             if reply is not None:
                 return _a_reply(plugin, "pre_request", reply)
         return None
@@ -154,7 +154,7 @@ class Hooks:
                 raise failure(plugin, "post_response", wrong)
             if exchange.reply.headers != before or exchange.reply.status is not status:
                 _refuse(plugin, "post_response", reply_fault(exchange.reply.status, exchange.reply.headers))
-                before = exchange.reply.headers[:]
+                before, status = exchange.reply.headers[:], exchange.reply.status
 
     def select_worker(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker | None:
         """Return the first choice of a plugin, or None."""
