@@ -140,7 +140,8 @@ class Hooks:
 
     async def call_post_response(self, exchange: Exchange) -> None:
         """Call each plugin, in the reverse order of the command line."""
-        before, status = (exchange.reply.headers[:], exchange.reply.status) if exchange.reply else ([], 0)
+        reply = exchange.reply
+        before, status = (reply.headers[:], reply.status) if reply is not None else ([], 0)
         for plugin, function in self.post_response:
             try:
                 if (waits := function(exchange)) is not None:
@@ -149,12 +150,13 @@ class Hooks:
                 raise
             except Exception as error:
                 raise failure(plugin, "post_response", error) from error
-            if not isinstance(exchange.reply, Reply):
-                wrong = TypeError(f"left {exchange.reply!r} as the exchange's reply")
+            reply = exchange.reply
+            if not isinstance(reply, Reply):
+                wrong = TypeError(f"left {reply!r} as the exchange's reply")
                 raise failure(plugin, "post_response", wrong)
-            if exchange.reply.headers != before or exchange.reply.status is not status:
-                _refuse(plugin, "post_response", reply_fault(exchange.reply.status, exchange.reply.headers))
-                before, status = exchange.reply.headers[:], exchange.reply.status
+            if reply.headers != before or reply.status is not status:
+                _refuse(plugin, "post_response", reply_fault(reply.status, reply.headers))
+                before, status = reply.headers[:], reply.status
 
     def select_worker(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker | None:
         """Return the first choice of a plugin, or None."""
