@@ -31,8 +31,6 @@ __all__ = ["CHECKSUM_BYTES", "Layout"]
 
 CHECKSUM_BYTES = 8
 _HEADER = struct.Struct("<16s8sII")
-#: ``num_tokens`` and the zero behind it, as one number of 8 bytes.
-_COUNT, _COUNT_OFFSET = struct.Struct("<Q"), 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +88,10 @@ class Layout:
             blocks["rows"][: num_whole - start - done] = source[part]
             done += len(blocks)
         if num_whole < stop:  # the last block is shorter
-            last = stretches[-1][-self.block_bytes :]
             rest = rows[num_whole * step :]
-            _COUNT.pack_into(last, _COUNT_OFFSET, len(rest) // self.bytes_per_token)
-            last[self.rows_offset : self.rows_offset + len(rest)] = rest
+            blocks = np.frombuffer(stretches[-1], dtype)
+            blocks["count"][-1] = len(rest) // self.bytes_per_token
+            stretches[-1][-step:][: len(rest)] = rest
 
     def frames(self, stretches: Iterable[memoryview]) -> list[memoryview]:
         """Return the memory of each block in ``stretches``."""
@@ -136,7 +134,10 @@ class Layout:
 
 @cache
 def _dtype_of(tokens_per_block: int, bytes_per_token: int) -> np.dtype[np.void]:
-    """Return the dtype of a block. All fields except the number of tokens are bytes (V16: 16 bytes)."""
+    """Return the dtype of a block. All fields except ``count`` are bytes (V16: 16 bytes).
+
+    ``count``: the number of tokens and the zero behind it, as one number of 8 bytes.
+    """
     rows, tokens = tokens_per_block * bytes_per_token, tokens_per_block * TOKEN_BYTES
     return np.dtype(
         [
