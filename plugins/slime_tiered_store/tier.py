@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-__all__ = ["Block", "BlockKey", "MemoryTier", "SharedTier", "Tier", "check_ids"]
+__all__ = ["Block", "BlockKey", "MemoryTier", "SharedTier", "Tier", "check_ids", "ends_of_runs"]
 
 #: The XXH3-128 digest of a block and all blocks before it: 16 bytes.
 BlockKey: TypeAlias = bytes
@@ -108,3 +108,12 @@ def check_ids(name: str, capacity: int, ids: Sequence[int]) -> None:
     if ids and not 0 <= min(ids) <= max(ids) < capacity:
         wrong = min(ids) if min(ids) < 0 else max(ids)
         raise IndexError(f"tier {name} has the blocks 0 to {capacity - 1}, not {wrong}")
+
+
+def ends_of_runs(ids: Sequence[int]) -> list[int]:
+    """Return the end of each run of consecutive ids, as a place in ``ids``. No ids have no runs."""
+    if ids and list(ids) == list(range(ids[0], ids[0] + len(ids))):  # mostly
+        return [len(ids)]
+    return [
+        place for place in range(1, len(ids) + 1) if place == len(ids) or ids[place] != ids[place - 1] + 1
+    ]

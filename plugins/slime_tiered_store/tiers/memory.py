@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import chain, pairwise
 
-import numpy as np
-
 from slime_tiered_store.errors import NotEnoughSpaceError
-from slime_tiered_store.tier import check_ids
+from slime_tiered_store.tier import check_ids, ends_of_runs
 
 __all__ = ["MemoryArena"]
 
@@ -39,10 +37,8 @@ class MemoryArena:
 
         The views are valid until ``aclose``. Raises IndexError.
         """
-        if not block_ids:
-            return []
-        ends = _ends_of_runs(block_ids)
-        runs = [(block_ids[begin], block_ids[end - 1]) for begin, end in pairwise((0, *ends))]
+        ends = pairwise((0, *ends_of_runs(block_ids)))
+        runs = [(block_ids[begin], block_ids[end - 1]) for begin, end in ends]
         check_ids(self.name, self.capacity, [*chain(*runs)])
         size = self.block_bytes
         return [self._bytes[first * size : (last + 1) * size] for first, last in runs]
@@ -52,12 +48,3 @@ class MemoryArena:
         self._bytes.release()
         with suppress(BufferError):  # a view is left; the mapping ends with it
             self._arena.close()
-
-
-def _ends_of_runs(ids: Sequence[int]) -> list[int]:
-    """Return the end of each run of consecutive ids, as a place in ``ids``."""
-    count, first = len(ids), ids[0]
-    if list(ids) == list(range(first, first + count)):  # mostly
-        return [count]
-    found = np.array(ids)
-    return [*(np.flatnonzero(found[1:] - found[:-1] != 1) + 1).tolist(), count]

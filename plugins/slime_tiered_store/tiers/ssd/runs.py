@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from slime_tiered_store.tier import ends_of_runs
+
 __all__ = ["SlotRun", "adjacent", "longest_run"]
 
 _RUN_BYTES = 1 << 20  # so that the buffer of a read stays in the processor's cache
@@ -24,11 +26,7 @@ def adjacent(
 ) -> Iterator[SlotRun]:
     """Cut blocks, given by slot, key and buffer, into runs of at most 1 MiB, or of one block if that is larger."""
     at_once = longest_run(slot_bytes)
-    if slots and slots == list(range(slots[0], slots[0] + len(slots))):
-        gaps = []
-    else:
-        gaps = [place for place in range(1, len(slots)) if slots[place] != slots[place - 1] + 1]
-    for begin, end in pairwise([0, *gaps, len(slots)]):
+    for begin, end in pairwise((0, *ends_of_runs(slots))):
         for first in range(begin, end, at_once):
             last = min(first + at_once, end)
             yield SlotRun(slots[first], keys[first:last], buffers[first:last])
