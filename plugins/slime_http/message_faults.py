@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["reply_fault", "request_fault"]
+__all__ = ["IN_VALUES", "TOKEN", "reply_fault", "request_fault"]
 
 #: The name of a header, and a method: a token, RFC 9110 section 5.6.2.
-_TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-#: Bytes that the value of a header may not have, RFC 9110 section 5.5.
-_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+#: Bytes allowed in the value of a header, RFC 9110 section 5.5.
+IN_VALUES = bytes([0x09, *range(0x20, 0x7F), *range(0x80, 0x100)])
 _TARGET = re.compile(rb"[^\x00-\x20]+")
 _STATUSES = range(100, 1000)
 
 
 def request_fault(method: object, target: object, headers: object) -> str | None:
     """Return the reason why a request with these parts cannot be sent; None: it can be sent."""
-    if not (isinstance(method, str) and method.isascii() and _TOKEN.fullmatch(method.encode())):
+    if not (isinstance(method, str) and method.isascii() and TOKEN.fullmatch(method.encode())):
         return f"the method is {method!r}; wanted the name of a method as str"
     if not isinstance(target, bytes):
         return f"the target is a {type(target).__name__}; wanted bytes"
@@ -53,4 +53,4 @@ def _is_header(pair: object) -> bool:
     name, value = pair
     if not (isinstance(name, bytes) and isinstance(value, bytes)):
         return False
-    return _TOKEN.fullmatch(name) is not None and _CONTROL.search(value) is None
+    return TOKEN.fullmatch(name) is not None and not value.translate(None, IN_VALUES)

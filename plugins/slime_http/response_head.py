@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from http import HTTPStatus
 
 import orjson
 
+from slime_http.message_faults import IN_VALUES, TOKEN
+
 __all__ = ["error_answer", "response_lines"]
 
 _STATUS_LINES = {int(one): f"HTTP/1.1 {int(one)} {one.phrase}\r\n".encode() for one in HTTPStatus}
-#: The name of a header: a token, RFC 9110 section 5.6.2.
-_TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _KNOWN_NAMES = frozenset(
     b"cache-control connection content-encoding content-length content-type date server transfer-encoding"
     b" vary x-request-id".split()
 )
-#: Bytes allowed in the value of a header, RFC 9110 section 5.5.
-_IN_VALUES = bytes([0x09, *range(0x20, 0x7F), *range(0x80, 0x100)])
 
 
 def response_lines(status: int, headers: Iterable[Iterable[bytes]]) -> tuple[bytes, int | None, bool]:
@@ -32,7 +29,7 @@ def response_lines(status: int, headers: Iterable[Iterable[bytes]]) -> tuple[byt
     closes = False
     for name, value in headers:
         name = name.lower()
-        if name not in _KNOWN_NAMES and not _TOKEN.fullmatch(name):
+        if name not in _KNOWN_NAMES and not TOKEN.fullmatch(name):
             raise RuntimeError(f"{name!r} cannot be the name of a header")
         if name == b"content-length":
             if length is not None or not value.isdigit():
@@ -47,8 +44,8 @@ def response_lines(status: int, headers: Iterable[Iterable[bytes]]) -> tuple[byt
         lines += (name, b": ", value, b"\r\n")
     head = b"".join(lines)
     # One check of all values: without the bytes that values may have, only the line breaks are left.
-    if len(head.translate(None, _IN_VALUES)) != (len(lines) + 3) // 2:
-        name = next(name for name, value in headers if value.translate(None, _IN_VALUES))
+    if len(head.translate(None, IN_VALUES)) != (len(lines) + 3) // 2:
+        name = next(name for name, value in headers if value.translate(None, IN_VALUES))
         raise RuntimeError(f"the value of the header {name!r} has a control character in it")
     return head, length, closes
 
