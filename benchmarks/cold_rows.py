@@ -35,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load
 
-from benchmarks.options import Options, flags, read
+from benchmarks.options import Options, add_directory, flags, read
 from benchmarks.peers import Running, router, started
 from benchmarks.processes import LOAD_CORE, leave_cleanly, quick_worker, require
 from benchmarks.report import EXACT, Column, Report
@@ -222,12 +222,7 @@ async def _measure_all(report: Report, options: Options, parent: Path | None) ->
 
 def main() -> int:
     parser = flags("Routed experts of long samples, from a router's memory and from its store.")
-    parser.add_argument(
-        "--directory",
-        type=Path,
-        metavar="DIR",
-        help="files go below DIR, and are removed at the end (default: the system's temporary directory)",
-    )
+    add_directory(parser)
     given = parser.parse_args()
     options, report = read(given), Report()
     os.sched_setaffinity(0, {LOAD_CORE})

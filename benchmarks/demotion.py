@@ -33,7 +33,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.crowd import Crowd, compare
 from benchmarks.engine import save_engine_tokenizer, serving_engine
-from benchmarks.options import Options, flags, read
+from benchmarks.options import Options, add_directory, flags, read
 from benchmarks.peers import Running, router, started
 from benchmarks.processes import LOAD_CORE, leave_cleanly, require
 from benchmarks.report import Column, Report
@@ -206,12 +206,7 @@ def main() -> int:
     require("setpriv", "taskset")
     leave_cleanly()
     parser = flags("Conversations through routers whose memory has no room for them.", rounds=3)
-    parser.add_argument(
-        "--directory",
-        type=Path,
-        metavar="DIR",
-        help="files go below DIR, and are removed at the end (default: the system's temporary directory)",
-    )
+    add_directory(parser)
     given = parser.parse_args()
     options = read(given)
     os.sched_setaffinity(0, {LOAD_CORE})

@@ -13,7 +13,7 @@ from typing import TypeVar
 from benchmarks import history
 from benchmarks.peers import Peer
 
-__all__ = ["VOCABULARY", "Options", "flags", "parse", "present", "read"]
+__all__ = ["VOCABULARY", "Options", "add_directory", "flags", "parse", "present", "read"]
 
 #: The most tokens that the vocabulary of the test data may have.
 VOCABULARY = 16_000
@@ -97,6 +97,16 @@ def flags(description: str, *, rounds: int = 5, seconds: float = 4.0) -> argpars
         help="try the script in seconds: one short round, few requests, no peers",
     )
     return parser
+
+
+def add_directory(parser: argparse.ArgumentParser) -> None:
+    """Add ``--directory``, the place of a script's temporary directory; None: the system's."""
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        metavar="DIR",
+        help="files go below DIR, and are removed at the end (default: the system's temporary directory)",
+    )
 
 
 def read(given: argparse.Namespace) -> Options:

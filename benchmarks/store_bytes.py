@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time
 
-from benchmarks.options import flags, read
+from benchmarks.options import add_directory, flags, read
 from benchmarks.report import Column, Report
 from slime_tiered_store.cold_records import LAYOUT as RECORD_LAYOUT
 from slime_tiered_store.frames import Layout as BlockLayout
@@ -195,12 +195,7 @@ async def _measure(
 
 def main() -> int:
     parser = flags("Throughput of the tiers of a store, beside plain loops.")
-    parser.add_argument(
-        "--directory",
-        type=Path,
-        metavar="DIR",
-        help="files go below DIR, and are removed at the end (default: the system's temporary directory)",
-    )
+    add_directory(parser)
     given = parser.parse_args()
     options = read(given)
     named = [(size, f"{size >> 10:,} KiB") for size in _SLOTS]

@@ -26,7 +26,7 @@ from shutil import which
 from time import perf_counter, process_time
 from urllib.request import Request, urlopen
 
-from benchmarks.options import Options, flags, read
+from benchmarks.options import Options, add_directory, flags, read
 from benchmarks.processes import LOAD_CORE, child, free_port
 from benchmarks.report import Column, Report
 from slime_tiered_store.cold_records import LAYOUT
@@ -154,12 +154,7 @@ def _measure_all(report: Report, options: Options, parent: Path | None) -> None:
 
 def main() -> int:
     parser = flags("Throughput of the copy to a larger remote tier, beside plain writers.")
-    parser.add_argument(
-        "--directory",
-        type=Path,
-        metavar="DIR",
-        help="files go below DIR, and are removed at the end (default: the system's temporary directory)",
-    )
+    add_directory(parser)
     given = parser.parse_args()
     options, report = read(given), Report()
     _measure_all(report, options, given.directory)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from benchmarks.histories import TALK, Histories, Turn, record, text_of
-from benchmarks.options import flags, read
+from benchmarks.options import add_directory, flags, read
 from benchmarks.report import Column, Report
 from slime_engine.model import load_model
 from slime_journal.record_files import LogDirectory
@@ -148,11 +148,7 @@ class _Side(Generic[K]):
 def main() -> int:
     parser = flags(__doc__.partition("\n")[0])
     parser.add_argument("--conversations", type=int, default=2000, metavar="N")
-    parser.add_argument(
-        "--directory",
-        type=Path,
-        help="files go below this directory, and are removed at the end (default: the system's temporary one)",
-    )
+    add_directory(parser)
     given = parser.parse_args()
     options = read(given)
     conversations = options.pick(given.conversations, tiny=20)
