@@ -39,9 +39,9 @@ from benchmarks.peers import Peer, Running, gateway, httpx_proxy, nginx_proxy, r
 from benchmarks.processes import LOAD_CORE, PROXY_CORE, CoreClock, leave_cleanly, require
 from benchmarks.recorded import check_all_recorded, check_exact
 from benchmarks.report import Column, Report
-from benchmarks.samples import Answer, Samples, request_body, save_tokenizer
-from benchmarks.stand_in import STREAM_ID, Chunk, Fixed, StandIn, serving_stand_in
-from benchmarks.streams import Pace, in_steps, quantile_us, spread, streaming
+from benchmarks.samples import Samples, request_body, save_tokenizer
+from benchmarks.stand_in import Chunk, Fixed, StandIn, serving_stand_in
+from benchmarks.streams import Pace, cumulative_chunks, in_steps, quantile_us, spread, streaming
 
 _STREAMS = 64
 _CHUNKS_PER_S = 10_000
@@ -91,7 +91,7 @@ async def main(options: Options) -> int:
         samples, prompt_tokens = Samples(tokenizer), len(tokenizer.encode(_PROMPT).ids)
         answer = samples.answer(_TOKENS)
         text = samples.decode(answer.ids[:-1])  # without the end token
-        chunks = _chunks(samples, answer, prompt_tokens)
+        chunks = cumulative_chunks(samples, answer, prompt_tokens)
         large = _large(samples, prompt_tokens, options.pick(_LARGE_BYTES, tiny=1 << 20))
         stand_in = StandIn({_LARGE_TOKENS: [Fixed(large)]}, chunks=chunks)
         request = request_body(_PROMPT, _LARGE_TOKENS)
@@ -202,14 +202,6 @@ async def _download(target: Running, options: Options, large_bytes: int) -> dict
         "peak_mb": peak / 1e6,
         "grown_mb": (peak - before) / 1e6,
     }
-
-
-def _chunks(samples: Samples, answer: Answer, prompt_tokens: int) -> Sequence[Chunk]:
-    """Return one answer as cumulative chunks of a stream, each with one more token. The text lacks the end token."""
-    texts = [samples.decode(answer.ids[: min(n, _TOKENS - 1)]) for n in range(1, _TOKENS + 1)]
-    return [
-        Chunk(answer.chunk(STREAM_ID.decode(), prompt_tokens, text, n)) for n, text in enumerate(texts, 1)
-    ]
 
 
 def _large(samples: Samples, prompt_tokens: int, size_bytes: int) -> bytes:

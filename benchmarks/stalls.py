@@ -19,8 +19,8 @@ from benchmarks.peers import Running, router, started
 from benchmarks.pulse import COLUMNS, feel
 from benchmarks.report import EXACT, Column, Report
 from benchmarks.samples import Samples, request_body, save_tokenizer
-from benchmarks.stand_in import STREAM_ID, Chunk, StandIn, Stream, Template, serving_stand_in
-from benchmarks.streams import quantile_us, streaming
+from benchmarks.stand_in import Chunk, StandIn, Stream, Template, serving_stand_in
+from benchmarks.streams import cumulative_chunks, quantile_us, streaming
 
 __all__ = ["measure_stalls", "show_stalls"]
 
@@ -71,11 +71,8 @@ async def measure_stalls(options: Options, report: Report, directory: Path) -> N
     tokenizer = save_tokenizer(directory / "tokenizer", options.vocabulary)
     samples = Samples(tokenizer)
     answer = samples.answer(_STREAM_TOKENS)
-    texts = [samples.decode(answer.ids[: min(n, _STREAM_TOKENS - 1)]) for n in range(1, _STREAM_TOKENS + 1)]
     prompt_tokens = len(tokenizer.encode(_STREAM_PROMPT).ids)  # else the cache finds a contradiction
-    chunks = [
-        Chunk(answer.chunk(STREAM_ID.decode(), prompt_tokens, text, n)) for n, text in enumerate(texts, 1)
-    ]
+    chunks = cumulative_chunks(samples, answer, prompt_tokens)
     answers = [Template(samples.answer(_NEW_TOKENS).payload) for _ in range(8)]
     stand_in = StandIn({_NEW_TOKENS: answers}, chunks=chunks)
     openings = [samples.opening(options.pick(_PROMPT_TOKENS, tiny=256)) for _ in range(_OPENINGS)]

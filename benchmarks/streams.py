@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 import anyio
 import httptools
 
-from benchmarks.samples import request_body
-from benchmarks.stand_in import Chunk, StandIn
+from benchmarks.samples import Answer, Samples, request_body
+from benchmarks.stand_in import STREAM_ID, Chunk, StandIn
 
-__all__ = ["Pace", "Seen", "in_steps", "quantile_us", "spread", "streaming"]
+__all__ = ["Pace", "Seen", "cumulative_chunks", "in_steps", "quantile_us", "spread", "streaming"]
 
 #: Calls ``advance`` of a stand-in's streams, for ever.
 Pace = Callable[[StandIn], Coroutine[object, object, None]]
@@ -81,6 +81,15 @@ def in_steps(chunks_per_s: float) -> Pace:
                 sent += 1
 
     return pace
+
+
+def cumulative_chunks(samples: Samples, answer: Answer, prompt_tokens: int) -> list[Chunk]:
+    """Return ``answer`` as cumulative chunks of a stream, each with one more token. The text lacks the end token."""
+    name, last = STREAM_ID.decode(), len(answer.ids)
+    return [
+        Chunk(answer.chunk(name, prompt_tokens, samples.decode(answer.ids[: min(count, last - 1)]), count))
+        for count in range(1, last + 1)
+    ]
 
 
 @asynccontextmanager
