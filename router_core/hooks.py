@@ -140,7 +140,7 @@ class Hooks:
 
     async def call_post_response(self, exchange: Exchange) -> None:
         """Call each plugin, in the reverse order of the command line."""
-        reply = exchange.reply
+        reply: Reply | None = exchange.reply
         before, status = (reply.headers[:], reply.status) if reply is not None else ([], 0)
         for plugin, function in self.post_response:
             try:
