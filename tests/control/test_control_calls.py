@@ -356,6 +356,21 @@ async def test_a_body_for_each_worker_that_cannot_be_reaches_nobody(
     assert worker.got == []
 
 
+@pytest.mark.parametrize("version", ["", "7" * 257, 7.5, False, ["7"]])
+@pytest.mark.parametrize("for_each", [False, True])
+async def test_a_call_that_names_no_version_reaches_nobody(version: object, for_each: bool) -> None:
+    worker = Steered()
+    async with steering(worker) as running:
+        body = {"model_path": "m", "weight_version": version}
+        sent = {"workers": {worker.url: body}} if for_each else body
+        answer = await running.client.post("/update_weights_from_disk", json=sent)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["message"].startswith('weight_version: wanted a version such as "7"')
+        renamed = await running.client.post("/update_weight_version", json={"new_version": ""})
+        assert renamed.status_code == 400, renamed.text
+    assert worker.got == []
+
+
 async def test_ranks_begin_where_those_of_the_worker_before_end() -> None:
     workers = [Steered(tp_size=2), Steered(tp_size=4), Steered(tp_size=1)]
     path = "/init_weights_update_group"

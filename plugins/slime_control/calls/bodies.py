@@ -12,7 +12,8 @@ from router_core import Worker
 from router_core.errors import BadRequest
 from router_core.pool import WorkerPool
 from router_core.request import Request
-from router_core.weights import version_named
+from router_core.routes import shown
+from router_core.weights import MAX_VERSION, version_named
 from router_core.workers import worker_url
 
 __all__ = [
@@ -59,9 +60,21 @@ def named_version(request: Request) -> str | None:
     """Return the version that the request names for all workers.
 
     Returns None unless it names one version for all of them, in a body of at most ``_PARSED_BYTES``.
+    Raises BadRequest for a value that is no version: an engine takes an empty one, and then names no version itself.
     """
-    versions = {version_named(body.get("weight_version", body.get("new_version"))) for body in _each(request)}
+    versions = {_version(body) for body in _each(request)}
     return versions.pop() if len(versions) == 1 else None
+
+
+def _version(body: dict[str, Any]) -> str | None:
+    name = "weight_version" if "weight_version" in body else "new_version"
+    given = body.get(name)
+    version = version_named(given)
+    if version is None and given is not None:
+        raise BadRequest(
+            f'{name}: wanted a version such as "7", at most {MAX_VERSION} characters, got {shown(given)}'
+        )
+    return version
 
 
 def names_read(request: Request) -> tuple[bytes, ...]:
