@@ -270,7 +270,7 @@ def unindented(text: str) -> str:
 def test_each_code_block_of_the_walk_through_stands_in_the_example() -> None:
     sources = [path.read_text() for path in EXAMPLE.iterdir() if path.suffix in (".py", ".toml")]
     # The one about router.generate(), which the example does not need, stands in a test.
-    sources.append(page("tests/test_hooks.py"))
+    sources.append(page("tests/core/test_hooks.py"))
     blocks = _BLOCK.findall(page("docs/writing-a-plugin.md"))
     assert len(blocks) >= 8
     for language, block in blocks:

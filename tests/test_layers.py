@@ -80,6 +80,11 @@ PARTS = {
     ),
 }
 
+#: Directories of tests whose subject is more than one package, or is outside the packages.
+ACROSS_SOURCES = (
+    "benchmarks", "chaos", "clients", "compatibility", "deploy", "e2e", "examples", "frameworks", "release", "surface",
+)  # fmt: skip
+
 #: Packages that take a tenth of a second or more to import, and are not always needed. Only these may be imported
 #: within a function.
 HEAVY = frozenset(
@@ -278,9 +283,16 @@ def test_tests_that_one_environment_leaves_out_run_in_another_one() -> None:
     others = ("fleet", "clients", "frameworks", "docs")
     run = [path for name in others for path in re.findall(r"tests/\S+", tox[f"testenv:{name}"]["commands"])]
     assert len(left_out) > 20
-    assert set(left_out) <= set(run)
-    assert len(run) == len(set(run))
+    assert sorted(left_out) == sorted(run)
     assert [path for path in (*left_out, *run) if not (ROOT / path).exists()] == []
+
+
+def test_directories_of_tests_have_the_names_of_their_sources() -> None:
+    names = {path.name.removeprefix("slime_") for path in PLUGINS.glob("slime_*")}
+    tests = ROOT / "tests"
+    directories = {path.relative_to(tests).parts[0] for path in tests.glob("*/**/test_*.py")}
+    assert len(directories) > 30
+    assert {name.removesuffix("_") for name in directories} - names == {"core", *ACROSS_SOURCES}
 
 
 def test_plugins_import_public_names_of_the_core() -> None:

@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from access_log.lines import fields_of, last_line
-from chat.scripted import scripted
 from compatibility.launching import launched
 from deadlines import until
+from openai_.chat.scripted import scripted
 from ports import free_port
 from router_core.router import Router
 from routers import Start

@@ -15,9 +15,9 @@ from anyio.from_thread import start_blocking_portal
 
 pytest.register_assert_rewrite("clients.rolling")
 
-from chat_models.families import QWEN3, Family, Words  # noqa: E402  # assertions are rewritten on import
-from chat_models.steered import by_text, speaking  # noqa: E402
 from clients.rolling import ANSWERS, RESULTS, Rolling, Rollout  # noqa: E402
+from openai_.chat_models.families import QWEN3, Family, Words  # noqa: E402  # assertions are rewritten on import
+from openai_.chat_models.steered import by_text, speaking  # noqa: E402
 from routers import Start  # noqa: E402
 
 # litellm would fetch a list of prices when it is imported, the agents of OpenAI would send traces there.

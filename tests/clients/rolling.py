@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 from anyio.from_thread import BlockingPortal
 
-from chat_models.families import Call, Family, Words
-from chat_models.steered import Steered
 from deadlines import HANG_S
+from openai_.chat_models.families import Call, Family, Words
+from openai_.chat_models.steered import Steered
 from slime_engine.journal import JournalEntry
 from slime_testing import Running
 

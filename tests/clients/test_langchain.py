@@ -15,7 +15,6 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
-from chat_models.families import QWEN2_5, Words
 from clients.rolling import (
     ANSWERS,
     FORCED_CALLS,
@@ -29,6 +28,7 @@ from clients.rolling import (
     weather,
 )
 from clients.schemas import bound_answers
+from openai_.chat_models.families import QWEN2_5, Words
 
 # It keeps its connections, also those of models that are gone.
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")]

@@ -12,8 +12,8 @@ pytest.importorskip("openai", reason="the SDK of OpenAI is not installed")
 from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool
 from openai import AsyncOpenAI
 
-from chat_models.families import Call, Words
 from clients.rolling import LAST_WORDS, QUESTION, SYSTEM, Rolling, Rollout, clock, weather
+from openai_.chat_models.families import Call, Words
 
 pytestmark = pytest.mark.anyio
 

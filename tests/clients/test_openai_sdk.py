@@ -16,7 +16,6 @@ from openai import AsyncOpenAI, OpenAI, pydantic_function_tool
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from pydantic import BaseModel
 
-from chat_models.families import QWEN2_5, Call, Words
 from clients.rolling import (
     ANSWERS,
     FORCED_CALLS,
@@ -31,6 +30,7 @@ from clients.rolling import (
     weather,
 )
 from clients.schemas import bound_answers
+from openai_.chat_models.families import QWEN2_5, Call, Words
 from routers import answering
 from slime_http.serving import serving
 from slime_testing import FakeEngine

@@ -17,7 +17,6 @@ from pydantic_ai import Agent, NativeOutput
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from chat_models.families import QWEN2_5, Words
 from clients.rolling import (
     ANSWERS,
     FORCED_CALLS,
@@ -31,6 +30,7 @@ from clients.rolling import (
     weather,
 )
 from clients.schemas import bound_answers
+from openai_.chat_models.families import QWEN2_5, Words
 
 pytestmark = pytest.mark.anyio
 

@@ -13,9 +13,9 @@ pytest.importorskip("openai", reason="the SDK of OpenAI is not installed")
 
 from smolagents import CodeAgent, OpenAIServerModel, ToolCallingAgent, tool
 
-from chat_models.families import QWEN2_5, Words
 from clients.rolling import FORCED_CALLS, LAST_WORDS, QUESTION, RESULTS, Rolling, Rollout, clock, weather
 from clients.schemas import bound_answers
+from openai_.chat_models.families import QWEN2_5, Words
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import pytest
 
 from core.servers import Wire, answer, scripted
 from deadlines import HANG_S
-from http1.conversations import connected
+from http_.conversations import connected
 from router_core.app import make_app
 from router_core.cli import build, is_compiled
 from router_core.types import ASGIApp

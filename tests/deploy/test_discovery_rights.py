@@ -11,7 +11,7 @@ import pytest
 import trustme
 
 from deploy.deployed import DEPLOY
-from discovery.cluster import Cluster, a_pod
+from kubernetes_.cluster import Cluster, a_pod
 from plugged import Recording, until
 from routers import Start
 from slime_http.serving import serving

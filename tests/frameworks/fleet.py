@@ -17,9 +17,9 @@ import anyio
 import numpy as np
 import numpy.typing as npt
 
-from chat_models.families import QWEN3, Family, Words
-from chat_models.steered import Steered, by_text, speaking
 from deadlines import HANG_S
+from openai_.chat_models.families import QWEN3, Family, Words
+from openai_.chat_models.steered import Steered, by_text, speaking
 from router_core.router import Router
 from routers import Start
 from slime_engine.journal import JournalEntry

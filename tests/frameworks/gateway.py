@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chat.chatting import Chat
+from openai_.chat.chatting import Chat
 
 __all__ = ["CHAT", "COMPLETIONS", "Gateway", "Message", "assert_told_once", "logprobs_of", "prompt_of"]
 

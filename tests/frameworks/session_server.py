@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 import numpy.typing as npt
 
-from chat_models.families import Family
+from openai_.chat_models.families import Family
 
 __all__ = ["Message", "Refused", "Sample", "Session"]
 

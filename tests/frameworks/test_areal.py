@@ -20,9 +20,9 @@ from areal.utils import name_resolve, names
 from areal.workflow.multi_turn import MultiTurnWorkflow
 from transformers import AutoTokenizer
 
-from chat_models.families import QWEN2_5, Words
 from frameworks.areal_reward import RIGHT, reward
 from frameworks.fleet import Fleet, serving_fleet
+from openai_.chat_models.families import QWEN2_5, Words
 
 if TYPE_CHECKING:
     from routers import Start

@@ -13,9 +13,9 @@ from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 from atroposlib.envs.server_handling.server_manager import ServerManager
 from pydantic import ValidationError
 
-from chat_models.families import QWEN2_5, Words
 from clients.rolling import QUESTION, SYSTEM
 from frameworks.fleet import ENDLESS, Fleet, Sample, serving_fleet
+from openai_.chat_models.families import QWEN2_5, Words
 
 if TYPE_CHECKING:
     from routers import Start

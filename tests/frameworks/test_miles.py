@@ -11,11 +11,11 @@ import anyio
 import httpx
 import pytest
 
-from chat.chatting import Chat, chatting
-from chat_models.families import QWEN3
 from deadlines import HANG_S
-from drift.rollouts import TOOLS
 from frameworks.session_server import Message, Refused, Sample, Session
+from openai_.chat.chatting import Chat, chatting
+from openai_.chat_models.families import QWEN3
+from openai_.drift.rollouts import TOOLS
 from slime_engine.moe import routed_experts
 
 if TYPE_CHECKING:

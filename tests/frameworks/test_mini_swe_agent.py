@@ -15,8 +15,8 @@ from minisweagent.agents.default import DefaultAgent
 from minisweagent.environments.local import LocalEnvironment
 from minisweagent.models.litellm_model import LitellmModel
 
-from chat_models.families import Call, Words
 from frameworks.fleet import Fleet, serving_fleet
+from openai_.chat_models.families import Call, Words
 
 if TYPE_CHECKING:
     from routers import Start

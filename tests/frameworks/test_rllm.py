@@ -9,10 +9,6 @@ import numpy as np
 import orjson
 import pytest
 
-from chat.chatting import chatting
-from chat.scripted import scripted
-from chat_models.families import QWEN2_5, QWEN3
-from drift.rollouts import TOOLS
 from frameworks.gateway import (
     CHAT,
     COMPLETIONS,
@@ -22,6 +18,10 @@ from frameworks.gateway import (
     logprobs_of,
     prompt_of,
 )
+from openai_.chat.chatting import chatting
+from openai_.chat.scripted import scripted
+from openai_.chat_models.families import QWEN2_5, QWEN3
+from openai_.drift.rollouts import TOOLS
 from slime_engine.moe import routed_experts
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from openai.types.chat import ChatCompletion
 from skyrl_train.inference_engines.remote_inference_engine import create_remote_inference_engines
 from transformers import AutoTokenizer
 
-from chat_models.families import QWEN2_5, Words
 from clients.rolling import ANSWERS, LAST_WORDS, QUESTION, RESULTS, SYSTEM, TOOLS
 from frameworks.agents import converse
 from frameworks.fleet import ENDLESS, Fleet, serving_fleet
+from openai_.chat_models.families import QWEN2_5, Words
 
 if TYPE_CHECKING:
     from routers import Start

@@ -13,9 +13,9 @@ from strands import Agent, tool
 from strands_sglang import SGLangClient, SGLangModel
 from transformers import AutoTokenizer
 
-from chat_models.families import QWEN2_5
 from clients.rolling import ANSWERS, LAST_WORDS, QUESTION, SYSTEM, clock, weather
 from frameworks.fleet import ENDLESS, Fleet, Sample, serving_fleet
+from openai_.chat_models.families import QWEN2_5
 from slime_engine.moe import routed_experts
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from transformers import AutoTokenizer
 from trl.chat_template_utils import qwen2_5_chat_template
 from trl.experimental.async_grpo.async_rollout_worker import _AsyncRolloutLoop
 
-from chat_models.families import QWEN2_5
 from clients.rolling import ANSWERS, LAST_WORDS, QUESTION, RESULTS, SYSTEM, clock, weather
 from frameworks.fleet import ENDLESS, Fleet, Sample, serving_fleet
+from openai_.chat_models.families import QWEN2_5
 
 if TYPE_CHECKING:
     from routers import Start

@@ -11,8 +11,8 @@ import anyio
 import httpx
 import pytest
 
-from chat.chatting import chatting
 from core.servers import Wire, answer, dial, on_both_loops, scripted
+from openai_.chat.chatting import chatting
 from plugged import routing, until
 from router_core import Reply, hookimpl
 from router_core.exchange import Exchange

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from chat.scripted import scripted
 from metrics.scrapes import Numbers, scraped
+from openai_.chat.scripted import scripted
 from routers import Start
 
 pytestmark = pytest.mark.anyio

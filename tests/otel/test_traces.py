@@ -13,8 +13,8 @@ import anyio
 import pytest
 
 from access_log.lines import fields_of
-from chat.scripted import scripted
 from deadlines import until
+from openai_.chat.scripted import scripted
 from otel.collector import Collector, traced
 from plugged import Recording, routing
 from ports import free_port

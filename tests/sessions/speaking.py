@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import safetensors.numpy
 
-from chat.chatting import Chat
+from openai_.chat.chatting import Chat
 from slime_engine.journal import JournalEntry
 
 __all__ = ["Sample", "Samples", "said_by", "samples_of", "speak", "talk"]

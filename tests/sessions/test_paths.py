@@ -10,7 +10,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from chat.chatting import chatting
+from openai_.chat.chatting import chatting
 from plugged import Recording, until
 from routers import BARE
 from sessions.speaking import speak, talk

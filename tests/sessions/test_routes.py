@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from chat.chatting import chatting
+from openai_.chat.chatting import chatting
 from plugged import Recording, until
 from sessions.speaking import samples_of, talk
 from slime_http.serving import serving

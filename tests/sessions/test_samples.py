@@ -10,7 +10,7 @@ import httpx
 import orjson
 import pytest
 
-from chat.chatting import Chat, chatting
+from openai_.chat.chatting import Chat, chatting
 from plugged import until
 from sessions.speaking import said_by, samples_of, speak, talk
 

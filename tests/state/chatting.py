@@ -14,9 +14,9 @@ import anyio
 import httpx
 import orjson
 
-from chat_models.families import QWEN3, Call, Words
-from drift.clients import Habit
-from drift.rollouts import TOOLS
+from openai_.chat_models.families import QWEN3, Call, Words
+from openai_.drift.clients import Habit
+from openai_.drift.rollouts import TOOLS
 from state.hearing import HeardAnswers
 
 __all__ = ["FORK_AFTER", "TURNS", "Chat", "Clients", "Heard", "reply"]

@@ -18,10 +18,10 @@ import httpx
 import pytest
 
 from chaos.processes import Program
-from chat_models.families import QWEN3
-from chat_models.steered import by_text, speaking
 from deadlines import HANG_S
-from drift.clients import CLIENTS
+from openai_.chat_models.families import QWEN3
+from openai_.chat_models.steered import by_text, speaking
+from openai_.drift.clients import CLIENTS
 from ports import free_port
 from slime_engine.journal import JournalEntry
 from state.chatting import FORK_AFTER, Chat, Clients, reply

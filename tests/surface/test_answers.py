@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chat.scripted import scripted
-from chat_models.families import QWEN3
-from chat_models.steered import by_text, speaking
+from openai_.chat.scripted import scripted
+from openai_.chat_models.families import QWEN3
+from openai_.chat_models.steered import by_text, speaking
 from surface.description import content_of, documents, key_of, operations
 
 if TYPE_CHECKING:

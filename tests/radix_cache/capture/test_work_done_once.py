@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 import pytest
 
-from http1.conversations import watch_server
+from http_.conversations import watch_server
 from router_core.cli import is_compiled
 from slime_radix_cache.capture import replies
 from slime_radix_cache.capture.turns import Turns

@@ -15,10 +15,10 @@ import anyio
 import httpx
 import pytest
 
-from chat.chatting import chatting
-from chat.remembered import WORDS, asked, demote_all, is_continued, said, user
-from chat_models.families import QWEN2_5
 from deadlines import HANG_S, until
+from openai_.chat.chatting import chatting
+from openai_.chat.remembered import WORDS, asked, demote_all, is_continued, said, user
+from openai_.chat_models.families import QWEN2_5
 from router_core.errors import SettingsError, StartupError
 from slime_tiered_store.errors import BlockCorrupt, BlockMissing, TierBusy, TierFailed, TierFull
 from slime_tiered_store.note_log import NoteLog, new_run
