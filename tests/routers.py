@@ -13,18 +13,10 @@ from starlette.routing import Route
 from router_core.types import ASGIApp
 from slime_testing import Running
 
-__all__ = ["BARE", "HEALTH", "Start", "answering"]
+__all__ = ["BARE", "Start", "answering"]
 
 #: Only ``auth``, which decides who may register a worker, and ``sglang``, which reads the properties of a worker.
 BARE = ("--no-default-plugins", "--plugin", "auth", "--plugin", "sglang")
-
-
-async def _healthy(_: Request) -> Response:
-    return Response()
-
-
-#: A worker without this route is quarantined after half a minute, when a slow machine may still run the test.
-HEALTH = Route("/health", _healthy)
 
 
 def answering(body: bytes, status: int = 200) -> ASGIApp:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slime_http.serving import serving
-from slime_testing.fake_engine import FakeEngine
+from slime_testing.fake_engine import Call, FakeEngine
 from slime_testing.running import Running, started
 
-__all__ = ["FakeEngine", "Running", "serving", "started"]
+__all__ = ["Call", "FakeEngine", "Running", "serving", "started"]

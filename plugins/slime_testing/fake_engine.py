@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, NamedTuple
 
 import anyio
 import orjson
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from router_core.types import Tokenizer
 
-__all__ = ["FakeEngine"]
+__all__ = ["Call", "FakeEngine"]
 
 _JSON = "application/json"
-#: Ids to sample; one output; the outputs of a stream; a stream for each sequence; or a status and a body.
-Answer = list[int] | dict[str, Any] | list[dict[str, Any]] | list[list[dict[str, Any]]] | tuple[int, bytes]
+#: A status and a body; or a response, which may have its own headers and stream.
+Reply = tuple[int, bytes] | Response
+#: Ids to sample; one output; the outputs of a stream; a stream for each sequence; or a reply.
+Answer = list[int] | dict[str, Any] | list[dict[str, Any]] | list[list[dict[str, Any]]] | Reply
+
+
+class Call(NamedTuple):
+    """A request to another path than ``/generate``."""
+
+    method: str
+    path: str
+    body: bytes
+    headers: Headers
 
 
 class FakeEngine:
@@ -29,13 +41,14 @@ class FakeEngine:
     - a list of token ids to sample, which needs a ``tokenizer``. A sequence whose last id is ``eos`` stops there;
     - an output, or a list of a stream's outputs, whose last one is the whole answer;
     - a list of such lists, one for each sequence of a batch; or
-    - a status and a body.
+    - a status and a body, or a response, which may have its own headers and stream.
 
-    Other paths get the status and the body in ``answers``, or ``{}``.
+    Other paths get the status and the body in ``answers``, or ``other(call)``, which is ``{}`` unless a test sets it.
+    ``rest`` and ``other`` may be asynchronous.
 
-    ``asked`` has the bodies of ``/generate`` and ``headers`` their headers; ``calls`` has the other requests as
-    ``(path, body)``. ``consumed`` and ``sampled`` are the journal: the ids of each prompt, and the ids sampled for it
-    with their logprobs. ``said`` has the outputs of each sequence.
+    ``asked`` has the bodies of ``/generate`` and ``headers`` their headers; ``calls`` has the other requests.
+    ``consumed`` and ``sampled`` are the journal: the ids of each prompt, and the ids sampled for it with their
+    logprobs. ``said`` has the outputs of each sequence.
 
     For sampled ids, ``meta`` overrides keys of ``meta_info``; None removes a key, except ``finish_reason``.
     ``edit(output, is_last)`` may change each output before ``incremental`` makes it a delta. A stream is sent in pieces
@@ -48,11 +61,12 @@ class FakeEngine:
         self.tokenizer = tokenizer
         self.eos = eos
         self.script: list[Answer] = []
-        self.rest: Callable[[dict[str, Any]], Answer] = _script_ended
-        self.answers: dict[str, tuple[int, bytes]] = {}
+        self.rest: Callable[[dict[str, Any]], Answer | Awaitable[Answer]] = _script_ended
+        self.answers: dict[str, Reply] = {}
+        self.other: Callable[[Call], Reply | Awaitable[Reply]] = _empty_object
         self.asked: list[dict[str, Any]] = []
-        self.headers: list[Mapping[str, str]] = []
-        self.calls: list[tuple[str, bytes]] = []
+        self.headers: list[Headers] = []
+        self.calls: list[Call] = []
         self.consumed: list[list[int]] = []
         self.sampled: list[tuple[list[int], list[float]]] = []
         self.said: list[list[dict[str, Any]]] = []
@@ -66,26 +80,28 @@ class FakeEngine:
         self.hold: anyio.Event | None = None
         self.hold_after = 0
         generate = Route("/generate", self._generate, methods=["POST"])
-        self.app = Starlette(routes=[generate, Route("/{path:path}", self._call, methods=["GET", "POST"])])
+        other = Route("/{path:path}", self._call, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
+        self.app = Starlette(routes=[generate, other])
 
     async def _call(self, request: Request) -> Response:
-        path = request.url.path
-        self.calls.append((path, await request.body()))
-        if path == "/abort_request" and self.delay is not None:
+        call = Call(request.method, request.url.path, await request.body(), request.headers)
+        self.calls.append(call)
+        if call.path == "/abort_request" and self.delay is not None:
             self.delay.set()
-        status, content = self.answers.get(path, (200, b"{}"))
-        return Response(content, status, media_type=_JSON)
+        reply = self.answers[call.path] if call.path in self.answers else self.other(call)
+        return _response(await reply if isinstance(reply, Awaitable) else reply, _JSON)
 
     async def _generate(self, request: Request) -> Response:
         body = orjson.loads(await request.body())
         self.asked.append(body)
         self.headers.append(request.headers)
         answer = self.script.pop(0) if self.script else self.rest(body)
+        if isinstance(answer, Awaitable):
+            answer = await answer
         if self.delay is not None:
             await self.delay.wait()
-        if isinstance(answer, tuple):
-            status, content = answer
-            return Response(content, status, media_type=self.media_type)
+        if isinstance(answer, tuple | Response):
+            return _response(answer, self.media_type)
         sequences = self._sequences(body, answer)
         self.said += sequences
         several = isinstance(answer, list) and isinstance(answer[0], list)
@@ -169,6 +185,17 @@ class FakeEngine:
 
 def _script_ended(_body: dict[str, Any]) -> Answer:
     return 500, b'{"error":{"message":"the script of the fake engine is at its end"}}'
+
+
+def _empty_object(_call: Call) -> Reply:
+    return 200, b"{}"
+
+
+def _response(reply: Reply, media_type: str) -> Response:
+    if isinstance(reply, Response):
+        return reply
+    status, content = reply
+    return Response(content, status, media_type=media_type)
 
 
 def _unchanged(_output: dict[str, Any], _is_last: bool) -> None:

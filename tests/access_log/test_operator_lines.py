@@ -8,10 +8,6 @@ from urllib.parse import urlsplit
 import anyio
 import httpx
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from deadlines import HANG_S, until
 from router_core.errors import Forbidden, Unauthorized
@@ -154,19 +150,13 @@ async def test_client_that_is_refused_before_the_application_is_told(
 async def test_shutdown_tells_requests_in_flight_and_those_that_are_cut_off(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    begun, forever = anyio.Event(), anyio.Event()
-
-    async def hang(_: Request) -> Response:
-        begun.set()
-        await forever.wait()
-        return Response()
-
-    app = Starlette(routes=[Route("/{path:path}", hang, methods=["POST"])])
+    engine = FakeEngine()
+    engine.delay = anyio.Event()
     async with anyio.create_task_group() as tasks:
-        async with serving(app, grace_s=1.0) as url:
+        async with serving(engine.app, grace_s=1.0) as url:
             client = httpx.AsyncClient(base_url=url, trust_env=False, timeout=HANG_S)
-            tasks.start_soon(lambda: client.post("/generate?key=secret"))
-            await begun.wait()
+            tasks.start_soon(lambda: client.post("/generate?key=secret", json={}))
+            await until(lambda: bool(engine.asked))
         await client.aclose()
     assert (
         "shutting down: no new requests; in flight, with 1 s to end: 1 (1 POST /generate)" in caplog.messages

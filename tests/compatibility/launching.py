@@ -58,7 +58,7 @@ async def generates(client: httpx.AsyncClient, **headers: str) -> None:
         while (await client.get("/readiness", headers=headers)).status_code != 200:  # noqa: ASYNC110
             await anyio.sleep(0.05)
     answer = await client.post("/generate", json={"text": "Hi"}, headers=headers)
-    assert answer.json() == {"path": "/generate", "text": "Hi"}
+    assert answer.json()["text"] == "Hi"
 
 
 @asynccontextmanager

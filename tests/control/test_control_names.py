@@ -11,7 +11,6 @@ import httpx
 import orjson
 import pytest
 from starlette.responses import StreamingResponse
-from starlette.routing import Route
 
 from core.servers import Wire, answer, scripted
 from plugged import Recording, routing, until
@@ -38,7 +37,7 @@ def busy() -> FakeEngine:
 
 
 def aborts_of(engine: FakeEngine) -> list[Any]:
-    return [orjson.loads(body) for path, body in engine.calls if path == "/abort_request"]
+    return [orjson.loads(call.body) for call in engine.calls if call.path == "/abort_request"]
 
 
 @asynccontextmanager
@@ -183,8 +182,7 @@ async def test_a_stream_that_breaks_off_is_ended_at_its_engine() -> None:
         raise ConnectionError
 
     engine = FakeEngine()
-    breaking = Route("/generate", lambda _: StreamingResponse(events()), methods=["POST"])
-    engine.app.routes.insert(0, breaking)
+    engine.script.append(StreamingResponse(events()))
     async with controlled(engine.app) as (running, _):
         with pytest.raises(httpx.RemoteProtocolError):
             await running.client.post("/generate", json={"text": "x", "rid": "a1", "stream": True})

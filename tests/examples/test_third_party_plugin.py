@@ -13,16 +13,13 @@ from pathlib import Path
 import anyio
 import httpx
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse
-from starlette.routing import Route
 
 from deadlines import HANG_S
 from installing import install
 from ports import free_port
 from routers import Start
 from slime_http.serving import serving
+from slime_testing import FakeEngine
 from wheels import ROOT
 
 EXAMPLE = ROOT / "examples" / "third_party_plugin"
@@ -75,27 +72,28 @@ async def a_router(*arguments: str, seen: Path, cwd: Path) -> AsyncIterator[http
             assert await process.wait() == 0
 
 
-async def echo(request: Request) -> JSONResponse:
-    return JSONResponse({"turn": request.headers.get("x-turn"), "body": (await request.body()).decode()})
-
-
-WORKER = Starlette(routes=[Route("/generate", echo, methods=["POST"])])
+@pytest.fixture
+def engine() -> FakeEngine:
+    """An engine that answers with the turn that it is told."""
+    made = FakeEngine()
+    made.rest = lambda _: {"turn": made.headers[-1].get("x-turn")}
+    return made
 
 
 @pytest.mark.anyio
 async def test_an_installed_plugin_has_its_hooks_called_with_its_flag(
-    installed: Path, tmp_path: Path
+    installed: Path, tmp_path: Path, engine: FakeEngine
 ) -> None:
     arguments = ("--plugin", "turns", "--max-turns", "2", "--worker-urls")
     async with (
-        serving(WORKER) as worker,
+        serving(engine.app) as worker,
         a_router(*arguments, worker, seen=installed, cwd=tmp_path) as client,
     ):
         ada = {"x-session-id": "ada"}
         for turn in ("1", "2"):
             answer = await client.post("/generate", content=b'{"text": "Hi"}', headers=ada)
             assert answer.json()["turn"] == turn
-            assert answer.json()["body"].endswith('"text": "Hi"}')  # behind the rid that control gave it
+            assert [*engine.asked[-1].items()][1:] == [("text", "Hi")]  # behind the rid that control gave it
             assert answer.headers["x-turn"] == turn
 
         refused = await client.post("/generate", content=b'{"text": "Hi"}', headers=ada)
@@ -108,9 +106,12 @@ async def test_an_installed_plugin_has_its_hooks_called_with_its_flag(
 
 
 @pytest.mark.anyio
-async def test_a_middleware_class_needs_no_installation(tmp_path: Path) -> None:
+async def test_a_middleware_class_needs_no_installation(tmp_path: Path, engine: FakeEngine) -> None:
     arguments = ("--middleware-paths", "first_byte.FirstByte", "--worker-urls")
-    async with serving(WORKER) as worker, a_router(*arguments, worker, seen=EXAMPLE, cwd=tmp_path) as client:
+    async with (
+        serving(engine.app) as worker,
+        a_router(*arguments, worker, seen=EXAMPLE, cwd=tmp_path) as client,
+    ):
         answer = await client.post("/generate", content=b"{}")
         assert answer.headers["server-timing"].startswith("router;dur=")
         assert answer.json()["turn"] is None
@@ -119,12 +120,12 @@ async def test_a_middleware_class_needs_no_installation(tmp_path: Path) -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("path", ["slime_turns", "slime_turns.make_plugin", "slime_turns:make_plugin"])
 async def test_a_plugin_needs_no_installation_either(
-    path: str, start: Start, monkeypatch: pytest.MonkeyPatch
+    path: str, start: Start, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(EXAMPLE)
     monkeypatch.delitem(sys.modules, "slime_turns", raising=False)
     arguments = ("--middleware-paths", path, "--max-turns", "1", "--worker-urls")
-    async with serving(WORKER) as worker, start(*arguments, worker) as running:
+    async with serving(engine.app) as worker, start(*arguments, worker) as running:
         client = running.client
         statuses = [
             (await client.post("/generate", content=b"{}", headers={"x-session-id": "a"})).status_code

@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from slime_testing import FakeEngine
@@ -44,14 +44,6 @@ class Naming(FakeEngine):
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
         ]
 
-    async def _stream(self, outputs: list[dict[str, Any]], hold: anyio.Event | None) -> AsyncIterator[bytes]:
-        if self.breaking is not None:
-            yield b"data: {}\n\n"
-            await self.breaking.wait()
-            raise RuntimeError("this engine breaks off")
-        async for piece in super()._stream(outputs, hold):
-            yield piece
-
     async def _health(self, _: Request) -> Response:
         self.probes += 1
         if self.health_hold is not None:
@@ -75,7 +67,15 @@ class Naming(FakeEngine):
         meta = {"id": "r", "weight_version": version, "weight_versions": spans, "completion_tokens": 2}
         return {"text": 'a \\"weight_version\\":\\"9\\"', "output_ids": [1, 2], "meta_info": meta}
 
-    def _answer(self, body: dict[str, Any]) -> list[dict[str, Any]] | list[list[dict[str, Any]]]:
+    @staticmethod
+    async def _break_off(breaking: anyio.Event) -> AsyncIterator[bytes]:
+        yield b"data: {}\n\n"
+        await breaking.wait()
+        raise RuntimeError("this engine breaks off")
+
+    def _answer(self, body: dict[str, Any]) -> list[Any] | StreamingResponse:
+        if self.breaking is not None and body.get("stream"):
+            return StreamingResponse(self._break_off(self.breaking), media_type="text/event-stream")
         self.delay = None if body.get("stream") else self.hold
         outputs = [self._naming("0"), self._naming(self.version)]
         return [[output] for output in outputs] if isinstance(body["text"], list) else outputs

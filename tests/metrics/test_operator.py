@@ -15,16 +15,13 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from deadlines import until
 from metrics.scrapes import Numbers, scraped
 from routers import Start
 from slime_http.serving import serving
 from slime_logging import JsonLines
+from slime_testing import FakeEngine
 
 pytestmark = pytest.mark.anyio
 
@@ -38,26 +35,16 @@ SLOW_S = 0.1
 REASONS = ("queue", "pause", "retry")
 
 
-class Worker:
-    """A worker that takes ``delay_s`` for an answer, and fails the next ``failures`` generations."""
+def engine(delay_s: float = 0.0) -> FakeEngine:
+    """Return an engine that takes ``delay_s`` for an answer."""
 
-    def __init__(self, delay_s: float = 0.0) -> None:
-        self.delay_s = delay_s
-        self.failures = 0
-        generate = Route("/generate", self._generate, methods=["POST"])
-        others = Route("/{path:path}", _answer, methods=["GET", "POST"])
-        self.app = Starlette(routes=[generate, others])
+    async def answer(_: dict[str, Any]) -> dict[str, Any]:
+        await anyio.sleep(delay_s)
+        return {"text": "a", "meta_info": {}}
 
-    async def _generate(self, _: Request) -> Response:
-        if self.failures:
-            self.failures -= 1
-            return Response(status_code=500)
-        await anyio.sleep(self.delay_s)
-        return JSONResponse({"text": "a", "meta_info": {}})
-
-
-async def _answer(_: Request) -> Response:
-    return JSONResponse({})
+    made = FakeEngine()
+    made.rest = answer
+    return made
 
 
 @dataclass
@@ -112,7 +99,7 @@ class Operator:
 async def test_log_and_metrics_answer_the_questions_of_an_operator(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    quick, slow = Worker(), Worker(SLOW_S)
+    quick, slow = engine(), engine(SLOW_S)
     async with (
         serving(quick.app) as quick_url,
         serving(slow.app) as slow_url,
@@ -140,7 +127,8 @@ async def test_log_and_metrics_answer_the_questions_of_an_operator(
             assert (await send("too-many")).status_code == 429
             assert (await send("going-on", "/continue_generation", "sec-ret-a")).status_code == 200
 
-        quick.failures = slow.failures = 1
+        for each in (quick, slow):
+            each.script.append((500, b""))
         assert (await send("held")).status_code == 200
         await until(lambda: not any(worker.in_flight for worker in running.router.pool))
         after = await scraped(client)

@@ -10,14 +10,9 @@ from typing import Any
 import anyio
 import msgpack  # type: ignore[import-untyped]  # it has no annotations
 import orjson
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from deadlines import until
 from ports import free_port
-from routers import HEALTH
 from slime_engine.app import make_backend_app
 from slime_engine.model import NgramModel
 from slime_engine.settings import Settings as EngineSettings
@@ -25,7 +20,7 @@ from slime_engine.simulated_cache import SimulatedCache
 from slime_engine.stateless import StatelessBackend
 from slime_http.serving import serving
 from slime_policies.kv_events import Blocks, WorkerBlocks
-from slime_testing import Running
+from slime_testing import FakeEngine, Running
 
 __all__ = ["Engine", "Follow", "Following", "Publishing", "engine", "events", "publishing", "stored"]
 
@@ -168,21 +163,15 @@ async def publishing(zmq: Any, *, replays: bool = True, told: Any = None) -> Asy
         "kv_events_config": events(port, replay if replays else None),
     }
 
-    async def server_info(_: Request) -> Response:
-        return JSONResponse(truth if told is None else told)
-
-    async def generate(_: Request) -> Response:
-        return JSONResponse({"text": "", "meta_info": {"prompt_tokens": 8, "cached_tokens": 0}})
-
-    app = Starlette(
-        routes=[HEALTH, Route("/server_info", server_info), Route("/generate", generate, methods=["POST"])]
-    )
+    fake = FakeEngine()
+    fake.answers["/server_info"] = 200, orjson.dumps(truth if told is None else told)
+    fake.rest = lambda _: {"text": "", "meta_info": {"prompt_tokens": 8, "cached_tokens": 0}}
     context = zmq.asyncio.Context()
     try:
         pub, router = context.socket(zmq.XPUB), context.socket(zmq.ROUTER)
         pub.bind(f"tcp://127.0.0.1:{port}")
         router.bind(f"tcp://127.0.0.1:{replay}")
-        async with serving(app, grace_s=1) as url, anyio.create_task_group() as tasks:
+        async with serving(fake.app, grace_s=1) as url, anyio.create_task_group() as tasks:
             worker = Publishing(url, pub)
             tasks.start_soon(worker.serve_replays, router)
             yield worker

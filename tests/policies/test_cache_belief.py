@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
 from policies.asking import asking, ready
 from router_core import Exchange, Worker
 from router_core.reply import Reply
 from router_core.types import ASGIApp, Receive, Scope, Send
-from routers import HEALTH, Start
+from routers import Start
 from slime_engine.app import make_app
 from slime_engine.settings import Settings as EngineSettings
 from slime_http.serving import serving
 from slime_policies import CacheAware, Settings
 from slime_policies.cached_tokens import CachedTokens
 from slime_policies.horizons import Horizons
+from slime_testing import FakeEngine
 
 _TOKENS = 1000
 
@@ -160,16 +158,14 @@ def test_numbers_of_a_body_that_a_plugin_has_read_are_found_at_its_end() -> None
 async def test_answers_pass_unchanged(start: Start, streamed: bool) -> None:
     body = b'{"text": "y", "meta_info" : {"prompt_tokens": 9 ,"cached_tokens":0}}\n'
 
-    async def generate(request: Request) -> Response:
-        async def pieces() -> AsyncIterator[bytes]:
-            for begin in range(0, len(body), 20):
-                yield body[begin : begin + 20]
+    def reply(_: object) -> Response:
+        pieces = [body[begin : begin + 20] for begin in range(0, len(body), 20)]
+        return StreamingResponse(pieces, media_type="text/event-stream") if streamed else Response(body)
 
-        return StreamingResponse(pieces(), media_type="text/event-stream") if streamed else Response(body)
-
-    routes = [Route(path, generate, methods=["POST"]) for path in ("/generate", "/v1/embeddings")]
-    worker = Starlette(routes=[*routes, HEALTH])
-    async with serving(worker) as url, start("--policy", "cache_aware", "--worker-urls", url) as running:
+    engine = FakeEngine()
+    engine.rest = reply
+    engine.other = lambda call: reply(call) if call.method == "POST" else (200, b"{}")
+    async with serving(engine.app) as url, start("--policy", "cache_aware", "--worker-urls", url) as running:
         for path in ("/generate", "/v1/embeddings"):
             answer = await running.client.post(path, json={"text": "z" * 100, "stream": streamed})
             assert answer.content == body

@@ -13,10 +13,6 @@ import anyio
 import httpx
 import orjson
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from deadlines import until
 from engine.served import CHAT, served
@@ -24,7 +20,7 @@ from pd.stand_ins import DROP, HANG, StandIn, between, said, stream
 from policies.asking import asking, load_in, ready
 from router_core import Worker
 from router_core.cli import build, main
-from routers import Start
+from routers import Start, answering
 from slime_engine.model import NgramModel, load_model
 from slime_engine.settings import Settings as EngineSettings
 from slime_http.serving import serving
@@ -35,7 +31,7 @@ from slime_policies.engine_loads import EngineLoads
 from slime_policies.plugin import POLICIES
 from slime_policies.request_tokens import MeanLength, completions_of, limit_of, prompt_tokens_of
 from slime_policies.tokens_in_flight import PROMPT_WEIGHT, TokensInFlight
-from slime_testing import Running
+from slime_testing import Call, FakeEngine, Running
 
 LEAST = ("--policy", "least_inflight")
 FAST = ("--load-poll-interval-secs", "0.05")
@@ -278,27 +274,26 @@ def test_an_old_load_is_unknown_and_without_any_requests_count() -> None:
     assert load.loads(workers) == [5, 1]
 
 
-class Reporting:
-    """A worker whose ``/get_load`` says ``load``: a status, or JSON; None: JSON, too late."""
+class Reporting(FakeEngine):
+    """An engine whose ``path`` tells ``load``: a status, or JSON; None: JSON, too late."""
 
     def __init__(self, load: Any, path: str = "/get_load") -> None:
+        super().__init__()
         self.load = load
-        self.polls = self.generations = 0
-        generate = Route("/generate", self._generate, methods=["POST"])
-        self.app = Starlette(routes=[Route(path, self._report), generate, Route("/health", self._health)])
+        self.path = path
+        self.rest = lambda _: {"text": "x", "meta_info": {"completion_tokens": 3}}
+        self.other = self._report
 
-    async def _report(self, request: Request) -> Response:
-        self.polls += 1
+    @property
+    def polls(self) -> int:
+        return sum(call.path == self.path for call in self.calls)
+
+    async def _report(self, call: Call) -> tuple[int, bytes]:
+        if call.path != self.path:
+            return (200 if call.path == "/health" else 404), b""
         if self.load is None:
             await anyio.sleep(0.3)
-        return Response(status_code=self.load) if isinstance(self.load, int) else JSONResponse(self.load)
-
-    async def _generate(self, request: Request) -> Response:
-        self.generations += 1
-        return JSONResponse({"text": "x", "meta_info": {"completion_tokens": 3}})
-
-    async def _health(self, request: Request) -> Response:
-        return Response()
+        return (self.load, b"") if isinstance(self.load, int) else (200, orjson.dumps(self.load))
 
 
 @asynccontextmanager
@@ -325,7 +320,7 @@ async def test_a_worker_with_a_bad_load_is_unknown_and_still_used(start: Start, 
         for _ in range(12):
             assert (await running.client.post("/generate", content=body_for(10, 10))).status_code == 200
         await until(lambda: loads.tokens_of(known) == loads.tokens_of(unknown) == (0, 0))
-    assert good.generations + bad.generations == 12
+    assert len(good.asked) + len(bad.asked) == 12
 
 
 @pytest.mark.anyio
@@ -420,14 +415,11 @@ async def test_no_load_is_left_after_random_conversations(
 ) -> None:
     rng = random.Random(f"{policy} {load}")
     flags = ("--policy", policy, "--load", load, "--disable-health-check", "--retry-initial-backoff-ms", "1")
-    refusing = Starlette(
-        routes=[Route("/{path:path}", lambda _: Response(status_code=503), methods=["POST"])]
-    )
     async with AsyncExitStack() as stack:
         settings = EngineSettings(tokens_per_second=400)
         engines = [await stack.enter_async_context(served(lambda: model, settings)) for _ in range(2)]
         urls = [str(engine.client.base_url) for engine in engines]
-        urls.append(await stack.enter_async_context(serving(refusing)))
+        urls.append(await stack.enter_async_context(serving(answering(b"", 503))))
         running = await stack.enter_async_context(start(*flags, *(FAST if load == "engine" else ())))
         workers = await add(running, *urls)
         loads = load_in(running, workers[0])
@@ -476,24 +468,17 @@ async def test_the_mean_length_is_learned_from_streams_and_whole_answers(
 
 @pytest.mark.anyio
 async def test_a_retry_moves_the_tokens(start: Start) -> None:
-    hold, seen = anyio.Event(), []
-
-    async def refuse(request: Request) -> Response:
-        return Response(status_code=503)
-
-    async def wait(request: Request) -> Response:
-        seen.append(1)
-        await hold.wait()
-        return JSONResponse({"text": "x", "meta_info": {}})
-
-    apps = [Starlette(routes=[Route("/generate", act, methods=["POST"])]) for act in (refuse, wait)]
+    bad, good, hold = FakeEngine(), FakeEngine(), anyio.Event()
+    bad.script = [(503, b"")]
+    good.script = [{"text": "x", "meta_info": {}}]
+    good.delay = hold
     flags = (*LEAST, "--load", "tokens", "--disable-health-check", "--retry-initial-backoff-ms", "1")
-    async with serving(apps[0]) as one, serving(apps[1]) as two, start(*flags) as running:
+    async with serving(bad.app) as one, serving(good.app) as two, start(*flags) as running:
         refusing, waiting = await add(running, one, two)
         waiting.in_flight += 1  # so that the other is asked first
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: running.client.post("/generate", content=body_for(10, 50)))
-            await until(lambda: bool(seen))
+            await until(lambda: bool(good.asked))
             assert tokens_in(running)[0] == (0, 0)
             assert tokens_in(running)[1][1] == 50
             hold.set()

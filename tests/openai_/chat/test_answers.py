@@ -281,7 +281,7 @@ class TestMedia:
             body = orjson.dumps({"messages": [{"role": "user", "content": [image]}], "odd": 1})
             answer = await chat.running.client.post("/v1/chat/completions", content=body)
         assert answer.headers["x-slime-exact"] == "false"
-        (sent,) = [sent for path, sent in engine.calls if path == "/v1/chat/completions"]
+        (sent,) = [call.body for call in engine.calls if call.path == "/v1/chat/completions"]
         assert sent.endswith(body[1:])  # behind the rid that control gave it
 
 

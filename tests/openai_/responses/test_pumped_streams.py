@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import orjson
 import pytest
+from starlette.responses import StreamingResponse
 
 from deadlines import HANG_S
 from radix_cache.conftest import checkpoint, engine, tokenizer
@@ -15,7 +16,8 @@ from radix_cache.scripted import Client, ScriptedEngine, routed
 from slime_openai.responses.answer_stream import AnswerStream
 
 if TYPE_CHECKING:
-    from router_core.types import Receive, Scope, Send
+    from collections.abc import AsyncIterator
+
     from routers import Start
 
 __all__ = ["checkpoint", "engine", "tokenizer"]
@@ -31,7 +33,7 @@ class SteppedEngine:
     def __init__(self, engine: ScriptedEngine) -> None:
         self.events: list[bytes] = []
         self._steps = anyio.Semaphore(0)
-        self._others, engine.app = engine.app, self  # type: ignore[assignment]  # any ASGI application
+        engine.rest = lambda _: StreamingResponse(self._stream(), media_type="text/event-stream")
 
     def step(self) -> None:
         self._steps.release()
@@ -44,16 +46,11 @@ class SteppedEngine:
         self.events = [b"data: %b\n\n" % orjson.dumps(one) for one in outputs]
         return [one["text"] for one in outputs]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] != "/generate":
-            await self._others(scope, receive, send)
-            return
-        headers = [(b"content-type", b"text/event-stream")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+    async def _stream(self) -> AsyncIterator[bytes]:
         for event in self.events:
-            await send({"type": "http.response.body", "body": event, "more_body": True})
+            yield event
             await self._steps.acquire()
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+        yield b"data: [DONE]\n\n"
 
 
 async def heard(client: Client, stepped: SteppedEngine, **body: Any) -> list[dict[str, Any] | None]:

@@ -13,20 +13,18 @@ import anyio
 import httpx
 import orjson
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import StreamingResponse
-from starlette.routing import Route
 
 from radix_cache.scripted import Client, ScriptedEngine
 from router_core.exchange import Exchange
 from router_core.reply import Reply
-from routers import BARE, HEALTH
+from routers import BARE
 from slime_engine.tokenizer import EngineTokenizer
 from slime_http.serving import serving
 from slime_radix_cache.capture.recorder import StreamRecorder
 from slime_radix_cache.capture.relayed_answer import RelayedAnswer
 from slime_sglang.array_cutter import ArrayCutter
+from slime_testing import FakeEngine
 
 if TYPE_CHECKING:
     from routers import Start
@@ -59,17 +57,10 @@ async def test_pitfall_27_a_large_answer_passes_byte_for_byte_and_is_never_whole
     answer = with_experts(tokenizer.decode([7]))
     narrow = kept
 
-    async def pieces() -> AsyncIterator[bytes]:
-        for begin in range(0, len(answer), MIB):
-            yield answer[begin : begin + MIB]
-
-    async def generate(_: Request) -> StreamingResponse:
-        length = {"content-length": str(len(answer))}
-        return StreamingResponse(pieces(), headers=length, media_type="application/json")
-
-    worker = Starlette(routes=[Route("/generate", generate, methods=["POST"]), HEALTH])
+    engine = LargeEngine()
+    engine.large = [answer, answer]
     flags = ("--plugin", "radix_cache", "--hf-checkpoint", checkpoint, *plugins)
-    async with serving(worker) as url, start(*flags, "--worker-urls", url) as running:
+    async with serving(engine.app) as url, start(*flags, "--worker-urls", url) as running:
         tracemalloc.start()
         try:
             for _ in range(2):
@@ -92,20 +83,20 @@ async def test_pitfall_27_a_large_answer_passes_byte_for_byte_and_is_never_whole
         assert (stats["entries"], stats["unrecorded"]) == (3, {})  # a prompt, and a sample of each request
 
 
-class LargeWorker:
-    """A worker that sends each of its ``answers`` in pieces, and breaks off after ``sent`` bytes of one.
+class LargeEngine(FakeEngine):
+    """An engine that sends each of its ``large`` answers in pieces, and breaks off after ``sent`` bytes of one.
 
     ``hold``: it waits for this before the last piece.
     """
 
     def __init__(self) -> None:
-        self.answers: list[bytes] = []
+        super().__init__()
+        self.large: list[bytes] = []
         self.sent = 1 << 40
-        self.hold: anyio.Event | None = None
-        self.app = Starlette(routes=[Route("/generate", self._generate, methods=["POST"]), HEALTH])
+        self.rest = self._next
 
-    async def _generate(self, _: Request) -> StreamingResponse:
-        answer = self.answers.pop(0)
+    def _next(self, _: object) -> StreamingResponse:
+        answer = self.large.pop(0)
         length = {"content-length": str(len(answer))}
         return StreamingResponse(self._pieces(answer), headers=length, media_type="application/json")
 
@@ -119,16 +110,16 @@ class LargeWorker:
 
 
 @asynccontextmanager
-async def large(start: Start, checkpoint: str, *flags: str) -> AsyncIterator[tuple[LargeWorker, Running]]:
-    worker = LargeWorker()
+async def large(start: Start, checkpoint: str, *flags: str) -> AsyncIterator[tuple[LargeEngine, Running]]:
+    engine = LargeEngine()
     async with (
-        serving(worker.app) as url,
+        serving(engine.app) as url,
         start(
             *(*BARE, "--plugin", "radix_cache", "--hf-checkpoint", checkpoint),
             *("--worker-urls", url, *flags),
         ) as running,
     ):
-        yield worker, running
+        yield engine, running
 
 
 def answer_of(text: str, *, size: int = 4 * MIB, **meta: Any) -> bytes:
@@ -150,15 +141,15 @@ async def test_a_large_answer_is_recorded_when_its_last_piece_comes(
 ) -> None:
     text = tokenizer.decode([7])
     ask = ASK if prompt == "text" else {"input_ids": tokenizer.encode("a"), "session_id": "s"}
-    async with large(start, checkpoint) as (worker, running):
-        worker.answers = [answer_of(text)]
-        worker.hold = anyio.Event()
+    async with large(start, checkpoint) as (engine, running):
+        engine.large = [answer_of(text)]
+        engine.hold = anyio.Event()
         async with running.client.stream("POST", "/generate", json=ask) as reply:
             assert reply.headers["content-length"] == str(len(answer_of(text)))
             whole = b""
             async for piece in reply.aiter_raw():
                 whole += piece
-                worker.hold.set()  # it has begun to come before the worker has sent all
+                engine.hold.set()  # it has begun to come before the engine has sent all
                 if len(whole) == len(answer_of(text)):
                     break
             assert whole == answer_of(text)
@@ -172,17 +163,17 @@ async def test_session_of_a_large_answer_stands_in_the_log_while_it_is_told(
 ) -> None:
     """A kill would leave a client with the text, and no record of it."""
     flags = ("--trajectory-log", str(tmp_path / "log"))
-    async with large(start, checkpoint, *flags) as (worker, running):
+    async with large(start, checkpoint, *flags) as (engine, running):
         plugins: dict[str, Any] = dict(running.router.hooks.pre_request)
         free = plugins["radix_cache"].__self__._log.unfinished._file._free
         before = len(free)
-        worker.answers = [answer_of(tokenizer.decode([7]))]
-        worker.hold = anyio.Event()
+        engine.large = [answer_of(tokenizer.decode([7]))]
+        engine.hold = anyio.Event()
         async with running.client.stream("POST", "/generate", json=ASK) as reply:
             pieces = reply.aiter_raw()
             await anext(pieces)
             assert len(free) == before - 1
-            worker.hold.set()
+            engine.hold.set()
             async for _ in pieces:
                 pass
         await running.client.get("/cache_stats")  # by then the request has ended
@@ -194,10 +185,10 @@ async def test_a_large_aborted_answer_is_tried_again(
 ) -> None:
     text = tokenizer.decode([7])
     aborted = answer_of(text, finish_reason={"type": "abort", "message": "paused"})
-    async with large(start, checkpoint, "--abort-retry-wait-s", "0") as (worker, running):
-        worker.answers = [aborted, answer_of(text)]
+    async with large(start, checkpoint, "--abort-retry-wait-s", "0") as (engine, running):
+        engine.large = [aborted, answer_of(text)]
         reply = (await running.client.post("/generate", json=ASK)).json()
-        assert worker.answers == []
+        assert engine.large == []
         assert reply["output_ids"] == [7]
         assert reply["meta_info"]["finish_reason"]["type"] == "length"
 
@@ -205,9 +196,9 @@ async def test_a_large_aborted_answer_is_tried_again(
 async def test_large_answer_that_breaks_off_counts_as_lost(
     start: Start, tokenizer: EngineTokenizer, checkpoint: str
 ) -> None:
-    async with large(start, checkpoint) as (worker, running):
-        worker.answers = [answer_of(tokenizer.decode([7]))]
-        worker.sent = 2 * MIB
+    async with large(start, checkpoint) as (engine, running):
+        engine.large = [answer_of(tokenizer.decode([7]))]
+        engine.sent = 2 * MIB
         with pytest.raises(httpx.RemoteProtocolError):
             await running.client.post("/generate", json=ASK)
         stats = (await running.client.get("/cache_stats")).json()
@@ -217,8 +208,8 @@ async def test_large_answer_that_breaks_off_counts_as_lost(
 
 async def test_large_answer_that_is_no_json_is_passed_on_and_counted(start: Start, checkpoint: str) -> None:
     wrong = b'{"text":"b","meta_info":{"finish_reason":{"type":"length","length":1},' + b" " * 2 * MIB
-    async with large(start, checkpoint) as (worker, running):
-        worker.answers = [wrong]
+    async with large(start, checkpoint) as (engine, running):
+        engine.large = [wrong]
         reply = await running.client.post("/generate", json=ASK)
         assert reply.content == wrong
         stats = (await running.client.get("/cache_stats")).json()
@@ -258,8 +249,8 @@ async def test_failure_to_decode_a_large_answer_does_not_reach_the_client(
 
     monkeypatch.setattr(ArrayCutter, "feed", failing)
     answer = answer_of(tokenizer.decode([7]))
-    async with large(start, checkpoint) as (worker, running):
-        worker.answers = [answer]
+    async with large(start, checkpoint) as (engine, running):
+        engine.large = [answer]
         assert (await running.client.post("/generate", json=ASK)).content == answer
         stats = (await running.client.get("/cache_stats")).json()
         assert stats["unrecorded"] == {"answer_not_understood": 1}

@@ -13,14 +13,12 @@ from typing import Any
 
 import anyio
 import orjson
-from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
 from radix_cache.machine.experts import tell_experts
 from radix_cache.machine.lies import can_be_told, tell
 from radix_cache.machine.reading import Detokenizer, finish_reason, stops_of
+from slime_testing import Call, FakeEngine
 
 __all__ = ["Adversary", "Attempt", "Pause"]
 
@@ -113,26 +111,27 @@ class Adversary:
         self._spoken: dict[str, list[str]] = {}
         self._numbers = count(1)
         self._expert_luck = Random(0)  # its own, so that the rest is played as without experts
-        routes = [
-            Route("/generate", self.generate, methods=["POST"]),
-            Route("/abort_request", self.abort, methods=["POST"]),
-        ]
-        self.app = Starlette(routes=routes)
+        self._engine = FakeEngine()
+        self._engine.rest = self._generate
+        self._engine.other = self._abort
+        self.app = self._engine.app
 
     def of(self, turn: str) -> list[Attempt]:
         """The attempts that were made for a turn."""
         return [attempt for attempt in self.attempts if attempt.turn == turn]
 
-    async def abort(self, request: Request) -> Response:
-        prefix = orjson.loads(await request.body())["rid"]
+    def _abort(self, call: Call) -> Response:
+        if call.path != "/abort_request":
+            return Response(status_code=404)
+        prefix = orjson.loads(call.body)["rid"]
         for attempt in self.attempts:
             if attempt.held is not None and attempt.rid.startswith(prefix):
                 attempt.held.set()
         return _json({"success": True})
 
-    async def generate(self, request: Request) -> Response:
-        body = orjson.loads(await request.body())
-        turn = request.headers["x-turn"]
+    async def _generate(self, body: dict[str, Any]) -> Response:
+        headers = self._engine.headers[-1]
+        turn = headers["x-turn"]
         before = len(self.of(turn))
         calm = turn in self.holding or turn in self.pauses
         if not before and not calm and self.luck.random() < 0.03:
@@ -146,7 +145,7 @@ class Adversary:
         many = isinstance(body.get("sampling_params"), list)
         parameters = body["sampling_params"] if many else [body.get("sampling_params") or {}] * len(prompts)
         copies = parameters[0].get("n") or 1
-        lie, _, told_by = request.headers.get("x-lie", "").partition("@")
+        lie, _, told_by = headers.get("x-lie", "").partition("@")
         attempts: list[tuple[Attempt, dict[str, Any]]] = []
         for place, prompt in enumerate(prompts):
             for _ in range(copies):

@@ -10,10 +10,6 @@ from typing import Any
 import anyio
 import orjson
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from holding import add_ready, quarantine, ready, stale
 from pd.halves import PROMPT, disaggregated
@@ -28,52 +24,47 @@ from slime_engine.model import NgramModel
 from slime_engine.settings import Settings
 from slime_http.serving import serving
 from slime_sglang.ranks import ranks_told
-from slime_testing import Running
+from slime_testing import FakeEngine, Running
 
 pytestmark = pytest.mark.anyio
 
 SAMPLING = {"max_new_tokens": 3, "ignore_eos": True}
 
 
-class Server:
-    """A server that says how many ranks it has, and keeps what it got."""
+class Server(FakeEngine):
+    """An engine that tells how many ranks it has; an ``old`` one only at the old path."""
 
     def __init__(self, ranks: Any = 2, old: bool = False) -> None:
-        self.ranks = ranks
-        self.old = old
-        self.status = 200
-        self.broken = False
-        self.bodies: list[Any] = []
-        self.calls: list[str] = []
-        self.headers: list[list[str]] = []
-        self.hold: anyio.Event | None = None
-        self.app = Starlette(routes=[Route("/{path:path}", self._answer, methods=["GET", "POST"])])
+        super().__init__()
+        self.rest = lambda _: {"text": "x", "meta_info": {}}
+        self.other = lambda _: (200, b'{"success":true}')
+        self.answers["/model_info"] = 200, b'{"weight_version":"1"}'
+        self.set_ranks(ranks)
+        if old:
+            self.answers["/server_info"] = 404, b""
         self.url = ""
 
-    async def _answer(self, request: Request) -> Response:
-        path = request.url.path
-        self.calls.append(path)
-        self.headers.append(request.headers.getlist("x-data-parallel-rank"))
-        if path == "/model_info":
-            return JSONResponse({"weight_version": "1"})
-        if self.broken and path == "/server_info":
-            return Response(status_code=500)
-        if path in ("/server_info", "/get_server_info"):
-            known = path == "/get_server_info" or not self.old
-            return JSONResponse({"dp_size": self.ranks}, 200) if known else Response(status_code=404)
-        if path == "/generate":
-            self.bodies.append(orjson.loads(await request.body()))
-            if self.hold is not None:
-                await self.hold.wait()
-            return JSONResponse({"text": "x", "meta_info": {}}, self.status)
-        return JSONResponse({"success": True})
+    def set_ranks(self, ranks: Any) -> None:
+        for path in ("/server_info", "/get_server_info"):
+            self.answers[path] = 200, orjson.dumps({"dp_size": ranks})
 
     @property
     def told(self) -> list[int]:
         """The ranks of its generations, under both names."""
-        ranks = [body["routed_dp_rank"] for body in self.bodies]
-        assert ranks == [body["data_parallel_rank"] for body in self.bodies]
+        ranks = [body["routed_dp_rank"] for body in self.asked]
+        assert ranks == [body["data_parallel_rank"] for body in self.asked]
         return ranks
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of its other requests."""
+        return [call.path for call in self.calls]
+
+    @property
+    def rank_headers(self) -> list[list[str]]:
+        """The values of the header of the rank: those of each generation, then those of each other request."""
+        headers = [*self.headers, *(call.headers for call in self.calls)]
+        return [one.getlist("x-data-parallel-rank") for one in headers]
 
 
 @asynccontextmanager
@@ -117,12 +108,12 @@ async def test_each_rank_is_a_choice_and_is_told_to_its_server(start: Start, old
         for _ in range(8):
             assert (await running.client.post("/generate", json={"text": "a"})).status_code == 200
         assert Counter(server.told) == {0: 2, 1: 2, 2: 2}
-        assert [sorted(body) for body in single.bodies] == [["rid", "text"]] * 2
+        assert [sorted(body) for body in single.asked] == [["rid", "text"]] * 2
 
 
 async def test_each_rank_has_its_own_load_and_the_server_that_of_all(start: Start) -> None:
     server = Server(2)
-    server.hold = anyio.Event()
+    server.delay = anyio.Event()
     async with before(start, server) as running, anyio.create_task_group() as tasks:
 
         async def ask() -> None:
@@ -130,13 +121,13 @@ async def test_each_rank_has_its_own_load_and_the_server_that_of_all(start: Star
 
         for _ in range(3):
             tasks.start_soon(ask)
-        await until(lambda: len(server.bodies) == 3)
+        await until(lambda: len(server.asked) == 3)
         loads = {url: worker["load"] for url, worker in (await shown(running)).items()}
         assert sorted(loads.values()) == [1, 2]
         (worker,) = running.router.pool
         assert worker.load == 3
         assert (await running.client.get(f"/workers/{worker.id}")).json()["load"] == 3
-        server.hold.set()
+        server.delay.set()
 
 
 async def test_a_session_keeps_its_rank(start: Start) -> None:
@@ -167,21 +158,14 @@ async def test_a_rank_that_a_client_names_is_taken_out_where_there_is_only_one(
         for fields in ({name: 0}, {name: None, **deeper}, deeper):
             await running.client.post("/generate", json={"rid": "a", "text": "a", **fields})
     alone = {"rid": "a", "text": "a"}
-    assert server.bodies == [alone, {**alone, **deeper}, {**alone, **deeper}]
+    assert server.asked == [alone, {**alone, **deeper}, {**alone, **deeper}]
 
 
 async def test_other_requests_are_not_touched(start: Start) -> None:
-    seen: list[bytes] = []
     server = Server(2)
-
-    async def keep(request: Request) -> Response:
-        seen.append(await request.body())
-        return Response()
-
-    server.app.routes.insert(0, Route("/tokenize", keep, methods=["POST"]))
     async with before(start, server) as running:
         await running.client.post("/tokenize", content=b'{"prompt": "a"}')
-    assert seen == [b'{"prompt": "a"}']
+    assert [call.body for call in server.calls if call.path == "/tokenize"] == [b'{"prompt": "a"}']
 
 
 async def test_without_the_flag_nobody_is_asked_and_nothing_is_added(start: Start) -> None:
@@ -189,8 +173,8 @@ async def test_without_the_flag_nobody_is_asked_and_nothing_is_added(start: Star
     async with before(start, server, flags=()) as running:
         assert set(await shown(running)) == {server.url}
         await running.client.post("/generate", json={"text": "a"})
-    assert sorted(server.bodies[0]) == ["rid", "text"]
-    assert not {"/server_info", "/get_server_info"} & set(server.calls)
+    assert sorted(server.asked[0]) == ["rid", "text"]
+    assert not {"/server_info", "/get_server_info"} & set(server.paths)
 
 
 # without asking
@@ -205,13 +189,13 @@ async def test_each_server_has_as_many_ranks_as_the_flag_says(start: Start) -> N
             headers = {"X-Data-Parallel-Rank": "9"}
             assert (await running.client.post("/generate", json=body, headers=headers)).status_code == 200
         assert Counter(server.told) == {0: 2, 1: 2, 2: 2, 3: 2}
-        assert [one for one in server.headers if one] == [[str(rank)] for rank in server.told]
+        assert [one for one in server.rank_headers if one] == [[str(rank)] for rank in server.told]
         pool = running.router.pool
         quarantine(pool, pool.find(server.url), "a test")
         ready(pool, pool.find(server.url))
         await running.router.add_worker(server.url)
         assert len(await shown(running)) == 4
-    assert not {"/server_info", "/get_server_info"} & {*server.calls}
+    assert not {"/server_info", "/get_server_info"} & {*server.paths}
 
 
 async def test_a_rank_is_told_in_a_header_whatever_the_path(start: Start) -> None:
@@ -220,9 +204,9 @@ async def test_a_rank_is_told_in_a_header_whatever_the_path(start: Start) -> Non
         for _ in range(2):
             await running.client.post("/inference/v1/generate", json={"token_ids": [1]})
         told = [
-            header
-            for path, header in zip(server.calls, server.headers, strict=True)
-            if path.startswith("/inference")
+            call.headers.getlist("x-data-parallel-rank")
+            for call in server.calls
+            if call.path.startswith("/inference")
         ]
         assert sorted(told) == [["0"], ["1"]]
 
@@ -233,16 +217,16 @@ async def test_clients_header_does_not_choose_the_rank(start: Start) -> None:
     async with before(start, server) as running:
         for path in ("/generate", "/v1/chat/completions"):
             await running.client.post(path, json={"text": "a"}, headers=headers)
-        assert set(map(tuple, server.headers)) == {()}
+        assert set(map(tuple, server.rank_headers)) == {()}
         await running.client.post("/elsewhere", json={}, headers=headers)
-        assert server.headers[-1] == ["1"]
+        assert server.rank_headers[-1] == ["1"]
 
 
 async def test_single_rank_is_no_choice(start: Start) -> None:
     server = Server(2)
     async with before(start, server, flags=("--intra-node-data-parallel-size", "1")) as running:
         await running.client.post("/generate", json={"text": "a"})
-    assert set(map(tuple, server.headers)) == {()}
+    assert set(map(tuple, server.rank_headers)) == {()}
     with pytest.raises(SettingsError, match="--intra-node-data-parallel-size: wanted a number above 0"):
         build(["--intra-node-data-parallel-size", "0"])
 
@@ -252,23 +236,23 @@ async def test_single_rank_is_no_choice(start: Start) -> None:
 
 async def test_failure_at_one_rank_is_retried_at_another_server(start: Start) -> None:
     failing, well = Server(4), Server(2)
-    failing.status = 503
+    failing.rest = lambda _: (503, b"")
     flags = ("--dp-aware", "--retry-initial-backoff-ms", "1")
     async with before(start, failing, well, flags=flags) as running:
         for _ in range(6):
             assert (await running.client.post("/generate", json={"text": "a"})).status_code == 200
-    assert len(well.bodies) == 6
-    assert len(failing.bodies) <= 6
+    assert len(well.asked) == 6
+    assert len(failing.asked) <= 6
 
 
 async def test_a_breaker_is_of_the_server(start: Start) -> None:
     failing, well = Server(2), Server(1)
-    failing.status = 500
+    failing.rest = lambda _: (500, b"")
     flags = ("--dp-aware", "--cb-failure-threshold", "2", "--retry-initial-backoff-ms", "1")
     async with before(start, failing, well, flags=flags) as running:
         for _ in range(6):
             assert (await running.client.post("/generate", json={"text": "a"})).status_code == 200
-        assert len(failing.bodies) == 2
+        assert len(failing.asked) == 2
         about = await shown(running)
         assert [about[f"{failing.url}@{rank}"]["is_healthy"] for rank in range(2)] == [False, False]
         assert about[f"{failing.url}@1"]["reason"] == "circuit breaker open"
@@ -282,7 +266,7 @@ async def test_control_calls_go_to_the_server_once(start: Start) -> None:
         update = {"model_path": "/w", "weight_version": "2"}
         assert (await running.client.post("/update_weights_from_disk", json=update)).status_code == 200
         for one in (server, other):
-            assert Counter(one.calls)["/flush_cache"] == Counter(one.calls)["/update_weights_from_disk"] == 1
+            assert Counter(one.paths)["/flush_cache"] == Counter(one.paths)["/update_weights_from_disk"] == 1
         assert {worker["weight_version"] for worker in (await shown(running)).values()} == {"2"}
 
 
@@ -292,7 +276,7 @@ async def test_probes_go_to_the_server_once(start: Start) -> None:
     async with start(*flags) as running, serving(server.app) as url:
         await running.router.add_worker(url)
         await anyio.sleep(1.0)
-        assert 1 <= Counter(server.calls)["/health"] <= 6
+        assert 1 <= Counter(server.paths)["/health"] <= 6
 
 
 async def test_a_server_that_is_not_well_offers_no_rank(start: Start) -> None:
@@ -334,28 +318,28 @@ async def test_a_rank_is_shown_by_its_id(start: Start) -> None:
 
 async def test_a_server_drains_until_all_its_ranks_are_done(start: Start) -> None:
     server = Server(2)
-    server.hold = anyio.Event()
+    server.delay = anyio.Event()
     async with before(start, server) as running, anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: running.client.post("/generate", json={"text": "a"}))
-        await until(lambda: len(server.bodies) == 1)
+        await until(lambda: len(server.asked) == 1)
         rank = next(iter((await shown(running)).values()))["id"]
         await running.client.delete(f"/workers/{rank}", params={"drain": "true"})
         await anyio.sleep(0.2)
         assert {worker["state"] for worker in (await shown(running)).values()} == {"draining"}
-        server.hold.set()
+        server.delay.set()
         await until(lambda: len(running.router.pool) == 0)
 
 
 async def test_a_server_that_comes_back_with_other_ranks_offers_those(start: Start) -> None:
     server = Server(2)
     async with before(start, server) as running:
-        server.ranks = 3
+        server.set_ranks(3)
         await running.router.add_worker(server.url)
         assert len(await shown(running)) == 3
         ids = {worker["id"] for worker in (await shown(running)).values()}
         await running.router.add_worker(server.url)  # as many: they stay who they are
         assert {worker["id"] for worker in (await shown(running)).values()} == ids
-        server.ranks = 1
+        server.set_ranks(1)
         await running.router.add_worker(server.url)
         assert set(await shown(running)) == {server.url}
 
@@ -365,24 +349,24 @@ async def test_a_server_that_comes_back_as_another_process_is_counted_again(star
     async with before(start, server) as running:
         pool = running.router.pool
         quarantine(pool, pool.find(server.url), "a test")
-        server.ranks = 4
+        server.set_ranks(4)
         ready(pool, pool.find(server.url))
         await until(lambda: len(pool.routable()) == 4)
         quarantine(pool, pool.find(server.url), "a test")
-        server.broken = True
+        server.answers["/server_info"] = 500, b""
         ready(pool, pool.find(server.url))  # it does not say: it stays as it was known
-        await until(lambda: server.calls.count("/server_info") == 3)
+        await until(lambda: server.paths.count("/server_info") == 3)
         await anyio.sleep(0.05)
         assert len(pool.routable()) == 4
 
 
 async def test_a_server_that_does_not_say_its_ranks_yet_is_waited_for(start: Start) -> None:
     server = Server(2)
-    server.broken = True
+    server.answers["/server_info"] = 500, b""
     flags = ("--dp-aware", "--worker-startup-check-interval", "0.05")
     async with before(start, server, flags=flags) as running:
         assert [worker["state"] for worker in (await shown(running)).values()] == ["joining"]
-        server.broken = False
+        server.set_ranks(2)
         await until(lambda: running.router.pool.healthy == 1)
         assert len(await shown(running)) == 2
 
