@@ -57,8 +57,9 @@ def flag(
 ) -> Any:
     """Make a dataclass field for the flag ``names[0]``; further ``names`` are aliases, ``options`` are argparse's.
 
-    A default of False makes a switch; a default number also sets the flag's ``type``. The help ends with the
-    default, unless it contains ``(default``, or the default is empty, zero or False.
+    A default of False makes a switch, and a default number also sets the flag's ``type``. With a tuple as default, the
+    value is a tuple. The help ends with the default, unless it contains ``(default``, or the default is empty, zero or
+    False.
     """
     return field(
         default=default, metadata={_KEY: _Flag(names, help, above, at_least, at_most, finite, options)}
@@ -92,7 +93,9 @@ def read_flags(settings: type[T], options: argparse.Namespace, **others: Any) ->
     Raises SettingsError for a number outside its limits.
     """
     flags = _flags_of(settings)
-    made = settings(**{name: getattr(options, about.dest) for name, _, about in flags} | others)
+    given = {name: getattr(options, about.dest) for name, _, about in flags}
+    tuples = {name: tuple(given[name]) for name, default, _ in flags if isinstance(default, tuple)}
+    made = settings(**given | tuples | others)
     for name, _, about in flags:
         value = getattr(made, name)
         wanted = about.objection(value)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import re
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from os import urandom
 from typing import Any
 
@@ -15,7 +14,6 @@ from slime_http.asgi import send_now_of
 __all__ = [
     "DEFAULT_HEADERS",
     "RequestIds",
-    "add_request_id_options",
     "log_prefix",
     "request_id_headers",
     "request_id_of",
@@ -30,20 +28,11 @@ _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _ID = re.compile(rb"[\x20-\x7e]{1,256}")
 
 
-def add_request_id_options(parser: argparse.ArgumentParser) -> None:
-    """Add ``--request-id-headers`` to ``parser``."""
-    parser.add_argument(
-        "--request-id-headers",
-        nargs="*",
-        metavar="NAME",
-        help="give each request an id: the first of these headers, or a new one"
-        f" (default names: {' '.join(DEFAULT_HEADERS)})",
-    )
+def request_id_headers(names: Sequence[str] | None) -> tuple[bytes, ...]:
+    """Return the headers that may carry an id, in lower case; none for None. Raises SettingsError.
 
-
-def request_id_headers(options: argparse.Namespace) -> tuple[bytes, ...]:
-    """Return the headers that may carry an id, in lower case; empty: requests get no ids. Raises SettingsError."""
-    names = options.request_id_headers
+    ``names``: the values of ``--request-id-headers``, None without the flag.
+    """
     if names is None:
         return ()
     for name in names:

@@ -73,7 +73,7 @@ class Router:
         #: Called in this order for a request that names no session in its headers or ``session_id``.
         self.session_sources: list[SessionSource] = []
         #: Names of headers that a plugin's own request copies from the client's request; plugins may add names.
-        self.carried_headers = {*settings.request_id_headers, b"traceparent", b"tracestate"}
+        self.carried_headers = {*(settings.request_id_headers or ()), b"traceparent", b"tracestate"}
         #: For each of the router's own routes, in order: the pattern of its path, and True for a control route. Filled
         #: before ``asgi_middleware`` is called.
         self.own_paths: list[tuple[re.Pattern[str], bool]] = []

@@ -11,7 +11,7 @@ from typing import Literal
 
 from router_core.errors import BadRequest, SettingsError
 from router_core.flags import add_flags, flag, read_flags
-from router_core.request_ids import add_request_id_options, request_id_headers
+from router_core.request_ids import DEFAULT_HEADERS, request_id_headers
 from router_core.workers import worker_url
 from slime_http.serving import CLIENT_TIMEOUT_S
 from slime_start.certificates import cause, worker_context
@@ -54,7 +54,6 @@ class Settings:
         "--worker-api-key", type=Secret, metavar="KEY",
         help="the key for workers that are registered without one; better set SLIME_ROUTER_WORKER_API_KEY",
     )  # fmt: skip
-    request_id_headers: tuple[bytes, ...] = ()
     max_payload_size: int = flag(
         "--max-payload-size", default=512 * 1024 * 1024, above=0, metavar="BYTES", help="largest request body"
     )
@@ -115,6 +114,11 @@ class Settings:
         "--tls-cert-path", metavar="FILE", help="serve https with this certificate"
     )
     tls_key_path: str | None = flag("--tls-key-path", metavar="FILE", help="key of --tls-cert-path")
+    request_id_headers: tuple[bytes, ...] | None = flag(
+        "--request-id-headers", nargs="*", metavar="NAME",
+        help="give each request an id: the first of these headers, or a new one"
+        f" (default names: {' '.join(DEFAULT_HEADERS)})",
+    )  # fmt: skip
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Settings:
@@ -123,14 +127,8 @@ class Settings:
             urls = tuple(dict.fromkeys(worker_url(url) for url in options.worker_urls))
         except BadRequest as error:
             raise SettingsError(f"--worker-urls: {error}") from None
-        settings = read_flags(
-            cls,
-            options,
-            worker_urls=urls,
-            cors_allowed_origins=tuple(options.cors_allowed_origins),
-            ca_cert_paths=tuple(options.ca_cert_paths),
-            request_id_headers=request_id_headers(options),
-        )
+        ids = request_id_headers(options.request_id_headers)
+        settings = read_flags(cls, options, worker_urls=urls, request_id_headers=ids)
         for name, a_path in (
             ("--client-cert-path", settings.client_cert_path),
             ("--client-key-path", settings.client_key_path),
@@ -157,4 +155,3 @@ class Settings:
 def add_core_options(parser: argparse.ArgumentParser) -> None:
     """Add the core's flags. Where the engines' own gateway has such a flag, the name is the same."""
     add_flags(parser, Settings)
-    add_request_id_options(parser)

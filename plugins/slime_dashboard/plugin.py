@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager
 from starlette.routing import BaseRoute
 
 from router_core import WeightUpdate, hookimpl
+from router_core.flags import add_flags
 from router_core.router import Router
 from slime_dashboard.overview import Overview
 from slime_dashboard.pages import Pages
-from slime_dashboard.settings import Settings, add_dashboard_options
+from slime_dashboard.settings import Settings
 from slime_dashboard.trajectory import TrajectoryData
 
 __all__ = ["Dashboard", "add_options", "make_plugin"]
@@ -20,13 +21,13 @@ __all__ = ["Dashboard", "add_options", "make_plugin"]
 
 @hookimpl
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_dashboard_options(parser)
+    add_flags(parser, Settings)
 
 
 def make_plugin(options: argparse.Namespace) -> Dashboard | None:
     """Make the plugin from the flags of the command line; None with ``--no-dashboard``. Raises SettingsError."""
     settings = Settings.from_options(options)
-    return None if options.no_dashboard else Dashboard(settings)
+    return None if settings.disabled else Dashboard(settings)
 
 
 class Dashboard:

@@ -7,9 +7,10 @@ import re
 from dataclasses import dataclass
 
 from router_core import SettingsError
+from router_core.flags import flag, read_flags
 from slime_sglang.known_paths import KNOWN_PATHS
 
-__all__ = ["Settings", "add_dashboard_options"]
+__all__ = ["Settings"]
 
 #: One or more segments of letters, digits, ``-``, ``_`` and ``.``; no segment begins with ``.``.
 _PATH = re.compile(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+")
@@ -19,12 +20,17 @@ _PATH = re.compile(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+")
 class Settings:
     """Settings of the plugin. ``path``: the path of the first page; all other paths begin with it."""
 
-    path: str
+    path: str = flag(
+        "--dashboard-path", default="/ui", metavar="PATH",
+        help="path of the dashboard; set it if workers use /ui themselves",
+    )  # fmt: skip
+    disabled: bool = flag("--no-dashboard", default=False, help="serve no dashboard")
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Settings:
         """Check the parsed command line. Raises SettingsError."""
-        path: str = options.dashboard_path
+        settings = read_flags(cls, options)
+        path = settings.path
         if not _PATH.fullmatch(path):
             raise SettingsError(f"--dashboard-path: wanted a path such as /ui, got {path!r}")
         if path in KNOWN_PATHS:
@@ -32,13 +38,4 @@ class Settings:
                 f"--dashboard-path: the path {path} is taken, since the router or an engine answers it;"
                 " wanted a path such as /ui"
             )
-        return cls(path)
-
-
-def add_dashboard_options(parser: argparse.ArgumentParser) -> None:
-    """Add the flags to ``parser``."""
-    parser.add_argument(
-        "--dashboard-path", default="/ui", metavar="PATH",
-        help="path of the dashboard; set it if workers use /ui themselves (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--no-dashboard", action="store_true", help="serve no dashboard")
+        return settings

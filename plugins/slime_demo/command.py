@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tokenizers import Tokenizer
 
 from router_core.cli import build
 from router_core.errors import SettingsError
+from router_core.flags import add_flags, flag, read_flags
 from router_core.types import ASGIApp
 from slime_demo.conversations import Conversation, conversations
 from slime_demo.report import as_dict, show
@@ -33,6 +35,25 @@ _ROUTER = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """Values of the flags."""
+
+    json: bool = flag("--json", default=False, help="print the result as JSON")
+    samples: int = flag("--samples", default=8, at_least=1, metavar="N", help="samples per prompt")
+    model: str | None = flag(
+        "--model", metavar="PATH",
+        help="a real model instead of the tiny one: smollm2, or what the engine's --model takes",
+    )  # fmt: skip
+    temperature: float = flag(
+        "--temperature", default=1.0, at_least=0, metavar="T", help="temperature of all turns"
+    )
+    max_new_tokens: int = flag(
+        "--max-new-tokens", default=64, at_least=1, metavar="N",
+        help="largest number of tokens sampled in each turn",
+    )  # fmt: skip
+
+
 def main(argv: Sequence[str]) -> int:
     """Run the demo. Return 0 only if every trajectory is exact. Raises SettingsError."""
     parser = CommandParser(
@@ -41,34 +62,8 @@ def main(argv: Sequence[str]) -> int:
         description="Router, radix cache and two embedded engines on this machine: rolls out 8 prompts × 8 samples × "
         "3 turns of text, updates the weights half way, and compares every trajectory with the engines' journals.",
     )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.add_argument(
-        "--samples", type=int, default=8, metavar="N", help="samples per prompt (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--model",
-        metavar="PATH",
-        help="a real model instead of the tiny one: smollm2, or what the engine's --model takes",
-    )
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=1.0,
-        metavar="T",
-        help="temperature of all turns (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--max-new-tokens",
-        type=int,
-        default=64,
-        metavar="N",
-        help="largest number of tokens sampled in each turn (default: %(default)s)",
-    )
-    options = parser.parse_args(list(argv))
-    for name, least in (("samples", 1), ("max_new_tokens", 1), ("temperature", 0)):
-        value = getattr(options, name)
-        if not least <= value < float("inf"):
-            raise SettingsError(f"--{name.replace('_', '-')}: wanted {least} or more, got {value}")
+    add_flags(parser, _Options)
+    options = read_flags(_Options, parser.parse_args(list(argv)))
     real = ("--engine-backend", "transformers", "--engine-model", options.model) if options.model else ()
     try:
         _, app = build((*_ROUTER, *real))

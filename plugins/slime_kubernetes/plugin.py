@@ -9,16 +9,22 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from router_core import Worker, hookimpl
+from router_core.flags import add_flags
 from router_core.router import Router
 from router_core.workers import WorkerChange
 from slime_kubernetes.api import Api
 from slime_kubernetes.pod_workers import UID, Joined, PodWorkers
 from slime_kubernetes.reflector import Reflector
-from slime_kubernetes.settings import Settings, add_options
+from slime_kubernetes.settings import Settings
 
 __all__ = ["Discovery", "add_options", "make_plugin"]
 
 logger = logging.getLogger(__name__)
+
+
+@hookimpl
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, Settings)
 
 
 def make_plugin(options: argparse.Namespace) -> Discovery | None:

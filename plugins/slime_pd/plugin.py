@@ -6,10 +6,11 @@ import argparse
 
 from router_core import SettingsError, hookimpl
 from router_core.errors import BadRequest
+from router_core.flags import add_flags
 from router_core.router import Router
 from router_core.sender import Sender
 from slime_pd.pairs import Pairs
-from slime_pd.settings import Settings, add_flags
+from slime_pd.settings import Settings
 from slime_sglang.facts import BOOTSTRAP_PORT
 
 __all__ = ["Disaggregation", "add_options", "make_plugin"]
@@ -17,7 +18,7 @@ __all__ = ["Disaggregation", "add_options", "make_plugin"]
 
 @hookimpl
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser)
+    add_flags(parser, Settings)
 
 
 def make_plugin(options: argparse.Namespace) -> Disaggregation | None:

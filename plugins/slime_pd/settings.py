@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from router_core import SettingsError
 from router_core.errors import BadRequest
+from router_core.flags import flag, read_flags
 from router_core.workers import worker_url
 
-__all__ = ["Settings", "add_flags"]
+__all__ = ["Settings"]
 
 logger = logging.getLogger(__name__)
 
@@ -22,27 +23,36 @@ class Settings:
     ``prefill``: the URLs and bootstrap ports of prefill workers. ``decode``: the URLs of decode workers.
     """
 
-    enabled: bool = False
-    prefill: tuple[tuple[str, int | None], ...] = ()
-    decode: tuple[str, ...] = ()
+    enabled: bool = flag(
+        "--pd-disaggregation", default=False, help="give each generation to a prefill and a decode worker"
+    )
+    prefill: tuple[tuple[str, int | None], ...] = flag(
+        "--prefill", nargs="+", action="append", metavar="URL [PORT]",
+        help="a prefill worker, and its bootstrap port (or none); may be repeated",
+    )  # fmt: skip
+    decode: tuple[str, ...] = flag(
+        "--decode", action="append", metavar="URL", help="a decode worker; may be repeated"
+    )
+    mini_lb: bool = flag(
+        "--mini-lb", default=False,
+        help="as --policy random; needs --pd-disaggregation, --prefill and --decode",
+    )  # fmt: skip
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Settings:
         """Check the parsed command line. Raises SettingsError."""
-        settings = cls(
-            options.pd_disaggregation,
-            tuple(_prefill(words) for words in options.prefill or ()),
-            tuple(_url("--decode", url) for url in options.decode or ()),
-        )
+        prefill = tuple(_prefill(words) for words in options.prefill or ())
+        decode = tuple(_url("--decode", url) for url in options.decode or ())
+        settings = read_flags(cls, options, prefill=prefill, decode=decode)
         both = [*(url for url, _ in settings.prefill), *settings.decode]
         twice = {url for url in both if both.count(url) > 1}
         if twice:
             raise SettingsError(f"--prefill and --decode: {', '.join(sorted(twice))} is named twice")
-        if options.mini_lb and not (settings.enabled and settings.prefill and settings.decode):
+        if settings.mini_lb and not (settings.enabled and settings.prefill and settings.decode):
             raise SettingsError("--mini-lb: wanted --pd-disaggregation, --prefill and --decode with it")
-        for flag, given in (("--prefill", settings.prefill), ("--decode", settings.decode)):
+        for name, given in (("--prefill", settings.prefill), ("--decode", settings.decode)):
             if given and not settings.enabled:
-                logger.warning("%s has no effect: it is for --pd-disaggregation", flag)
+                logger.warning("%s has no effect: it is for --pd-disaggregation", name)
         if settings.enabled and options.worker_urls:
             logger.warning(
                 "--worker-urls has no effect on generations: with --pd-disaggregation, generations go to the workers"
@@ -61,25 +71,8 @@ def _prefill(words: list[str]) -> tuple[str, int | None]:
     return _url("--prefill", url), int(port[0])
 
 
-def _url(flag: str, url: str) -> str:
+def _url(name: str, url: str) -> str:
     try:
         return worker_url(url)
     except BadRequest as error:
-        raise SettingsError(f"{flag}: {error}") from None
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags to ``parser``."""
-    parser.add_argument(
-        "--pd-disaggregation", action="store_true",
-        help="give each generation to a prefill and a decode worker",
-    )  # fmt: skip
-    parser.add_argument(
-        "--prefill", nargs="+", action="append", metavar="URL [PORT]",
-        help="a prefill worker, and its bootstrap port (or none); may be repeated",
-    )  # fmt: skip
-    parser.add_argument("--decode", action="append", metavar="URL", help="a decode worker; may be repeated")
-    parser.add_argument(
-        "--mini-lb", action="store_true",
-        help="as --policy random; needs --pd-disaggregation, --prefill and --decode",
-    )  # fmt: skip
+        raise SettingsError(f"{name}: {error}") from None

@@ -175,6 +175,7 @@ def unbalanced(loads: Sequence[int], settings: Settings) -> bool:
 
 def add_policy_options(parser: argparse.ArgumentParser, policies: list[str], for_prefill: list[str]) -> None:
     """Add the flags to ``parser``."""
+    # not fields of Settings: their choices depend on the policies that are installed
     parser.add_argument(
         "--policy", choices=policies, default=Settings().policy,
         help="how a worker is chosen; a session keeps its worker, except: with auto it moves when that worker is"

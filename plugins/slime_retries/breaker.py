@@ -34,6 +34,7 @@ class Thresholds:
         "--cb-window-duration-secs", default=120.0, above=0, metavar="S",
         help="time within which the failures of --cb-failure-threshold must happen (default: %(default)g)",
     )  # fmt: skip
+    disabled: bool = flag("--disable-circuit-breaker", default=False, help="no circuit breakers")
 
 
 class Breaker:

@@ -42,11 +42,10 @@ class Settings:
     def from_options(cls, options: argparse.Namespace) -> Settings:
         """Check the parsed command line. Raises SettingsError."""
         thresholds = read_flags(Thresholds, options)
-        return read_flags(cls, options, breaker=None if options.disable_circuit_breaker else thresholds)
+        return read_flags(cls, options, breaker=None if thresholds.disabled else thresholds)
 
 
 def add_retry_options(parser: argparse.ArgumentParser) -> None:
     """Add the flags to ``parser``."""
     add_flags(parser, Settings)
     add_flags(parser, Thresholds)
-    parser.add_argument("--disable-circuit-breaker", action="store_true", help="no circuit breakers")

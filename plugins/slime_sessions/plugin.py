@@ -9,6 +9,7 @@ from starlette.routing import BaseRoute
 
 from router_core import Exchange, hookimpl
 from router_core.errors import SessionNotFound
+from router_core.flags import add_flags
 from router_core.router import Router
 from router_core.types import ASGIApp
 from slime_sessions.created import CreatedSessions
@@ -22,16 +23,7 @@ __all__ = ["Sessions", "add_options", "make_plugin"]
 
 @hookimpl
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--session-from-user", action="store_true",
-        help='take "user" of the body as the name of the session, in requests that name no session otherwise',
-    )  # fmt: skip
-    parser.add_argument(
-        "--session-from-api-key",
-        action="store_true",
-        help="take KEY of Authorization: Bearer KEY as the name of the session, unless it is a key of the router"
-        " or of a worker, a JSON Web Token or a placeholder",
-    )
+    add_flags(parser, Settings)
 
 
 def make_plugin(options: argparse.Namespace) -> Sessions:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
 
 from starlette.routing import BaseRoute
 
-from router_core import Exchange, SettingsError, Worker, hookimpl
+from router_core import Exchange, Worker, hookimpl
+from router_core.flags import add_flags, flag, read_flags
 from router_core.router import Router
 from router_core.sender import Sender
 from router_core.workers import WorkerChange
@@ -26,32 +28,31 @@ provides = ("introduction",)
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of the plugin. ``ranks``: number of ranks of each worker."""
+
+    dp_aware: bool = flag(
+        "--dp-aware", default=False, help="choose a data-parallel rank of a worker for each request"
+    )
+    ranks: int = flag(
+        "--intra-node-data-parallel-size", default=1, above=0, metavar="N",
+        help="number of data-parallel ranks of each worker; above 1, workers are not asked for this number",
+    )  # fmt: skip
+
+
 @hookimpl(trylast=True)  # last: it adds those of the gateway's flags that no other plugin has
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--dp-aware",
-        action="store_true",
-        help="choose a data-parallel rank of a worker for each request",
-    )
-    parser.add_argument(
-        "--intra-node-data-parallel-size",
-        type=int,
-        default=1,
-        metavar="N",
-        help="number of data-parallel ranks of each worker; above 1, workers are not asked for this number"
-        " (default: %(default)s)",
-    )
+    add_flags(parser, Settings)
     add_gateway_flags(parser)
 
 
 def make_plugin(options: argparse.Namespace) -> SGLang:
     """Make the plugin from the flags of the command line. Raises SettingsError."""
-    ranks: int = options.intra_node_data_parallel_size
-    if ranks < 1:
-        raise SettingsError(f"--intra-node-data-parallel-size: wanted a number above 0, got {ranks}")
+    settings = read_flags(Settings, options)
     for line in without_effect(options):
         logger.warning("%s", line)
-    return SGLang(ranks=ranks, counts_ranks=options.dp_aware and ranks == 1)
+    return SGLang(ranks=settings.ranks, counts_ranks=settings.dp_aware and settings.ranks == 1)
 
 
 class SGLang:

@@ -302,7 +302,9 @@ async def test_pods_that_prefill_and_pods_that_decode(
         return cluster.put(a_pod(f"p-{last}", f"127.0.0.{last}", labels=labels, annotations=annotations))
 
     async with serve_cluster() as url:
-        settings = Settings({"prefill": prefill, "decode": decode}, url, account=account)
+        settings = Settings(
+            url, pairs=True, prefill_selector=prefill, decode_selector=decode, account=account
+        )
         async with routing({"kubernetes": Discovery(settings)}) as running:
             pool = running.router.pool
 

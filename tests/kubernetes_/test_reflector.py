@@ -69,7 +69,7 @@ async def known(cluster: Cluster, serve_cluster: ServeCluster, account: Path) ->
 @asynccontextmanager
 async def reflecting(url: str, account: Path) -> AsyncIterator[Known]:
     known = Known()
-    settings = Settings({"regular": LABELS}, url, account=account)
+    settings = Settings(url, selector=LABELS, account=account)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(Reflector(Api(settings, LABELS), known, "pods").run)
         yield known
