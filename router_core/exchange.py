@@ -225,9 +225,5 @@ def _in_headers(request: Request) -> str | None:
 def _in_body(request: Request) -> str | None:
     if not request.may_have(b"session_id"):
         return None
-    try:
-        document = request.json()
-    except BadRequest:
-        return None  # the worker answers that the body is not JSON
-    named = document.get("session_id") if isinstance(document, dict) else None
+    named = (request.json_object_or_none() or {}).get("session_id")
     return named if isinstance(named, str) and named else None

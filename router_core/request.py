@@ -106,6 +106,14 @@ class Request:
                 raise BadRequest(f"the body is not JSON: {error}") from None
         return self._json
 
+    def json_object_or_none(self) -> dict[str, Any] | None:
+        """Return :meth:`json` if it is an object, else None: the worker answers any other body with its own error."""
+        try:
+            document = self.json()
+        except BadRequest:
+            return None
+        return document if isinstance(document, dict) else None
+
     def may_have(self, name: bytes) -> bool:
         """Return False if a search of the bytes, which is cheaper than parsing, finds no key ``name`` in the body.
 

@@ -8,12 +8,12 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 
 from router_core import Exchange, hookimpl
-from router_core.errors import Aborted, BadRequest, HTTPError, ShuttingDown
+from router_core.errors import Aborted, HTTPError, ShuttingDown
 from router_core.flags import add_flags
 from router_core.request import Request
 from router_core.router import Router
@@ -182,7 +182,7 @@ class Limits:
     def _abort(self, prefix: str) -> None:
         """End the wait of the requests whose rids all begin with ``prefix``; of all requests if it is empty."""
         for exchange, called in self._waiting.items():
-            rid = _document(exchange.request).get("rid")
+            rid = (exchange.request.json_object_or_none() or {}).get("rid")
             names = rid if isinstance(rid, list) and rid else [rid]
             if not prefix or all(isinstance(name, str) and name.startswith(prefix) for name in names):
                 exchange.hang_up()
@@ -190,13 +190,4 @@ class Limits:
 
 
 def _rank(request: Request) -> Rank:
-    return rank_of(_document(request))
-
-
-def _document(request: Request) -> dict[str, Any]:
-    """Return the body if it is an object, else ``{}``: the worker refuses any other body."""
-    try:
-        document = request.json()
-    except BadRequest:
-        return {}
-    return document if isinstance(document, dict) else {}
+    return rank_of(request.json_object_or_none() or {})

@@ -150,9 +150,5 @@ def _named(request: Request) -> str | None:
     """Return the ``model`` in the body of ``request``; None without one, and for a body that is not JSON."""
     if not request.may_have(b"model"):
         return None
-    try:
-        document = request.json()
-    except BadRequest:
-        return None
-    name = document.get("model") if isinstance(document, dict) else None
+    name = (request.json_object_or_none() or {}).get("model")
     return name if isinstance(name, str) else None

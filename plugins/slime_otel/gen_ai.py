@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from router_core.errors import BadRequest
 from router_core.request import Request
 from slime_sglang.generation import at_generation
 
@@ -53,12 +52,9 @@ def request_attributes(request: Request) -> Attributes:
         _OPERATION: _OPERATIONS.get(request.path, "generate_content"),
         "gen_ai.provider.name": "sglang",
     }
-    try:
-        # Parsing a large body here would hold up the event loop: its attributes are left out.
-        document = None if request.is_long_work else request.json()
-    except BadRequest:
-        return found  # not JSON: the worker answers with an error
-    if isinstance(document, dict):
+    # Parsing a large body here would hold up the event loop: its attributes are left out.
+    document = None if request.is_long_work else request.json_object_or_none()
+    if document is not None:
         model, sampling = document.get("model"), document.get("sampling_params")
         if isinstance(model, str):
             found[_MODEL] = model[:_MAX_CHARS]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hmac
 from typing import Any
 
-from router_core.errors import BadRequest
 from router_core.request import Request
 from router_core.router import Router
 from slime_sessions.names import is_placeholder, is_usable
@@ -63,11 +62,7 @@ def _is_jwt(key: str) -> bool:
 
 
 def _field(request: Request, name: str) -> Any:
-    try:
-        document = request.json()
-    except BadRequest:
-        return None  # not JSON: the worker answers with an error
-    return document.get(name) if isinstance(document, dict) else None
+    return (request.json_object_or_none() or {}).get(name)
 
 
 def _usable(name: Any) -> str | None:

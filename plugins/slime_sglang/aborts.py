@@ -38,11 +38,8 @@ def abort_prefix(request: Request) -> str | None:
     SGLang's ``AbortReq``: ``abort_all``, or the beginning of a ``rid``. Workers answer an invalid request with an error
     of their own. Raises BadRequest for a ``rid`` that is too long.
     """
-    try:
-        document = request.json()
-    except BadRequest:
-        return None
-    if not isinstance(document, dict):
+    document = request.json_object_or_none()
+    if document is None:
         return None
     if document.get("abort_all"):
         return ""

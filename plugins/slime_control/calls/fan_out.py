@@ -15,6 +15,7 @@ from router_core.errors import BadRequest, WorkerBroke, WorkerTimeout, WorkerUnr
 from router_core.types import Headers
 from router_core.workers import auth_headers
 from slime_control.calls.endpoints import Call
+from slime_sglang.documents import document_in
 
 __all__ = ["CONNECTIONS", "Answer", "FanOut", "json_in", "passed_on"]
 
@@ -157,8 +158,7 @@ class FanOut:
                         break
         except Exception:
             return {}
-        document = json_in(raw) if status == 200 else None
-        return document if isinstance(document, dict) else {}
+        return (document_in(raw) if status == 200 else None) or {}
 
     async def fetch(
         self, worker: Worker, *paths: str, timeout_s: float = _QUESTION_S, max_bytes: int = _MAX_ANSWER_BYTES

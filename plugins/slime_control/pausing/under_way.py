@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
-from typing import Any
 from uuid import uuid4
 
 import orjson
@@ -135,13 +134,7 @@ class UnderWay:
 
 def _has_rid(request: Request) -> bool:
     """Return True when the body of ``request`` is a JSON object with a ``rid``, which may be null."""
-    if not request.may_have(b"rid"):
-        return False
-    try:
-        document: Any = request.json()
-    except BadRequest:
-        return False
-    return isinstance(document, dict) and "rid" in document
+    return request.may_have(b"rid") and "rid" in (request.json_object_or_none() or {})
 
 
 def rids_of(request: Request) -> list[str] | None:
@@ -151,11 +144,8 @@ def rids_of(request: Request) -> list[str] | None:
         return [ours[1].decode()]
     if not request.may_have(b"rid"):
         return None
-    try:
-        document: Any = request.json()
-    except BadRequest:
-        return []
-    if not isinstance(document, dict):
+    document = request.json_object_or_none()
+    if document is None:
         return []
     rid = document.get("rid")
     if rid is None:
@@ -170,11 +160,8 @@ def renamed_by_the_engine(request: Request) -> bool:
     """Return True when the engine gives the sequences new rids (``n`` above 1): no rid of ``request`` aborts them."""
     if not request.may_have(b"n"):
         return False
-    try:
-        document: Any = request.json()
-    except BadRequest:
-        return False
-    if not isinstance(document, dict):
+    document = request.json_object_or_none()
+    if document is None:
         return False
     sampling = document.get("sampling_params")
     places = sampling if isinstance(sampling, list) else [sampling, document]

@@ -222,10 +222,5 @@ def handles_aborts(exchange: Exchange, wanted: GenerationRequest) -> bool:
     """
     if exchange.parent is None:
         return wanted.has_ids
-    try:
-        body = exchange.parent.request.json()
-    except BadRequest:
-        return False
-    if not isinstance(body, dict):
-        return False
+    body = exchange.parent.request.json_object_or_none() or {}
     return body.get("input_ids") is not None or (wanted.has_ids and isinstance(body.get("prompt"), _LISTS))
