@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 #: Hooks that may be plain or async functions, and the hook that must be async.
 _MAY_WAIT, _ASYNC = ("pre_request", "post_response"), "on_weight_update"
+#: Removed hooks, and the hooks that replace them.
+_REPLACED = {"forward": "sender(inner, router)"}
 
 
 def hook_names() -> list[str]:
@@ -277,6 +279,9 @@ def _refuse_unknown(manager: pluggy.PluginManager) -> None:
         manager.check_pending()
     except pluggy.PluginValidationError as error:
         callers = manager.get_hookcallers(error.plugin) or []
-        unknown = ", ".join(caller.name for caller in callers if not caller.has_spec())
+        unknown = [caller.name for caller in callers if not caller.has_spec()]
+        cures = "".join(f"; {_REPLACED[name]} replaces {name}" for name in unknown if name in _REPLACED)
         plugin, known = manager.get_name(error.plugin), ", ".join(hook_names())
-        raise PluginError(f"plugin {plugin!r}: no such hook: {unknown} (known: {known})") from None
+        raise PluginError(
+            f"plugin {plugin!r}: no such hook: {', '.join(unknown)}{cures} (known: {known})"
+        ) from None

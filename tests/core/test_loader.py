@@ -301,6 +301,10 @@ SOURCES = {
     "hookless": ("pre_request_too = 1", "has no hooks; known: add_options, asgi_middleware, "),
     "unmarked": ("async def pre_request(exchange): ...", "pre_request lacks @hookimpl"),
     "misspelt": ("@hookimpl\nasync def pre_requset(exchange): ...", "no such hook: pre_requset (known: "),
+    "removed_hook": (
+        "@hookimpl\nasync def forward(exchange, request): ...",
+        "no such hook: forward; sender(inner, router) replaces forward (known: add_options, ",
+    ),
     "half_misspelt": (
         "@hookimpl\nasync def pre_request(exchange): ...\n@hookimpl\nasync def post_respnse(exchange): ...",
         "no such hook: post_respnse (known: add_options, asgi_middleware, ",
