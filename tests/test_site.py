@@ -131,7 +131,7 @@ def test_the_reference_has_each_operation() -> None:
     assert [name for name in operations if f'id="{name.lower()}"' not in pages] == []
 
 
-def test_the_reference_has_the_codes_of_errors_that_the_operations_page_tells() -> None:
+def test_reference_has_the_error_codes_of_the_operations_page() -> None:
     told = re.findall(
         r"`([A-Z]+_[A-Z_]+)`", (ROOT / "docs" / "operations.md").read_text().partition("\n## Errors")[2]
     )

@@ -91,7 +91,7 @@ async def test_each_rank_runs_as_many_sequences_as_the_flag_says(model: NgramMod
         tasks.cancel_scope.cancel()
 
 
-async def test_decode_engine_computes_no_prompt_and_reports_what_the_prefill_engine_had(
+async def test_decode_engine_skips_the_prompt_and_reports_the_prefill_cache(
     model: NgramModel,
 ) -> None:
     slow = {"prefill_tokens_per_second": 10, **CACHE}  # a prompt takes 80 s, if it is computed

@@ -470,7 +470,7 @@ async def test_old_weights_are_not_used_while_the_others_are_away() -> None:
         await until(lambda: it.version == "2" and it.worker(old).state == "ready")
 
 
-async def test_old_weights_that_change_are_not_used_either_while_the_others_are_away() -> None:
+async def test_changed_old_weights_are_not_used_while_the_others_are_away() -> None:
     """A stale engine takes the updates that it lacks one after the other, or it restarts between two probes."""
     async with only_old_weights("1") as (it, _, old):
         old.version = "2"
@@ -545,7 +545,7 @@ async def test_engine_that_failed_gets_no_request_before_its_weights_are_checked
             await until(lambda: worker.state == state and UNCHECKED not in worker.holds)
 
 
-async def test_engine_that_failed_during_a_probe_is_asked_for_its_weights_at_once() -> None:
+async def test_engine_that_failed_a_probe_is_asked_for_its_weights_at_once() -> None:
     one, other = Naming("2"), Naming("2")
     async with fleet(one, other, settings=LENIENT) as it:
         it.router.weights.move("2", "a test")
@@ -568,7 +568,7 @@ async def held(one: Naming, other: Naming) -> AsyncIterator[Fleet]:
         one.info_hold.set()
 
 
-async def test_old_weights_that_were_told_while_another_engine_was_held_are_set_aside() -> None:
+async def test_old_weights_told_while_another_engine_was_held_are_set_aside() -> None:
     one, other = Naming("2"), Naming("2")
     async with held(one, other) as it:
         assert one.info_hold is not None
@@ -606,7 +606,7 @@ async def test_the_last_worker_is_used_before_its_weights_are_checked() -> None:
             after.info_hold.set()
 
 
-async def test_garbled_answer_of_the_last_updated_engine_does_not_move_the_fleet_back() -> None:
+async def test_garbled_answer_of_the_newest_engine_moves_no_fleet_back() -> None:
     """A broken answer names no version, and is no sign that the engine has other weights than before."""
     restarted, updated = Naming("1"), Naming("1")
     async with fleet(restarted, updated, settings=QUICK) as it:

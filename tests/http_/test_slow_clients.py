@@ -334,7 +334,7 @@ async def test_a_body_that_stops_when_its_answer_has_begun_gets_no_second_answer
             assert reply.partition(b"\r\n\r\n")[2] == body
 
 
-async def test_a_body_that_stops_before_anything_of_its_answer_is_written_is_a_408() -> None:
+async def test_body_that_stops_before_its_answer_begins_is_a_408() -> None:
     """A server keeps the head of an answer until the body begins."""
 
     async def waiting(scope: Scope, receive: Receive, send: Send) -> None:

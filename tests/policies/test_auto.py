@@ -94,7 +94,7 @@ def test_session_has_nothing_to_lose_after_its_worker_dropped_the_cache() -> Non
     assert policy(turn("a", long), workers) is other
 
 
-def test_session_whose_worker_is_not_offered_gets_another_one_and_keeps_that() -> None:
+def test_session_whose_worker_is_not_offered_gets_and_keeps_another() -> None:
     one, two, three = ready(0, 0, 0)
     policy = Auto(Settings())
     first = policy(turn("a", words(1)), [one, two])

@@ -52,7 +52,7 @@ def test_new_prompts_go_to_the_fewest_in_flight_whatever_these_know() -> None:
         ("regular", None, False),
     ],
 )
-def test_first_request_of_a_session_avoids_the_worker_that_got_other_sessions_lately(
+def test_new_session_avoids_the_worker_that_got_the_last_sessions(
     kind: WorkerType, session: str | None, avoided: bool
 ) -> None:
     """Their clients are busy between two turns. A decode worker is chosen for each request of a session."""

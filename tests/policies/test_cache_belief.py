@@ -78,7 +78,7 @@ def test_requests_sent_at_once_are_no_evidence_of_eviction() -> None:
     assert policy(talk(1), [one, two]) is one
 
 
-def test_worker_that_evicted_a_conversation_is_not_believed_to_have_it_when_another_uses_it() -> None:
+def test_evicted_conversation_stays_evicted_when_another_worker_uses_it() -> None:
     policy, one, two = after([4, 5, 6], 0)
     assert policy(talk(1), [one, two]) is two
     one.in_flight, two.in_flight = 0, 1

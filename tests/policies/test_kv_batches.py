@@ -358,7 +358,7 @@ def test_policy_with_kv_events_keeps_the_contract() -> None:
     check_policy(lambda: CacheAware(Settings(kv_events=True)))
 
 
-def test_worker_that_has_the_prompt_is_chosen_though_it_was_sent_to_another() -> None:
+def test_worker_that_has_the_prompt_wins_over_one_that_it_was_sent_to() -> None:
     one, two = ready(0, 0)
     policy = following()
     exchange = asked(ONE)

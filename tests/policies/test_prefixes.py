@@ -49,7 +49,7 @@ def test_a_prefix_of_another_prompt_is_another_prefix() -> None:
     assert not {*one.digests} & {*two.digests}
 
 
-def test_the_map_knows_which_workers_have_a_prefix_and_how_many_requests_had_it() -> None:
+def test_map_knows_the_workers_and_the_number_of_requests_of_a_prefix() -> None:
     seen = Prefixes(1 << 20)
     shared = "x" * 1000
     add(seen, prompt(shared + "one" * 300), 1)

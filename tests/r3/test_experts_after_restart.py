@@ -307,7 +307,7 @@ async def test_experts_stay_on_the_disk_when_a_larger_remote_store_is_added(
         await read(replay, texts)
 
 
-async def test_rows_without_a_confirmed_size_are_not_believed_because_of_another_shape(
+async def test_rows_without_a_confirmed_size_gain_no_trust_from_another_shape(
     start: Start, model: NgramModel, checkpoint: str, tmp_path: Path
 ) -> None:
     """The middle run confirms rows of eight values, the first one had six, which may be truncated."""

@@ -147,7 +147,7 @@ async def test_rows_fill_a_gap_if_one_version_sampled_both_turns(
 
 @pytest.mark.parametrize("retractions", [None, 0, 1])
 @pytest.mark.parametrize("spans", [["1", "2"], [None], ["2"]])
-async def test_rows_of_several_versions_need_proof_that_the_sequence_was_not_retracted(
+async def test_rows_of_several_versions_need_proof_of_no_retraction(
     start: Start, model: NgramModel, checkpoint: str, spans: list[str | None], retractions: int | None
 ) -> None:
     async with telling(start, checkpoint, model, "--r3-shape", "3", "2") as (client, _):

@@ -107,7 +107,7 @@ async def test_pitfall_28_only_the_turns_with_high_experts_are_wide(
             tokens = [*leaf["tokens"], 9]
 
 
-async def test_pitfall_28_the_memory_for_experts_is_limited_and_what_is_dropped_is_said(
+async def test_pitfall_28_memory_for_experts_is_limited_and_drops_are_told(
     start: Start, model: NgramModel, checkpoint: str
 ) -> None:
     async with telling(start, checkpoint, model, "--r3-shape", "3", "2", "--r3-max-bytes", "300") as (

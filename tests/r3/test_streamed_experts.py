@@ -117,7 +117,7 @@ async def test_rows_are_not_held_twice(
         assert peak < 12 << 20
 
 
-async def test_client_that_leaves_lets_go_of_the_rows_and_a_slow_one_gets_all_of_them(
+async def test_leaving_client_frees_its_experts_and_a_slow_one_gets_all_of_them(
     start: Start, model: NgramModel, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session is deleted meanwhile: the rows stay in the store until the slow client has them."""
@@ -163,7 +163,7 @@ async def test_answer_breaks_off_if_the_store_fails_meanwhile(
             assert np.array_equal(file[EXPERTS].reshape(-1), told)
 
 
-async def test_answer_breaks_off_if_the_disk_has_lost_rows_and_the_next_one_says_so(
+async def test_experts_break_off_if_the_disk_lost_rows_and_the_next_say_so(
     start: Start, model: NgramModel, checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip

@@ -269,7 +269,7 @@ class TestAnAttemptThatIsNone:
         assert (whole["output_ids"], whole["meta_info"]["finish_reason"]) == ([5], ABORT)
         assert (len(attempts.asked), tokens_of(leaf)) == (3, [5])
 
-    async def test_an_attempt_that_counts_a_token_and_tells_none_makes_the_answer_inexact(
+    async def test_attempt_that_counts_a_token_but_sends_none_is_inexact(
         self, start: Start, checkpoint: str, said: Said
     ) -> None:
         silent = said.output([], ABORT, went=1)

@@ -61,7 +61,7 @@ def test_an_attempt_without_rows_is_filled_under_the_same_weights_only(
     assert joined(arrays, 7) == wanted
 
 
-def test_an_engine_that_ignores_the_start_and_does_not_say_so_is_understood() -> None:
+def test_engine_that_silently_ignores_the_start_is_understood() -> None:
     arrays = JoinedArrays(BODY)
     arrays.see(told(range(6), start=False), 4)
     arrays.ask()

@@ -154,7 +154,7 @@ def test_another_block_in_its_place_is_found() -> None:
         LAYOUT.verify("ssd", frames()[1], SEQUENCE.key(0), SEQUENCE.tokens(0, 1))
 
 
-def test_a_frame_is_compared_with_the_tokens_and_the_checksum_that_are_known() -> None:
+def test_frame_is_compared_with_the_known_tokens_and_checksum() -> None:
     frame, tokens = frames()[1], SEQUENCE.tokens(1, 2)
     checksum = LAYOUT.checksums(ROWS)[8:]
     assert LAYOUT.holds(frame, tokens, checksum)

@@ -213,7 +213,7 @@ def test_evicted_parent_is_counted_again_with_its_continuations() -> None:
             assert len(reachable) * size <= 20_000 + len(agents) * 25 * size
 
 
-def test_session_may_continue_turns_before_the_one_it_continued_unless_it_lost_some() -> None:
+def test_session_may_continue_earlier_turns_unless_it_lost_some() -> None:
     def a_turn(parent: Turn | None, key: bytes) -> Turn:
         reply = Message("assistant", "")
         return Turn(parent, key, 1, "main", b"", b"", reply, "", "", 0, False, key + b" asked", b"")

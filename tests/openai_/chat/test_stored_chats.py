@@ -180,7 +180,7 @@ async def test_chats_go_on_at_another_router_with_the_same_remote_store(start: S
         assert (other["history"], is_continued(other, nobodys)) == ("exact", True)  # its own memory
 
 
-async def test_turn_in_memory_is_not_continued_when_another_router_has_asked_again(
+async def test_turn_in_memory_is_not_continued_if_another_router_asked_again(
     start: Start, tmp_path: Path
 ) -> None:
     lives = Lives(start, "file", tmp_path / "store")

@@ -208,7 +208,7 @@ async def test_conversations_of_another_reader_are_not_found(run: Run) -> None:
     assert await sampled_in(stored(run, reader="one"), asked) == [b"one "]
 
 
-async def test_session_that_was_forgotten_goes_on_from_memory_and_is_stored_again(run: Run) -> None:
+async def test_forgotten_session_goes_on_from_memory_and_is_stored_again(run: Run) -> None:
     history = stored(run)
     first = said(question(ASKED), b"one ")
     history.add(first)

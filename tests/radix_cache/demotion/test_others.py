@@ -182,7 +182,7 @@ async def test_deletion_keeps_the_prompt_that_another_router_continues() -> None
                 assert not run.kept.has_lost("t")
 
 
-async def test_router_starts_although_all_of_a_run_but_its_continuation_is_deleted() -> None:
+async def test_router_starts_when_only_the_continuation_of_a_run_is_left() -> None:
     async with two_routers() as (first, second):
         await first.turn("a", 2)
         await first.settled()

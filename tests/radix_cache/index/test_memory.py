@@ -75,7 +75,7 @@ def test_inserts_and_evictions_leave_no_byte_behind() -> None:
     assert end - start < _HASHES_BYTES
 
 
-def test_turn_of_94_tokens_takes_few_bytes_besides_its_ids_logprobs_and_text() -> None:
+def test_turn_of_94_tokens_takes_few_bytes_besides_its_own_data() -> None:
     turns = 1_000
     kept = Trajectories(Limits(versions=0), lambda ids, text: (0, 0))
     text_bytes = 0

@@ -127,7 +127,7 @@ def test_a_tokenizer_that_differs_is_not_used(
     assert "fastokens is not used" in caplog.text
 
 
-def test_all_tokens_special_tokens_in_texts_and_rows_of_spaces_are_compared(llama3: Any) -> None:
+def test_all_tokens_special_tokens_and_rows_of_spaces_are_compared(llama3: Any) -> None:
     own = own_copy(llama3)
     assert own is not None
     compared = set(fast_tokenizer._probes(own))
