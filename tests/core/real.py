@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from anyio.from_thread import start_blocking_portal
 from core.aiohttp_worker import aiohttp_serving
 from core.asgi_worker import make_app
 from ports import free_port
+from programs import program
 from slime_http.asgi import ASGIApp
 
 __all__ = ["nginx", "on_aiohttp", "on_granian", "on_nginx", "on_uvicorn"]
@@ -100,9 +100,7 @@ def on_granian(app: str = "core.asgi_worker:app", **environment: str) -> Iterato
 @contextmanager
 def nginx(folder: Path, server: str) -> Iterator[str]:
     """nginx with the lines ``server`` in its server block (``PORT`` is its port); skips when it is not installed."""
-    binary = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
-    if binary is None:
-        pytest.skip("nginx is not installed (Debian: apt-get install nginx-light)")
+    binary = program("nginx")
     port = free_port()
     temporary = " ".join(f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi"))
     temporary += " ".join(f"{kind}_temp_path {folder}/{kind};" for kind in ("uwsgi", "scgi"))

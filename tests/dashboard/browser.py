@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio.to_thread
 import pytest
+
+from programs import program
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -128,10 +129,10 @@ class Browser:
 @contextmanager
 def browsing(profile: Path) -> Iterator[Browser]:
     """Start the browser with the empty directory ``profile``; skip the test where there is none."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or chromedriver is None:
-        pytest.skip("chromium or chromedriver is not installed")
+    webdriver = pytest.importorskip(
+        "selenium.webdriver", reason="selenium is not installed: pip install selenium"
+    )
+    chromium, chromedriver = program("chromium"), program("chromedriver")
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
     for flag in (*_FLAGS, f"--user-data-dir={profile}", f"--window-size={WINDOW[0]},{WINDOW[1]}"):

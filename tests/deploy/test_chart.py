@@ -14,8 +14,10 @@ from deploy.deployed import DEPLOY, check_flags
 from routers import Start
 
 yaml = pytest.importorskip("yaml")
-helm = pytest.importorskip("helm_python")
-kubernetes = pytest.importorskip("kubernetes_validate")
+helm = pytest.importorskip("helm_python", reason="helm is not installed: pip install helm-python-sdk")
+kubernetes = pytest.importorskip(
+    "kubernetes_validate", reason="kubernetes-validate is not installed: pip install kubernetes-validate"
+)
 
 CHART = DEPLOY / "helm" / "slime-router"
 Values = dict[str, Any]

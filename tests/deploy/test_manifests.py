@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,13 @@ import pytest
 
 from deadlines import HANG_S
 from deploy.deployed import DEPLOY, check_flags
+from programs import program
 
 yaml = pytest.importorskip("yaml")
-helm = pytest.importorskip("helm_python")
-kubernetes = pytest.importorskip("kubernetes_validate")
+helm = pytest.importorskip("helm_python", reason="helm is not installed: pip install helm-python-sdk")
+kubernetes = pytest.importorskip(
+    "kubernetes_validate", reason="kubernetes-validate is not installed: pip install kubernetes-validate"
+)
 
 FOLDER = DEPLOY / "kubernetes"
 Objects = dict[str, dict[str, Any]]
@@ -32,10 +34,7 @@ def test_kustomization_lists_each_file() -> None:
 
 
 def test_built_objects_fit_the_schemas_of_kubernetes() -> None:
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        pytest.skip("kubectl is not installed")
-    command = [kubectl, "kustomize", str(FOLDER)]
+    command = [program("kubectl"), "kustomize", str(FOLDER)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
     built: Objects = {each["kind"]: each for each in yaml.safe_load_all(done.stdout)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from deadlines import HANG_S
 from deploy.deployed import DEPLOY, check_flags
+from programs import program
 
 FOLDER = DEPLOY / "systemd"
 UNIT = (FOLDER / "slime-router.service").read_text()
@@ -34,10 +34,7 @@ def service() -> configparser.SectionProxy:
 
 
 def analysed(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    analyze = shutil.which("systemd-analyze")
-    if analyze is None:
-        pytest.skip("systemd is not installed")
-    command = [analyze, *arguments]
+    command = [program("systemd-analyze"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
 
 

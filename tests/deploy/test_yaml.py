@@ -9,7 +9,7 @@ import pytest
 from deploy.deployed import DEPLOY
 
 yaml = pytest.importorskip("yaml")
-config = pytest.importorskip("yamllint.config")
+config = pytest.importorskip("yamllint.config", reason="yamllint is not installed: pip install yamllint")
 linter = pytest.importorskip("yamllint.linter")
 
 #: Of the default rules, those that Kubernetes' and Compose's own examples do not keep are left out.

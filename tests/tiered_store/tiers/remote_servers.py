@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 import socket
 import subprocess
 import sys
@@ -17,8 +16,9 @@ import pytest
 
 from deadlines import HANG_S
 from ports import free_port
+from programs import program
 
-__all__ = ["REDIS", "redis_server", "s3_server"]
+__all__ = ["redis_server", "s3_server"]
 
 #: moto's server without its dispatcher, which looks through the folders of all services at each request.
 _S3 = """
@@ -29,7 +29,6 @@ from werkzeug.serving import run_simple
 logging.getLogger("werkzeug").setLevel(logging.ERROR)
 run_simple("127.0.0.1", int(sys.argv[1]), create_backend_app("s3"), threaded=True)
 """
-REDIS = shutil.which("redis-server") or shutil.which("valkey-server")
 
 
 @contextmanager
@@ -54,12 +53,10 @@ def redis_server(
     directory: Path, *options: str, port: int = 0
 ) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     """Run a server that writes each change to disk before it answers. Yields its port and its process."""
-    pytest.importorskip("redis")
-    if REDIS is None:
-        pytest.skip("redis-server is not installed")
+    pytest.importorskip("redis", reason="redis is not installed: pip install redis")
     port = port or free_port()
     command = [
-        REDIS, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory), "--save", "",
+        program("redis-server"), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory), "--save", "",
         "--appendonly", "yes", "--appendfsync", "always", *options,
     ]  # fmt: skip
     with (directory / "redis.log").open("ab") as log, running(command, port, log) as process:
@@ -70,8 +67,8 @@ def redis_server(
 def s3_server(directory: Path, port: int = 0) -> Iterator[str]:
     """Run moto's S3 server, which keeps everything in memory. Yields its URL."""
     if importlib.util.find_spec("moto") is None:  # its import takes long, and only the server needs it
-        pytest.skip("moto is not installed")
-    pytest.importorskip("obstore")
+        pytest.skip("moto is not installed: pip install 'moto[s3]' flask flask-cors")
+    pytest.importorskip("obstore", reason="obstore is not installed: pip install obstore")
     port = port or free_port()
     command = [sys.executable, "-W", "ignore", "-c", _S3, str(port)]
     with (directory / "s3.log").open("ab") as log, running(command, port, log):

@@ -76,7 +76,7 @@ def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
 
             return Remote(directory.as_uri(), replace_file)
         case "redis":
-            redis = pytest.importorskip("redis.asyncio")
+            redis = pytest.importorskip("redis.asyncio", reason="redis is not installed: pip install redis")
             url = f"redis://127.0.0.1:{request.getfixturevalue('redis_port')}/0"
 
             async def replace_value(name: str, content: bytes) -> None:
