@@ -12,6 +12,7 @@ from slime_engine.settings import Settings
 
 __all__ = ["add_engine_options", "as_flag", "settings_from"]
 
+#: Not made by :mod:`router_core.flags`: the plugin adds a prefix, and a flag that is not given has no value.
 _FLAGS: dict[str, tuple[type, str]] = {
     "backend": (str, "the model's implementation (default ngram; transformers: the model of --model)"),
     "model": (str, "checkpoint directory, GGUF file, or smollm2, for the backend transformers"),
