@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not SITE.exists(), reason="python -m docs.genera
 _LOADS = {"src", "srcset", "data", "poster", "background"}
 
 
-class Loaded(HTMLParser):
+class LoadedAddresses(HTMLParser):
     """Addresses of a page that a browser loads by itself."""
 
     def __init__(self, page: Path) -> None:
@@ -57,7 +57,7 @@ def test_each_page_is_built_and_has_a_title() -> None:
 def test_pages_load_nothing_from_elsewhere() -> None:
     pages = sorted(SITE.rglob("*.html"))
     for page in pages:
-        loaded = Loaded(page)
+        loaded = LoadedAddresses(page)
         assert loaded.addresses, page
         assert [address for address in loaded.addresses if urlsplit(address).netloc] == [], page
         # The theme would load a script for it.
@@ -79,7 +79,7 @@ def test_what_pages_load_is_there() -> None:
     for page in SITE.rglob("*.html"):
         if page.name == "404.html":  # its paths begin at the server's root
             continue
-        for address in Loaded(page).addresses:
+        for address in LoadedAddresses(page).addresses:
             path = urlsplit(address).path
             if path and not address.startswith("data:"):
                 assert (page.parent / path).exists(), f"{page}: {address}"

@@ -190,7 +190,7 @@ async def test_a_worker_that_breaks_brings_no_request_into_the_log(
         assert secret not in log
 
 
-class Failing:
+class TellingPlugin:
     """Raises in the hook whose name the request has as its path, with a secret as the message."""
 
     def _fail(self, place: str, path: str) -> None:
@@ -217,7 +217,7 @@ class Failing:
         return [Route("/routes", fail)]
 
 
-class Fragile:
+class FragileMiddleware:
     """slime's kind of middleware; raises for one path."""
 
     def __init__(self, app: Any, *, router: Router) -> None:
@@ -229,8 +229,8 @@ class Fragile:
         await self.app(scope, receive, send)
 
 
-def make_plugin(_: argparse.Namespace) -> Failing:
-    return Failing()
+def make_plugin(_: argparse.Namespace) -> TellingPlugin:
+    return TellingPlugin()
 
 
 async def test_exceptions_of_plugins_stay_in_the_log(start: Start, caplog: pytest.LogCaptureFixture) -> None:
@@ -238,7 +238,7 @@ async def test_exceptions_of_plugins_stay_in_the_log(start: Start, caplog: pytes
         while await wire.request():
             await wire.send(answer(b"fine"))
 
-    failing = ("--middleware-paths", f"{__name__}:make_plugin", f"{__name__}:Fragile")
+    failing = ("--middleware-paths", f"{__name__}:make_plugin", f"{__name__}:FragileMiddleware")
     async with (
         scripted(echo) as worker,
         start(*BARE, *failing, "--worker-urls", worker.url) as running,

@@ -13,7 +13,7 @@ import orjson
 from chaos.conversations import Conversation, Heard
 from chaos.faults import pause
 
-__all__ = ["DEADLINE_S", "Asked", "Broken", "Crowd"]
+__all__ = ["DEADLINE_S", "AskedOnce", "Broken", "Crowd"]
 
 #: Nobody waits longer; the router's own deadlines, added up, are shorter.
 DEADLINE_S = 60.0
@@ -31,7 +31,7 @@ class Broken(Exception):
 
 
 @dataclass(slots=True)
-class Asked:
+class AskedOnce:
     """A request and what became of it, or ``under way``."""
 
     rids: list[str]
@@ -46,7 +46,7 @@ class Crowd:
     def __init__(self, http: aiohttp.ClientSession, tokens: int) -> None:
         self._http = http
         self._tokens = tokens
-        self.asked: list[Asked] = []
+        self.asked: list[AskedOnce] = []
         self.wrong: list[tuple[str, str]] = []
         self.finished: list[Conversation] = []
         self.hurry = asyncio.Event()
@@ -125,7 +125,7 @@ class Crowd:
         }
         if random.random() < 0.5:
             body["return_logprob"] = True
-        asked = Asked(rids, self._loop.time())
+        asked = AskedOnce(rids, self._loop.time())
         self.asked.append(asked)
         leave_at = random.randint(1, self._tokens) if manner == "leave stream" else None
         kept: Heard | None = None
@@ -161,7 +161,7 @@ class Crowd:
 
     # One request.
 
-    async def _whole(self, body: dict[str, Any], session: str, asked: Asked) -> list[Heard]:
+    async def _whole(self, body: dict[str, Any], session: str, asked: AskedOnce) -> list[Heard]:
         headers = {"x-session-id": session}
         async with self._http.post("/generate", data=orjson.dumps(body), headers=headers) as answer:
             try:
@@ -176,7 +176,9 @@ class Crowd:
         except (ValueError, KeyError, TypeError):
             raise Broken("garbled") from None
 
-    async def _stream(self, body: dict[str, Any], session: str, asked: Asked, leave_at: int | None) -> Heard:
+    async def _stream(
+        self, body: dict[str, Any], session: str, asked: AskedOnce, leave_at: int | None
+    ) -> Heard:
         heard: Heard | None = None
         headers = {"x-session-id": session}
         events, sense = 0, True
@@ -210,7 +212,7 @@ class Crowd:
             raise Broken("no end", heard)
         return heard
 
-    def _check_status(self, status: int, raw: bytes, asked: Asked) -> None:
+    def _check_status(self, status: int, raw: bytes, asked: AskedOnce) -> None:
         """An error must be clear. Raises Broken."""
         if status == 200:
             return
@@ -223,7 +225,7 @@ class Crowd:
             self.wrong.append(("an error that is not clear", f"{asked.rids}: {status} {raw[:300]!r}"))
         raise Broken(str(status))
 
-    def _heard(self, rid: str, document: dict[str, Any], asked: Asked) -> Heard:
+    def _heard(self, rid: str, document: dict[str, Any], asked: AskedOnce) -> Heard:
         meta = document["meta_info"]
         return Heard(
             rid=rid,

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from chaos.asking import Asked
+from chaos.asking import AskedOnce
 from chaos.faults import KINDS, Fault
 
 __all__ = ["Report", "Use"]
@@ -49,7 +49,7 @@ class Report:
 
     seed: int
     faults: Sequence[Fault]
-    asked: Sequence[Asked]
+    asked: Sequence[AskedOnce]
     before: Use
     seconds: float = 0.0
     conversations: int = 0

@@ -7,12 +7,12 @@ import json
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from compatibility.first_plugin import First
 from deadlines import until
-from routers import HEALTH, Start
+from routers import Start
 from slime_http.serving import serving
 
 PLUGIN = ("--middleware-paths", "compatibility.first_plugin")
@@ -22,7 +22,11 @@ async def echo(request: Request) -> JSONResponse:
     return JSONResponse({"header": request.headers.get("x-first"), "body": await request.json()})
 
 
-WORKER = Starlette(routes=[HEALTH, Route("/generate", echo, methods=["POST"])])
+async def healthy(_: Request) -> Response:
+    return Response()
+
+
+WORKER = Starlette(routes=[Route("/health", healthy), Route("/generate", echo, methods=["POST"])])
 
 
 @pytest.mark.anyio

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 PAUSE, CONTINUE = "/pause_generation", "/continue_generation"
 
 
-class Asked:
+class OpenRequests:
     """Requests under way, and their answers as they come."""
 
     def __init__(self, running: Controlled, tasks: anyio.abc.TaskGroup) -> None:
@@ -40,7 +40,7 @@ class Asked:
 async def test_new_requests_wait_and_go_on_when_generation_does() -> None:
     worker = Steered()
     async with steering(worker) as running, anyio.create_task_group() as tasks:
-        asked = Asked(running, tasks)
+        asked = OpenRequests(running, tasks)
         assert (await running.client.post(PAUSE, json={"mode": "retract"})).status_code == 200
         for _ in range(3):
             await asked.waits()
@@ -65,7 +65,7 @@ async def test_requests_wait_from_the_moment_in_which_the_pause_begins() -> None
     async with steering(slow) as running, anyio.create_task_group() as tasks:
         tasks.start_soon(running.client.post, PAUSE)
         await until(lambda: bool(slow.got))
-        asked = Asked(running, tasks)
+        asked = OpenRequests(running, tasks)
         await asked.waits()
         assert slow.hold is not None
         slow.hold.set()
@@ -103,7 +103,7 @@ async def test_a_hung_worker_does_not_keep_the_others_from_going_on() -> None:
     good, stuck = Steered(), Steered()
     async with steering(good, stuck) as running, anyio.create_task_group() as tasks:
         await running.client.post(PAUSE, json={})
-        asked = Asked(running, tasks)
+        asked = OpenRequests(running, tasks)
         await asked.waits()
         stuck.hold = anyio.Event()
         tasks.start_soon(running.client.post, CONTINUE)
@@ -160,7 +160,7 @@ async def test_a_continue_that_failed_everywhere_can_be_asked_again() -> None:
     worker = Steered()
     async with steering(worker) as running, anyio.create_task_group() as tasks:
         await running.client.post(PAUSE, json={})
-        asked = Asked(running, tasks)
+        asked = OpenRequests(running, tasks)
         await asked.waits()
         worker.answers[CONTINUE] = (500, b"")
         assert (await running.client.post(CONTINUE, json={})).status_code == 502
@@ -187,7 +187,7 @@ async def test_an_abort_ends_those_whose_name_begins_so_and_no_others() -> None:
     worker = Steered()
     async with steering(worker) as running, anyio.create_task_group() as tasks:
         await running.client.post(PAUSE, json={})
-        asked = Asked(running, tasks)
+        asked = OpenRequests(running, tasks)
         await asked.waits(rid="roll-1")
         await asked.waits(rid="other")
         await asked.waits()
@@ -216,7 +216,7 @@ async def test_an_abort_that_means_nobody_ends_nobody(body: bytes) -> None:
     worker = Steered()
     async with steering(worker) as running, anyio.create_task_group() as tasks:
         await running.client.post(PAUSE, json={})
-        asked = Asked(running, tasks)
+        asked = OpenRequests(running, tasks)
         await asked.waits(rid="r")
         await running.client.post("/abort_request", content=body)
         assert worker.got[-1] == ("POST", "/abort_request", body)
@@ -238,7 +238,7 @@ async def test_an_abort_that_means_nobody_ends_nobody(body: bytes) -> None:
 async def test_each_sequence_of_a_batch_is_answered(body: dict[str, Any], ids: list[str]) -> None:
     async with steering(Steered()) as running, anyio.create_task_group() as tasks:
         await running.client.post(PAUSE, json={})
-        asked = Asked(running, tasks)
+        asked = OpenRequests(running, tasks)
         await asked.waits(**body)
         await asked.waits(stream=True, **body)
         await running.client.post("/abort_request", json={"abort_all": True})
@@ -261,7 +261,7 @@ def events(answer: httpx.Response) -> list[dict[str, Any]]:
 async def test_nobody_is_listed_of_more_sequences_than_could_be() -> None:
     async with steering(Steered()) as running, anyio.create_task_group() as tasks:
         await running.client.post(PAUSE, json={})
-        asked = Asked(running, tasks)
+        asked = OpenRequests(running, tasks)
         await asked.waits(text="a", sampling_params={"n": 10**12})
         await running.client.post("/abort_request", json={"abort_all": True})
         await until(lambda: len(asked.answers) == 1)
@@ -271,7 +271,7 @@ async def test_nobody_is_listed_of_more_sequences_than_could_be() -> None:
 async def test_a_batch_of_which_a_part_is_meant_waits_on() -> None:
     async with steering(Steered()) as running, anyio.create_task_group() as tasks:
         await running.client.post(PAUSE, json={})
-        asked = Asked(running, tasks)
+        asked = OpenRequests(running, tasks)
         await asked.waits(text=["a", "b"], rid=["p", "q"])
         await running.client.post("/abort_request", json={"rid": "p"})
         assert running.control.gate.waiting == 1
@@ -283,7 +283,7 @@ async def test_a_batch_of_which_a_part_is_meant_waits_on() -> None:
 async def test_other_requests_that_are_aborted_are_told_not_to_come_again() -> None:
     async with steering(Steered()) as running, anyio.create_task_group() as tasks:
         await running.client.post(PAUSE, json={})
-        asked = Asked(running, tasks)
+        asked = OpenRequests(running, tasks)
         await asked.waits("/v1/completions", rid="r")
         await running.client.post("/abort_request", json={"rid": "r"})
         await until(lambda: len(asked.answers) == 1)

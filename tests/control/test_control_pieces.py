@@ -26,7 +26,7 @@ PAUSE, CONTINUE, RENAME = "/pause_generation", "/continue_generation", "/update_
 BEGIN, END, POST_PROCESS = "/begin_weight_update", "/end_weight_update", "/post_process_weights"
 
 
-class Fleet:
+class PiecewiseFleet:
     """Engines behind a router, and the trainer that updates them."""
 
     def __init__(self, running: Running, engines: tuple[Slotted, ...]) -> None:
@@ -59,13 +59,13 @@ class Fleet:
 
 
 @asynccontextmanager
-async def fleet(count: int = 2, timeout_s: float = 10.0) -> AsyncIterator[Fleet]:
+async def fleet(count: int = 2, timeout_s: float = 10.0) -> AsyncIterator[PiecewiseFleet]:
     """A fleet of ``count`` engines; no health checks, which would bring them back."""
     engines = tuple(Slotted() for _ in range(count))
     async with up(*engines), routing({"control": Control(Settings(timeout_s, 10.0))}) as running:
         for engine in engines:
             await running.router.add_worker(engine.url)
-        yield Fleet(running, engines)
+        yield PiecewiseFleet(running, engines)
 
 
 OUT = ("stale", True, None)
@@ -189,7 +189,7 @@ async def test_an_update_from_disk_is_enough_also_between_two_pieces() -> None:
 async def test_pause_delimits_an_update_whichever_piece_names_it(named: str) -> None:
     """Some name the version in one piece only, some behind all pieces; a large body is not read for it."""
 
-    async def update(trainer: Fleet, round: int, *, late: Slotted | None = None) -> None:
+    async def update(trainer: PiecewiseFleet, round: int, *, late: Slotted | None = None) -> None:
         await trainer.call(PAUSE)
         for slot in range(SLOTS):
             if slot == 1 and late is not None:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 DISK = "/update_weights_from_disk"
 
 
-class Told:
+class ToldPlugin:
     """A plugin that keeps what it is told; it may fail."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ def shown(running: Controlled) -> list[tuple[str, str | None]]:
 
 @pytest.mark.parametrize("path", [path for path, call in CALLS.items() if call.names_version])
 async def test_every_kind_of_update_is_announced_once_and_before_the_answer(path: str) -> None:
-    told = Told()
+    told = ToldPlugin()
     async with steering(Steered(), Steered(), beside={"told": told}) as running:
         for version in ("1", "1", "2"):  # an update in several pieces names its version with each
             body = {"weight_version": version, "new_version": version}
@@ -50,14 +50,14 @@ async def test_every_kind_of_update_is_announced_once_and_before_the_answer(path
 
 
 async def test_a_number_is_a_version_too() -> None:
-    told = Told()
+    told = ToldPlugin()
     async with steering(Steered(), beside={"told": told}) as running:
         await running.client.post(DISK, json={"weight_version": 7})
         assert told.updates == [("default", "7", DISK)]
 
 
 async def test_without_a_version_the_workers_are_asked() -> None:
-    told = Told()
+    told = ToldPlugin()
     worker = Steered()
     async with steering(worker, beside={"told": told}) as running:
         await running.client.post(DISK, json={"model_path": "/m"})
@@ -68,7 +68,7 @@ async def test_without_a_version_the_workers_are_asked() -> None:
 
 
 async def test_a_version_that_is_null_is_as_if_there_were_none() -> None:
-    told = Told()
+    told = ToldPlugin()
     worker = Steered()
     async with steering(worker, beside={"told": told}) as running:
         worker.answers[DISK] = (200, b'{"success": true}')
@@ -78,7 +78,7 @@ async def test_a_version_that_is_null_is_as_if_there_were_none() -> None:
 
 
 async def test_an_old_engine_is_asked_by_the_old_name() -> None:
-    told = Told()
+    told = ToldPlugin()
     worker = Steered()
     async with steering(worker, beside={"told": told}) as running:
         worker.version, worker.answers["/model_info"] = "9", (404, b"")
@@ -113,7 +113,7 @@ async def test_a_worker_that_dies_after_its_update_is_stale() -> None:
 
 
 async def test_a_large_body_is_not_parsed_for_its_version() -> None:
-    told = Told()
+    told = ToldPlugin()
     async with steering(Steered(), Steered(), beside={"told": told}) as running:
         body = b'{"serialized": "%s", "weight_version": "8"}' % (b"A" * (2 << 20))
         assert (await running.client.post("/update_weights_from_tensor", content=body)).status_code == 200
@@ -121,7 +121,7 @@ async def test_a_large_body_is_not_parsed_for_its_version() -> None:
 
 
 async def test_workers_that_name_several_versions_move_nothing() -> None:
-    told = Told()
+    told = ToldPlugin()
     one, two = Steered("1"), Steered("2")
     async with steering(one, two, beside={"told": told}) as running:
         answer = await running.client.post(DISK, json={"model_path": "/m"})
@@ -134,7 +134,7 @@ async def test_workers_that_name_several_versions_move_nothing() -> None:
 
 @pytest.mark.parametrize("info", [(500, b""), (200, b"{"), (200, b"[]"), (200, b'{"weight_version": true}')])
 async def test_a_worker_that_does_not_say_what_it_has_is_stale(info: tuple[int, bytes]) -> None:
-    told = Told()
+    told = ToldPlugin()
     good, dumb = Steered(), Steered()
     async with steering(good, dumb, beside={"told": told}) as running:
         good.version, dumb.answers["/model_info"] = "5", info
@@ -146,7 +146,7 @@ async def test_a_worker_that_does_not_say_what_it_has_is_stale(info: tuple[int, 
 
 
 async def test_worker_by_worker_the_last_one_moves_the_fleet() -> None:
-    told = Told()
+    told = ToldPlugin()
     one, two = Steered(), Steered()
     async with steering(one, two, beside={"told": told}) as running:
         body = {"weight_version": "3"}
@@ -158,7 +158,7 @@ async def test_worker_by_worker_the_last_one_moves_the_fleet() -> None:
 
 
 async def test_version_of_a_worker_that_missed_it_is_not_the_fleets() -> None:
-    told = Told()
+    told = ToldPlugin()
     good, bad = Steered(), Steered()
     bad.answers[DISK] = (500, b"")
     async with steering(good, bad, beside={"told": told}) as running:
@@ -171,7 +171,7 @@ async def test_version_of_a_worker_that_missed_it_is_not_the_fleets() -> None:
 
 async def test_who_registers_during_an_update_with_old_weights_gets_no_requests() -> None:
     slow, newcomer, fresh = hung(), Steered(), Steered("3")
-    told = Told()
+    told = ToldPlugin()
     async with (
         steering(slow, newcomer, fresh, beside={"told": told}) as running,
         anyio.create_task_group() as tasks,
@@ -194,7 +194,7 @@ async def test_who_registers_during_an_update_with_old_weights_gets_no_requests(
 
 
 async def test_an_update_that_ends_late_does_not_move_the_fleet_back() -> None:
-    told = Told()
+    told = ToldPlugin()
     slow = hung()
     async with steering(slow, beside={"told": told}) as running, anyio.create_task_group() as tasks:
         late: list[int] = []
@@ -268,7 +268,7 @@ async def test_worker_that_took_an_older_update_last_is_set_aside() -> None:
 
 async def test_worker_reregistered_during_an_update_it_took_delays_no_request() -> None:
     """It was started anew, and has lost what it took."""
-    told = Told()
+    told = ToldPlugin()
     slow, anew = hung(), Steered()
     async with (
         steering(slow, anew, beside={"told": told}) as running,
@@ -285,7 +285,7 @@ async def test_worker_reregistered_during_an_update_it_took_delays_no_request() 
 
 
 async def test_a_plugin_that_fails_is_told_of_and_the_version_stands() -> None:
-    told = Told()
+    told = ToldPlugin()
     told.fails = True
     good, bad = Steered(), Steered()
     bad.answers[DISK] = (500, b"")

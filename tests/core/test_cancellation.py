@@ -75,7 +75,7 @@ async def settle(condition: Callable[[], bool]) -> None:
             await anyio.sleep(0.001)
 
 
-class Client:
+class AsgiClient:
     """An ASGI client: sends one request, and may hang up."""
 
     def __init__(self, path: str, body: bytes) -> None:
@@ -116,7 +116,7 @@ class Client:
         return b"".join(message["body"] for message in self.received[1:])
 
 
-async def _answer(running: Running, exchange: Exchange, client: Client) -> None:
+async def _answer(running: Running, exchange: Exchange, client: AsgiClient) -> None:
     rest = relay(await running.router.respond(exchange), "POST", client.send, lambda: None)
     assert rest is not None  # this client takes no answer at once
     await rest
@@ -171,7 +171,7 @@ async def test_a_request_cancelled_at_any_step_leaves_nothing_behind(start: Star
         for path in ANSWER:
 
             async def run(path: str = path) -> bytes | None:
-                client = Client(path, b"{}")
+                client = AsgiClient(path, b"{}")
                 with Exchange(Request("POST", path.encode(), [], b"{}")) as exchange:
                     await _answer(running, exchange, client)
                 return client.answered
@@ -187,15 +187,15 @@ async def test_a_client_that_hangs_up_at_any_step_leaves_nothing_behind(
     async with served(start, secure=secure) as running:
         app = make_app(running.router)
         for path in ANSWER:
-            clients: list[Client] = []
+            clients: list[AsgiClient] = []
 
-            async def run(path: str = path, clients: list[Client] = clients) -> bytes | None:
-                clients.append(Client(path, b"{}"))
+            async def run(path: str = path, clients: list[AsgiClient] = clients) -> bytes | None:
+                clients.append(AsgiClient(path, b"{}"))
                 await app(clients[-1].scope, clients[-1].receive, clients[-1].send)
                 clients[-1].gone.set()
                 return clients[-1].answered
 
-            def hung_up(task: Attempt, clients: list[Client] = clients) -> None:
+            def hung_up(task: Attempt, clients: list[AsgiClient] = clients) -> None:
                 if clients:
                     clients[-1].gone.set()
                 else:
@@ -210,7 +210,7 @@ async def test_a_large_upload_cancelled_at_any_step_leaves_nothing_behind(start:
     async with served(start, secure=False) as running:
 
         async def run() -> bytes | None:
-            client = Client("/length", body)
+            client = AsgiClient("/length", body)
             with Exchange(Request("POST", b"/length", [], body)) as exchange:
                 await _answer(running, exchange, client)
             return client.answered

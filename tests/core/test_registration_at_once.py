@@ -16,7 +16,7 @@ from slime_http.serving import serving
 pytestmark = pytest.mark.anyio
 
 
-class Fleet:
+class ManyServers:
     """A server at every address of this machine; ``most`` is the highest number of concurrent requests."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Fleet:
 
 
 async def test_a_fleet_that_registers_at_once_is_asked_a_few_at_a_time(start: Start) -> None:
-    fleet = Fleet()
+    fleet = ManyServers()
     flags = ("--disable-health-check", "--worker-startup-check-interval", "0.05")
     async with serving(fleet, host="0.0.0.0") as url, start(*flags) as running:
         port = urlsplit(url).port

@@ -12,7 +12,7 @@ from router_core.types import ASGIApp, Message, Receive, Scope, Send
 pytestmark = pytest.mark.anyio
 
 
-class Watch:
+class WatchingTap:
     """A tap that keeps what it saw, and what had reached the client by then."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Watch:
 
 
 class Tapping:
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: WatchingTap) -> None:
         self.watch = watch
 
     @hookimpl
@@ -37,7 +37,7 @@ class Tapping:
 
 
 async def test_a_tap_sees_each_piece_before_the_client_and_one_end() -> None:
-    watch = Watch()
+    watch = WatchingTap()
     async with routing({"tapping": Tapping(watch)}, Recording()) as running:
         got = b""
         async with running.client.stream("GET", "/stream") as answer:
@@ -50,7 +50,7 @@ async def test_a_tap_sees_each_piece_before_the_client_and_one_end() -> None:
 
 
 async def test_a_tap_sees_a_whole_reply_too() -> None:
-    watch = Watch()
+    watch = WatchingTap()
     async with routing({"tapping": Tapping(watch)}, Recording()) as running:
         answer = await running.client.get("/")
         assert b"".join(watch.fed) == answer.content
@@ -58,7 +58,7 @@ async def test_a_tap_sees_a_whole_reply_too() -> None:
 
 
 async def test_a_tap_is_told_when_the_client_leaves_half_way() -> None:
-    watch = Watch()
+    watch = WatchingTap()
     endless = Recording(pieces=[b"x" * 1000] * 1000)
     async with routing({"tapping": Tapping(watch)}, endless) as running:
         async with running.client.stream("GET", "/stream") as answer:
@@ -79,7 +79,7 @@ async def test_a_tap_is_told_when_the_worker_breaks_off() -> None:
             await send({"type": "http.response.body", "body": b"12345", "more_body": True})
             # Returning here, without the other half, makes uvicorn close the connection.
 
-    watch = Watch()
+    watch = WatchingTap()
     async with routing({"tapping": Tapping(watch)}, Breaks()) as running:
         with pytest.raises(httpx.RemoteProtocolError):
             await running.client.get("/torn")
@@ -87,7 +87,7 @@ async def test_a_tap_is_told_when_the_worker_breaks_off() -> None:
 
 
 async def test_a_tap_that_fails_breaks_the_reply_instead_of_ending_it() -> None:
-    class Fails(Watch):
+    class Fails(WatchingTap):
         def close(self, complete: bool) -> None:
             super().close(complete)
             raise ValueError("of its own")
@@ -101,7 +101,7 @@ async def test_a_tap_that_fails_breaks_the_reply_instead_of_ending_it() -> None:
 
 @pytest.mark.parametrize("fails_at", [b"one ", b"two "])
 async def test_tap_that_fails_on_a_piece_keeps_it_from_the_client(fails_at: bytes) -> None:
-    class Fails(Watch):
+    class Fails(WatchingTap):
         def feed(self, chunk: bytes) -> None:
             super().feed(chunk)
             if chunk == fails_at:
@@ -140,7 +140,7 @@ class Copying:
 
 
 async def test_middleware_sees_each_piece_of_a_stream() -> None:
-    watch, copying = Watch(), Copying()
+    watch, copying = WatchingTap(), Copying()
     async with routing({"tapping": Tapping(watch), "copying": copying}, Recording()) as running:
         answer = await running.client.get("/stream")
         assert answer.content == b"one two three" == b"".join(copying.sent) == b"".join(watch.fed)

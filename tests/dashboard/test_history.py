@@ -13,7 +13,7 @@ BOUNDS = (0.1, 1.0, 10.0)
 NOTHING = Cumulative(0, 0, 0, BOUNDS, (0, 0, 0, 0), (0, 0, 0, 0), 0, 0, 0, 0)
 
 
-class Scripted:
+class ScriptedHistory:
     """A history whose clock and totals the test sets."""
 
     def __init__(self, size: int = 3) -> None:
@@ -29,7 +29,7 @@ class Scripted:
 
 
 def test_sample_has_the_rates_of_its_interval() -> None:
-    scripted = Scripted()
+    scripted = ScriptedHistory()
     first = replace(NOTHING, succeeded=10, failed=1, prompt_tokens=500, sampled_tokens=50, hits=3, prompts=4)
     scripted.after(5, first)
     scripted.after(10, replace(first, succeeded=30, refused=5, hits=3, prompts=14))
@@ -46,7 +46,7 @@ def test_sample_has_the_rates_of_its_interval() -> None:
 
 
 def test_latencies_are_of_the_requests_of_the_interval() -> None:
-    scripted = Scripted()
+    scripted = ScriptedHistory()
     slow = replace(NOTHING, whole=(0, 0, 8, 0), first_byte=(0, 4, 0, 0))
     scripted.after(5, slow)
     scripted.after(5, replace(slow, whole=(10, 0, 8, 0)))
@@ -57,14 +57,14 @@ def test_latencies_are_of_the_requests_of_the_interval() -> None:
 
 
 def test_numbers_that_nobody_counts_are_none() -> None:
-    scripted = Scripted()
+    scripted = ScriptedHistory()
     scripted.after(5, replace(NOTHING, prompt_tokens=None, hits=None, prompts=None))
     found = scripted.history.since(0)
     assert found["prompt_tokens"] == found["hit_rate"] == found["whole_p95"] == [None]
 
 
 def test_history_keeps_the_latest_samples_only() -> None:
-    scripted = Scripted(size=3)
+    scripted = ScriptedHistory(size=3)
     for number in range(5):
         scripted.after(5, replace(NOTHING, succeeded=number))
     assert scripted.history.since(0)["time"] == [1015, 1020, 1025]
@@ -73,7 +73,7 @@ def test_history_keeps_the_latest_samples_only() -> None:
 
 
 def test_sample_without_time_between_is_left_out() -> None:
-    scripted = Scripted()
+    scripted = ScriptedHistory()
     scripted.after(0, replace(NOTHING, succeeded=1))
     assert scripted.history.since(0)["time"] == []
 

@@ -20,7 +20,7 @@ PROMPT = "<|im_start|>user\nNumber {}: tell me about trains, 電車 and 🚂.<|i
 LONG = {"max_new_tokens": 30_000, "ignore_eos": True}
 
 
-class Crowd:
+class ManyClients:
     """The clients. ``answers`` has what each that stayed was told, by rid."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
@@ -91,7 +91,7 @@ async def test_thousand_concurrent_requests_are_answered_and_leave_nothing(start
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         timeout = aiohttp.ClientTimeout(total=60)
         async with aiohttp.ClientSession(running.url, connector=connector, timeout=timeout) as session:
-            crowd = Crowd(session)
+            crowd = ManyClients(session)
             async with asyncio.TaskGroup() as tasks:
                 for number in range(REQUESTS):
                     tasks.create_task(crowd.ask(number))

@@ -27,7 +27,7 @@ SHORT = {"max_new_tokens": 8, "sampling_seed": 7}
 
 
 @dataclass
-class Said:
+class EngineAnswer:
     """The engine's own answer: status, headers and body pieces."""
 
     status: int = 0
@@ -40,13 +40,13 @@ class Overheard:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self.said: list[Said] = []
+        self.said: list[EngineAnswer] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        said = Said()
+        said = EngineAnswer()
         self.said.append(said)
 
         async def overheard(message: Message) -> None:
@@ -154,7 +154,7 @@ async def ask(client: httpx.AsyncClient, name: str) -> tuple[httpx.Response, lis
 
 
 def check(
-    name: str, said: Said, answer: httpx.Response, pieces: list[bytes], *more: tuple[bytes, bytes]
+    name: str, said: EngineAnswer, answer: httpx.Response, pieces: list[bytes], *more: tuple[bytes, bytes]
 ) -> None:
     """The answer is what the engine said, with ``more`` headers behind its own."""
     assert answer.status_code == said.status, name

@@ -28,7 +28,7 @@ STREAM = {
 }
 
 
-class RouterProcess:
+class EndingRouter:
     """``slime-router`` as a process of its own. ``url`` is where it listens."""
 
     def __init__(self, process: anyio.abc.Process, url: str) -> None:
@@ -41,7 +41,7 @@ class RouterProcess:
 
 
 @asynccontextmanager
-async def router_process(worker: str, *flags: str) -> AsyncIterator[RouterProcess]:
+async def router_process(worker: str, *flags: str) -> AsyncIterator[EndingRouter]:
     command = [sys.executable, "-m", "router_core", "--port", "0", "--worker-urls", worker, *flags]
     async with await anyio.open_process(command, stdin=None, stdout=None, stderr=PIPE) as process:
         assert process.stderr is not None
@@ -55,7 +55,7 @@ async def router_process(worker: str, *flags: str) -> AsyncIterator[RouterProces
             assert found, said
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_drain, process.stderr)
-                yield RouterProcess(process, found[1])
+                yield EndingRouter(process, found[1])
         finally:
             with suppress(ProcessLookupError):
                 process.kill()
@@ -106,7 +106,7 @@ async def test_signal_lets_streams_finish_refuses_new_requests_and_exits_0(
         assert await router.left() == 0
 
 
-async def _answers(router: RouterProcess) -> bool:
+async def _answers(router: EndingRouter) -> bool:
     try:
         async with httpx.AsyncClient(trust_env=False, timeout=HANG_S) as other:
             return (await other.get(f"{router.url}/health")).is_success

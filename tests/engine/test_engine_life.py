@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 ENDLESS = {"max_new_tokens": 5000, "ignore_eos": True}
 
 
-class Fragile(NgramModel):
+class VanishingModel(NgramModel):
     """A model whose weights vanish when a token is sampled under the version ``broken``."""
 
     def __init__(self, model: NgramModel) -> None:
@@ -96,7 +96,7 @@ async def test_a_load_that_fails_is_told_to_everybody() -> None:
 
 async def test_a_crash_fails_every_waiter_at_once(serve: Serve, model: NgramModel) -> None:
     async with (
-        serve(lambda: Fragile(model), tokens_per_second=100, max_running_requests=2) as engine,
+        serve(lambda: VanishingModel(model), tokens_per_second=100, max_running_requests=2) as engine,
         anyio.create_task_group() as tasks,
     ):
         answers: list[httpx.Response] = []

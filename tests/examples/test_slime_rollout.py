@@ -44,7 +44,7 @@ SAMPLING = {
 
 
 @dataclass
-class Sample:
+class SlimeSample:
     """The fields of slime's sample that a generate function sees."""
 
     class Status(enum.Enum):
@@ -73,13 +73,13 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @dataclass
-class Trainer:
+class SlimeTrainer:
     """Calls the example as slime does."""
 
     example: ModuleType
     running: Running
 
-    async def generate(self, sample: Sample, **sampling: Any) -> None:
+    async def generate(self, sample: SlimeSample, **sampling: Any) -> None:
         where = urlsplit(self.running.url)
         args = argparse.Namespace(sglang_router_ip=where.hostname, sglang_router_port=where.port)
         assert await self.example.generate(args, sample, {**SAMPLING, **sampling}) is sample
@@ -92,10 +92,12 @@ class Trainer:
 
 
 @asynccontextmanager
-async def training(example: ModuleType, start: Start, script: Path, *flags: str) -> AsyncIterator[Trainer]:
+async def training(
+    example: ModuleType, start: Start, script: Path, *flags: str
+) -> AsyncIterator[SlimeTrainer]:
     engine = ("--plugin", "engine", "--engine-script", str(script), *flags)
     async with start(*engine, "--plugin", "radix_cache", "--abort-retries", "0") as running:
-        trainer = Trainer(example, running)
+        trainer = SlimeTrainer(example, running)
         try:
             yield trainer
         finally:
@@ -103,7 +105,7 @@ async def training(example: ModuleType, start: Start, script: Path, *flags: str)
             await example.router_at(f"http://{where.hostname}:{where.port}").aclose()
 
 
-def check(sample: Sample, entries: Sequence[dict[str, Any]]) -> None:
+def check(sample: SlimeSample, entries: Sequence[dict[str, Any]]) -> None:
     """The tokens are those that the engine consumed and sampled, turn by turn. Raises AssertionError."""
     mask, logprobs = [0] * len(sample.tokens), [0.0] * len(sample.tokens)
     for entry in entries:
@@ -119,7 +121,7 @@ def check(sample: Sample, entries: Sequence[dict[str, Any]]) -> None:
 
 
 async def test_samples_have_the_tokens_of_all_turns(example: ModuleType, start: Start) -> None:
-    samples = [Sample() for _ in range(6)]
+    samples = [SlimeSample() for _ in range(6)]
     async with training(example, start, EXAMPLE / "answers.jsonl") as trainer:
         async with anyio.create_task_group() as tasks:
             for sample in samples:
@@ -127,7 +129,7 @@ async def test_samples_have_the_tokens_of_all_turns(example: ModuleType, start: 
         entries = await trainer.entries()
     assert len(entries) == 12
     for sample in samples:
-        assert sample.status is Sample.Status.COMPLETED
+        assert sample.status is SlimeSample.Status.COMPLETED
         assert sample.response.endswith("37 times 43 is 1591.<|im_end|>")
         assert sample.weight_versions == ["default"]
         check(sample, entries)
@@ -140,7 +142,7 @@ async def test_an_aborted_sample_goes_on_where_it_was_cut_off(
     endless = {"answer": "It is 1591. " * 2000}
     first = (EXAMPLE / "answers.jsonl").read_text().splitlines()[0]
     (tmp_path / "endless.jsonl").write_text(f"{first}\n{json.dumps(endless)}\n")
-    sample = Sample()
+    sample = SlimeSample()
     pace = ("--engine-tokens-per-second", "400")
     async with training(example, start, tmp_path / "endless.jsonl", *pace) as trainer:
         with anyio.fail_after(HANG_S):
@@ -169,7 +171,7 @@ async def test_a_wrong_call_is_told_to_the_model(example: ModuleType, start: Sta
         {"when": {"tool": "wrong call"}, "answer": "I cannot calculate."},
     )
     (tmp_path / "wrong.jsonl").write_text("\n".join(map(json.dumps, entries)))
-    sample = Sample()
+    sample = SlimeSample()
     async with training(example, start, tmp_path / "wrong.jsonl") as trainer:
         await trainer.generate(sample)
         check(sample, await trainer.entries())
@@ -179,19 +181,19 @@ async def test_a_wrong_call_is_told_to_the_model(example: ModuleType, start: Sta
 async def test_turns_and_tokens_are_limited(example: ModuleType, start: Start, tmp_path: Path) -> None:
     call = {"answer": {"tool_calls": [{"name": "multiply", "arguments": {"a": 2, "b": 3}}]}}
     (tmp_path / "loop.jsonl").write_text(json.dumps(call))
-    turns, short = Sample(), Sample()
+    turns, short = SlimeSample(), SlimeSample()
     async with training(example, start, tmp_path / "loop.jsonl") as trainer:
         await trainer.generate(turns)
         await trainer.generate(short, max_new_tokens=5)
         entries = await trainer.entries()
     assert len(entries) == example.MAX_TURNS + 1
-    assert (turns.status, short.status) == (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
+    assert (turns.status, short.status) == (SlimeSample.Status.COMPLETED, SlimeSample.Status.TRUNCATED)
     for sample in (turns, short):
         check(sample, entries)
 
 
 async def test_a_sample_that_is_not_exact_is_no_sample(example: ModuleType, start: Start) -> None:
-    sample = Sample(response="Nobody has sampled this.")
+    sample = SlimeSample(response="Nobody has sampled this.")
     async with training(example, start, EXAMPLE / "answers.jsonl") as trainer:
         with pytest.raises(NotExact):
             await trainer.example.router_at(trainer.running.url).fill(sample, session=sample.session_id)

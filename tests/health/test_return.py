@@ -101,7 +101,7 @@ async def test_a_stale_worker_returns_when_the_fleet_moves_to_its_weights() -> N
         assert anyio.current_time() - began < 2
 
 
-class Told:
+class ToldVersions:
     """Versions that the fleet moved to."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class Told:
 
 async def test_a_fleet_that_is_updated_past_the_router_is_followed() -> None:
     """As slime does: its trainer calls the engines, and tells nobody else."""
-    one, two, told = Patient("default"), Patient("default"), Told()
+    one, two, told = Patient("default"), Patient("default"), ToldVersions()
     async with (
         serving(one.app) as first,
         serving(two.app) as second,

@@ -49,7 +49,7 @@ class Moves:
         self.seen.append((update.version, update.source))
 
 
-class Fleet:
+class VersionedFleet:
     """A router before engines, and what it told."""
 
     def __init__(self, running: Running, engines: tuple[Naming, ...], moves: Moves, changes: Changes) -> None:
@@ -112,7 +112,7 @@ class Fleet:
 @asynccontextmanager
 async def fleet(
     *engines: Naming, settings: Settings = RARE, beside: Mapping[str, object] | None = None
-) -> AsyncIterator[Fleet]:
+) -> AsyncIterator[VersionedFleet]:
     moves, changes = Moves(), Changes()
     plugins = {
         "health": Health(settings),
@@ -127,7 +127,7 @@ async def fleet(
         running = await stack.enter_async_context(routing(plugins))
         for engine in engines:
             await running.router.add_worker(engine.url)
-        yield Fleet(running, engines, moves, changes)
+        yield VersionedFleet(running, engines, moves, changes)
 
 
 # the fleet
@@ -447,7 +447,7 @@ async def test_a_torn_worker_is_not_brought_back_by_what_all_others_say() -> Non
 
 
 @asynccontextmanager
-async def only_old_weights(version: str) -> AsyncIterator[tuple[Fleet, Naming, Naming]]:
+async def only_old_weights(version: str) -> AsyncIterator[tuple[VersionedFleet, Naming, Naming]]:
     """Yield a fleet of version 3, its worker with that version, which is ill, and a stale one with ``version``."""
     good, old = Naming("3"), Naming("3")
     async with fleet(good, old, settings=QUICK) as it:
@@ -558,7 +558,7 @@ async def test_engine_that_failed_a_probe_is_asked_for_its_weights_at_once() -> 
 
 
 @asynccontextmanager
-async def held(one: Naming, other: Naming) -> AsyncIterator[Fleet]:
+async def held(one: Naming, other: Naming) -> AsyncIterator[VersionedFleet]:
     """A fleet in which ``one`` has failed, and does not tell its weights before ``info_hold`` is set."""
     async with fleet(one, other) as it:
         it.router.weights.move(one.version, "a test")

@@ -25,8 +25,8 @@ __all__ = [
     "HEAD",
     "SOON_S",
     "Answer",
-    "Client",
     "Seen",
+    "WireClient",
     "alone",
     "answering",
     "asked",
@@ -56,7 +56,7 @@ class Answer:
         return [value for key, value in self.headers if key == name]
 
 
-class Client:
+class WireClient:
     """A client that sends bytes and reads the answers in turn."""
 
     def __init__(self, raw: socket.socket) -> None:
@@ -135,11 +135,11 @@ class Client:
 
 
 @asynccontextmanager
-async def connected(url: str, *, receive_buffer: int | None = None) -> AsyncIterator[Client]:
+async def connected(url: str, *, receive_buffer: int | None = None) -> AsyncIterator[WireClient]:
     """A client with a connection to the server at ``url``."""
     with await dial(url, receive_buffer=receive_buffer) as raw:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or pieces would be put together
-        yield Client(raw)
+        yield WireClient(raw)
 
 
 def alone(app: ASGIApp) -> ASGIApp:

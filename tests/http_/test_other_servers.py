@@ -31,7 +31,7 @@ SERVERS: dict[str, Callable[[str], AbstractContextManager[str]]] = {
 
 
 @dataclass
-class Worker:
+class EchoWorker:
     """A worker that echoes; at ``/stream`` in pieces, at ``/silent`` and ``/half`` it waits for the client to go."""
 
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
@@ -56,8 +56,8 @@ class Worker:
 
 
 @asynccontextmanager
-async def served(server: str) -> AsyncIterator[tuple[Worker, str, httpx.AsyncClient]]:
-    worker = Worker()
+async def served(server: str) -> AsyncIterator[tuple[EchoWorker, str, httpx.AsyncClient]]:
+    worker = EchoWorker()
     async with scripted(worker) as scripted_worker:
         context = SERVERS[server](scripted_worker.url)
         url = await anyio.to_thread.run_sync(context.__enter__)

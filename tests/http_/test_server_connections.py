@@ -14,7 +14,7 @@ import pytest
 
 from core.servers import on_both_loops
 from deadlines import until
-from http_.conversations import SOON_S, Client, alone, body_of, connected, respond, watch_server
+from http_.conversations import SOON_S, WireClient, alone, body_of, connected, respond, watch_server
 from slime_http.asgi import Message, Receive, Scope, Send
 from slime_http.serving import serving
 
@@ -24,16 +24,16 @@ GET = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
 POST = b"POST /%s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
 
 
-def hang_up(client: Client) -> None:
+def hang_up(client: WireClient) -> None:
     client.raw.close()
 
 
-def reset(client: Client) -> None:
+def reset(client: WireClient) -> None:
     client.raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.raw.close()
 
 
-def half_close(client: Client) -> None:
+def half_close(client: WireClient) -> None:
     client.raw.shutdown(socket.SHUT_WR)
 
 
@@ -45,7 +45,7 @@ def half_close(client: Client) -> None:
     "sent", [GET % b"", POST % (b"", 4), (POST % (b"", 4)) + b"ab"], ids=["GET", "head", "half"]
 )
 async def test_an_application_learns_that_its_client_has_gone(
-    leave: Callable[[Client], None], sent: bytes
+    leave: Callable[[WireClient], None], sent: bytes
 ) -> None:
     told: list[Message] = []
     begun, done = asyncio.Event(), asyncio.Event()
@@ -162,7 +162,7 @@ async def fill(receive: Receive, send: Send) -> None:
 
 
 @pytest.mark.parametrize("leave", [hang_up, reset])
-async def test_a_send_that_waits_ends_when_the_client_goes(leave: Callable[[Client], None]) -> None:
+async def test_a_send_that_waits_ends_when_the_client_goes(leave: Callable[[WireClient], None]) -> None:
     full, done = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

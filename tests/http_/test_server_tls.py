@@ -17,7 +17,7 @@ import trustme
 
 from core.servers import dial, on_both_loops
 from deadlines import until
-from http_.conversations import GET, GET_1_0, SOON_S, Client, alone, body_of, respond, watch_server
+from http_.conversations import GET, GET_1_0, SOON_S, WireClient, alone, body_of, respond, watch_server
 from slime_http.asgi import ASGIApp, Receive, Scope, Send
 from slime_http.serving import serving
 
@@ -46,7 +46,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(str(path), trust)
 
 
-class SecureClient(Client):
+class SecureClient(WireClient):
     """A client that speaks through TLS."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

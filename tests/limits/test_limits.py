@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.anyio, on_both_loops]
 GENERATE = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}"
 
 
-class Patient:
+class HoldingWorker:
     """A worker that answers a request when it is let go, by what stands in its body."""
 
     def __init__(self) -> None:
@@ -71,9 +71,9 @@ def limits(
 
 
 @asynccontextmanager
-async def limited(plugin: Limits, **others: object) -> AsyncIterator[tuple[Running, Patient]]:
+async def limited(plugin: Limits, **others: object) -> AsyncIterator[tuple[Running, HoldingWorker]]:
     """A router with ``plugin`` before a patient worker. At the end nobody may hold a slot or wait."""
-    worker = Patient()
+    worker = HoldingWorker()
     async with scripted(worker) as served, routing({"limits": plugin, **others}) as running:
         await running.router.add_worker(served.url)
         yield running, worker
@@ -175,7 +175,7 @@ async def test_with_a_rate_more_are_let_in_with_time_though_nobody_leaves() -> N
             worker.let_go(name)
 
 
-class Clock:
+class SettableClock:
     """Stands still until it is set."""
 
     now_s = 0.0
@@ -185,7 +185,7 @@ class Clock:
 
 
 async def test_with_a_rate_the_line_is_as_long_and_as_patient_as_without() -> None:
-    clock = Clock()
+    clock = SettableClock()
     plugin = limits(1, queue_timeout_s=0.2, refill_per_s=1)
     plugin.slots = RefilledSlots(1, 1, 1, clock)
     async with limited(plugin) as (running, worker):
@@ -275,7 +275,7 @@ async def test_a_stream_holds_its_slot_to_its_end_or_until_the_client_leaves() -
             await until(lambda: slots_of(running) == (0, 0))
 
 
-class Failing:
+class FailingPlugin:
     """Fails in the hook that it is told to."""
 
     def __init__(self, hook: str) -> None:
@@ -295,7 +295,7 @@ class Failing:
 
 @pytest.mark.parametrize(("hook", "status"), [("pre_request", 500), ("post_response", 500), ("answers", 200)])
 async def test_a_slot_comes_back_whatever_plugins_do(hook: str, status: int) -> None:
-    async with limited(limits(1), failing=Failing(hook)) as (running, worker):
+    async with limited(limits(1), failing=FailingPlugin(hook)) as (running, worker):
         worker.let_go(b"a")
         for _ in range(3):
             assert (await running.client.post("/generate", content=b"a")).status_code == status
@@ -453,7 +453,7 @@ async def test_generations_of_plugins_are_counted() -> None:
 
 
 async def test_without_a_limit_no_request_passes_through_the_plugin(start: Start) -> None:
-    worker = Patient()
+    worker = HoldingWorker()
     worker.let_go(b"a")
     async with (
         scripted(worker) as served,

@@ -14,7 +14,7 @@ from router_core.errors import HTTPError, ShuttingDown
 from slime_limits.slots import Place, QueueFull, RefilledSlots, Slots
 
 
-class Slotted(RuleBasedStateMachine):
+class SlotMachine(RuleBasedStateMachine):
     """Requests by number, in the order in which they came; the model keeps nothing but numbers."""
 
     @initialize(limit=st.integers(1, 4), queue_size=st.integers(0, 5))
@@ -78,8 +78,8 @@ class Slotted(RuleBasedStateMachine):
         assert not self.waiting or self.slots.held == self.slots.limit
 
 
-Slotted.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
-TestSlotted = Slotted.TestCase
+SlotMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestSlotted = SlotMachine.TestCase
 
 
 class Refilled(RuleBasedStateMachine):

@@ -34,7 +34,7 @@ from slime_testing import Running
 pytestmark = pytest.mark.anyio
 
 
-class Server:
+class ModelServer:
     """An engine that says which model it serves, and keeps what it got; ``status`` is what it answers with."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Server:
 
 
 @asynccontextmanager
-async def serving_models(start: Start, servers: Sequence[Server], *flags: str) -> AsyncIterator[Running]:
+async def serving_models(start: Start, servers: Sequence[ModelServer], *flags: str) -> AsyncIterator[Running]:
     """A router with ``--enable-igw``, and ``servers`` that have joined."""
     quick = ("--retry-initial-backoff-ms", "1", "--retry-max-backoff-ms", "2")
     async with start("--enable-igw", *quick, *flags) as running, AsyncExitStack() as stack:
@@ -82,11 +82,15 @@ async def serving_models(start: Start, servers: Sequence[Server], *flags: str) -
 
 
 async def by(
-    running: Running, server: Server | Sequence[Server], body: Any, path: str = "/generate", **more: Any
+    running: Running,
+    server: ModelServer | Sequence[ModelServer],
+    body: Any,
+    path: str = "/generate",
+    **more: Any,
 ) -> None:
     """``body`` is answered by ``server``, or by all of these in turn, and by nobody else."""
     answers = [await running.client.post(path, json=body, **more) for _ in range(4)]
-    wanted = [server] if isinstance(server, Server) else server
+    wanted = [server] if isinstance(server, ModelServer) else server
     assert {answer.json().get("by", answer.text) for answer in answers} == {each.url for each in wanted}
 
 
@@ -96,8 +100,12 @@ async def refused(running: Running, body: Any, path: str = "/generate") -> tuple
     return answer.status_code, error["code"], error["message"]
 
 
-def alphas_and_beta() -> list[Server]:
-    return [Server("/models/alpha"), Server("/models/alpha"), Server("/models/beta", served="beta")]
+def alphas_and_beta() -> list[ModelServer]:
+    return [
+        ModelServer("/models/alpha"),
+        ModelServer("/models/alpha"),
+        ModelServer("/models/beta", served="beta"),
+    ]
 
 
 # which worker
@@ -115,7 +123,7 @@ async def test_a_request_goes_to_the_workers_of_the_model_that_it_names(start: S
 
 
 async def test_the_name_of_the_registration_wins(start: Start) -> None:
-    servers = [Server("/models/alpha", served="alpha"), Server("/models/beta", served="beta")]
+    servers = [ModelServer("/models/alpha", served="alpha"), ModelServer("/models/beta", served="beta")]
     async with serving_models(start, servers[:1]) as running, serving(servers[1].app) as servers[1].url:
         await running.client.post("/workers", json={"url": servers[1].url, "model_id": "judge"})
         await by(running, servers[1], {"model": "judge"})
@@ -128,7 +136,7 @@ async def test_the_name_of_the_registration_wins(start: Start) -> None:
 async def test_a_server_that_comes_back_with_another_model_is_asked_for_that_one(
     start: Start, back: str
 ) -> None:
-    servers = changed, named = [Server("/alpha", served="alpha"), Server("/alpha", served="alpha")]
+    servers = changed, named = [ModelServer("/alpha", served="alpha"), ModelServer("/alpha", served="alpha")]
     async with serving_models(start, servers, "--disable-health-check") as running:
         await running.client.post("/workers", json={"url": named.url, "model_id": "judge"})
         for server in servers:
@@ -146,7 +154,7 @@ async def test_a_server_that_comes_back_with_another_model_is_asked_for_that_one
 
 
 async def test_a_server_keeps_its_name_when_its_weights_come_from_elsewhere(start: Start) -> None:
-    async with serving_models(start, [alpha := Server("/alpha")]) as running:
+    async with serving_models(start, [alpha := ModelServer("/alpha")]) as running:
         alpha.path = "/checkpoints/2"  # as SGLang says it after an update from disk
         await running.client.post("/workers", json={"url": alpha.url})
         await by(running, alpha, {"model": "/alpha"})
@@ -171,7 +179,7 @@ async def test_a_session_that_asks_two_models_gets_both(start: Start) -> None:
     "policy", ["auto", "least_inflight", "round_robin", "random", "power_of_two", "cache_aware", "manual"]
 )
 async def test_no_policy_leaves_the_model(start: Start, policy: str) -> None:
-    servers = [*alphas_and_beta(), Server("/models/beta", served="beta")]
+    servers = [*alphas_and_beta(), ModelServer("/models/beta", served="beta")]
     async with serving_models(start, servers, "--policy", policy) as running:
         for number in range(12):
             headers = {"x-smg-routing-key": str(number)}
@@ -183,7 +191,7 @@ async def test_no_policy_leaves_the_model(start: Start, policy: str) -> None:
 
 
 async def test_failed_request_is_retried_within_its_model(start: Start) -> None:
-    bad, good, beta = Server("/alpha", status=503), Server("/alpha"), Server("/beta")
+    bad, good, beta = ModelServer("/alpha", status=503), ModelServer("/alpha"), ModelServer("/beta")
     async with serving_models(start, (bad, good, beta), "--disable-circuit-breaker") as running:
         await by(running, good, {"model": "/alpha"})
         good.status = 500
@@ -193,7 +201,7 @@ async def test_failed_request_is_retried_within_its_model(start: Start) -> None:
 
 
 async def test_a_model_whose_only_worker_fails_is_tried_there_again(start: Start) -> None:
-    bad, other = Server("/alpha", status=503), Server("/beta")
+    bad, other = ModelServer("/alpha", status=503), ModelServer("/beta")
     async with serving_models(
         start, (bad, other), "--disable-circuit-breaker", "--retry-max-retries", "3"
     ) as running:
@@ -204,7 +212,7 @@ async def test_a_model_whose_only_worker_fails_is_tried_there_again(start: Start
 
 async def test_prefill_and_decode_are_of_the_model_that_is_named(start: Start) -> None:
     kinds = {
-        name: Server(name.rpartition(" ")[0])
+        name: ModelServer(name.rpartition(" ")[0])
         for name in ("/a prefill", "/a decode", "/b prefill", "/b decode")
     }
     async with start("--enable-igw", "--pd-disaggregation") as running, AsyncExitStack() as stack:
@@ -225,7 +233,7 @@ async def test_prefill_and_decode_are_of_the_model_that_is_named(start: Start) -
 
 
 async def test_without_a_name_a_single_model_is_meant_and_of_several_none(start: Start) -> None:
-    alpha, beta = Server("/alpha"), Server("/beta")
+    alpha, beta = ModelServer("/alpha"), ModelServer("/beta")
     async with serving_models(start, [alpha]) as running:
         for body in (
             {"text": "x"},
@@ -250,9 +258,9 @@ async def test_without_a_name_a_single_model_is_meant_and_of_several_none(start:
 )
 async def test_a_body_that_is_no_object_names_no_model(start: Start, body: bytes) -> None:
     """The worker says what is wrong with it; of several, none can be chosen."""
-    async with serving_models(start, [alpha := Server("/alpha")]) as running:
+    async with serving_models(start, [alpha := ModelServer("/alpha")]) as running:
         assert (await running.client.post("/generate", content=body)).json()["by"] == alpha.url
-        async with serving((beta := Server("/beta")).app) as beta.url:
+        async with serving((beta := ModelServer("/beta")).app) as beta.url:
             await running.client.post("/workers", json={"url": beta.url})
             assert (await running.client.post("/generate", content=body)).status_code == 400
 
@@ -272,7 +280,7 @@ async def test_a_body_that_is_no_object_names_no_model(start: Start, body: bytes
 async def test_a_name_is_read_however_it_is_written(
     method: str, body: bytes, named: str | None, start: Start
 ) -> None:
-    alpha, beta = Server("/alpha"), Server("/beta")
+    alpha, beta = ModelServer("/alpha"), ModelServer("/beta")
     async with serving_models(start, [alpha, beta]) as running:
         wanted = {"alpha": alpha.url, "beta": beta.url, None: 404}[named]
         for _ in range(3):
@@ -295,7 +303,7 @@ async def test_a_model_that_nobody_serves_is_told_at_once_and_once(start: Start)
 
 async def test_a_worker_that_never_says_its_model_holds_up_nobody(start: Start) -> None:
     """It is no SGLang server, and is asked for no model."""
-    silent, alpha = Recording("silent"), Server("/alpha")
+    silent, alpha = Recording("silent"), ModelServer("/alpha")
     async with serving_models(start, [alpha]) as running, serving(silent) as url:
         await running.client.post("/workers", json={"url": url})
         await by(running, alpha, {"model": "/alpha"})
@@ -311,7 +319,7 @@ async def test_a_model_that_may_come_yet_is_a_503(start: Start) -> None:
     late = f"http://127.0.0.1:{free_port()}"
     async with serving_models(start, []) as running:
         assert (await refused(running, {"model": "x"}))[:2] == (503, "NO_WORKER")
-        async with serving((alpha := Server("/alpha")).app) as alpha.url:
+        async with serving((alpha := ModelServer("/alpha")).app) as alpha.url:
             await running.client.post("/workers", json={"url": alpha.url})
             assert (await refused(running, {"model": "x"}))[0] == 404
             await running.client.post("/workers", json={"url": late})
@@ -324,7 +332,7 @@ async def test_a_model_that_may_come_yet_is_a_503(start: Start) -> None:
 
 async def test_a_single_model_stays_the_one_that_was_meant_while_a_request_waits(start: Start) -> None:
     """Another model's worker joins during a pause; what waits goes on to its own."""
-    alpha, beta = Server("/alpha"), Server("/beta")
+    alpha, beta = ModelServer("/alpha"), ModelServer("/beta")
     answered: list[str] = []
     async with serving_models(start, [alpha]) as running, serving(beta.app) as beta.url:
 
@@ -396,7 +404,7 @@ UPDATES = {
 async def test_weights_of_several_models_are_not_taken_for_one_anothers(
     start: Start, path: str, body: dict[str, Any]
 ) -> None:
-    servers = [Server("/alpha"), Server("/beta")]
+    servers = [ModelServer("/alpha"), ModelServer("/beta")]
     async with serving_models(start, servers) as running:
         status, code, message = await refused(running, body, path)
         assert (status, code) == (400, "BAD_REQUEST")
@@ -409,7 +417,7 @@ async def test_weights_of_several_models_are_not_taken_for_one_anothers(
 
 
 async def test_weights_of_one_model_are_updated_as_ever(start: Start) -> None:
-    servers = [Server("/alpha"), Server("/alpha")]
+    servers = [ModelServer("/alpha"), ModelServer("/alpha")]
     async with serving_models(start, servers) as running:
         body = UPDATES["/update_weights_from_disk"]
         assert (await running.client.post("/update_weights_from_disk", json=body)).status_code == 200
@@ -420,7 +428,7 @@ async def test_versions_of_several_models_are_not_compared(start: Start, tmp_pat
     """A worker comes back with its own, after a quarantine and after a restart of the router."""
     probes = ("--health-check-interval-secs", "0.05", "--health-check-endpoint", "/probe")
     state = ("--plugin", "state", "--state-dir")
-    servers = [Server("/alpha", version="7"), Server("/beta", version="other")]
+    servers = [ModelServer("/alpha", version="7"), ModelServer("/beta", version="other")]
     async with serving_models(start, servers, *probes, *state, str(tmp_path)) as running:
         beta = running.router.pool.find(servers[1].url)
         servers[1].status = 503
@@ -449,7 +457,7 @@ async def test_without_the_flag_a_models_name_means_nothing(start: Start) -> Non
     named = [*router.hooks.pre_request, *router.hooks.post_response, *router.hooks.sender]
     assert "models" not in {name for name, _ in named}
     assert router.weights.differ() is None
-    alpha = Server("/alpha")
+    alpha = ModelServer("/alpha")
     async with start() as running, serving(alpha.app) as alpha.url:
         await running.client.post("/workers", json={"url": alpha.url})
         await by(running, alpha, {"model": "anything"})
@@ -466,7 +474,7 @@ async def test_the_published_line_serves_two_models(tmp_path: Path) -> None:
     line = (
         "./target/release/sgl-model-gateway --enable-igw --policy cache_aware --max-concurrent-requests 512"
     )
-    alpha, beta = Server("/alpha"), Server("/beta", served="beta")
+    alpha, beta = ModelServer("/alpha"), ModelServer("/beta", served="beta")
     async with (
         serving(alpha.app) as alpha.url,
         serving(beta.app) as beta.url,

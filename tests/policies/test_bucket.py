@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from policies.asking import Clock
 from router_core import Exchange, SettingsError, Worker
 from router_core.cli import build
 from router_core.request import Request
@@ -20,14 +21,6 @@ def exchange(size: int) -> Exchange:
 
 def workers(count: int) -> list[Worker]:
     return [Worker(f"http://127.0.0.1:{port}", "prefill") for port in range(1, count + 1)]
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_bucket_keeps_the_contract_of_policies() -> None:

@@ -204,7 +204,7 @@ def test_publisher_without_an_address_is_none(told: bytes) -> None:
 # blocks
 
 
-class Model:
+class BlockModel:
     """The ids of each block up to its end, by name."""
 
     def __init__(self) -> None:
@@ -230,7 +230,7 @@ def test_blocks_are_those_of_a_plain_model(seed: int) -> None:
     blocks = Blocks(10_000)
     sizes = (2, 2, 3)
     workers = [blocks.open(str(number)) for number in range(3)]
-    models = [Model() for _ in range(3)]
+    models = [BlockModel() for _ in range(3)]
     name = 0
     for _ in range(400):
         place = choose.randrange(3)

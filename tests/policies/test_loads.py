@@ -17,7 +17,7 @@ import pytest
 from deadlines import until
 from engine.served import CHAT, served
 from pd.stand_ins import DROP, HANG, StandIn, between, said, stream
-from policies.asking import asking, load_in, ready
+from policies.asking import Clock, asking, load_in, ready
 from router_core import Worker
 from router_core.cli import build, main
 from routers import Start, answering
@@ -198,13 +198,6 @@ def test_equal_loads_are_decided_by_requests_in_flight() -> None:
 
 
 # loads of engines
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_requests_sent_since_the_poll_are_added() -> None:

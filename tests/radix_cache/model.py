@@ -31,7 +31,7 @@ ADDED = st.text("abé", max_size=4)
 
 
 @dataclass
-class Fact:
+class ModelTurn:
     """The tokens that an engine consumed and sampled in one turn, and what is to be known of each token."""
 
     prompt: str
@@ -78,7 +78,7 @@ class Model(RuleBasedStateMachine):
     def begin(self, tokens: int, versions: int) -> None:
         self.kept = trajectories(Limits(tokens=tokens, versions=versions))
         self.limit = tokens
-        self.facts: list[Fact] = []
+        self.facts: list[ModelTurn] = []
         self.flying: list[Flight] = []
         self.lost: set[str] = set()
         self.unanswered: list[Flight] = []
@@ -209,16 +209,16 @@ class Model(RuleBasedStateMachine):
             assert reason is None
 
     @staticmethod
-    def _ends(fact: Fact) -> set[str]:
+    def _ends(fact: ModelTurn) -> set[str]:
         return {fact.prompt + spell(fact.visible), fact.prompt + spell(fact.sampled)}
 
     @staticmethod
-    def _older_is_right(text: str, own: list[Fact], tokens: list[int]) -> bool:
+    def _older_is_right(text: str, own: list[ModelTurn], tokens: list[int]) -> bool:
         """Newest is the one recorded last; a fact told again keeps its place, and so may a prompt with this text."""
         return tokens in [fact.tokens for fact in own] or tokens in [fact.consumed for fact in own]
 
     @staticmethod
-    def _mask(fact: Fact) -> list[int]:
+    def _mask(fact: ModelTurn) -> list[int]:
         return fact.consumed_mask + [1] * len(fact.sampled)
 
     def _exact(self, text: str, session: str | None) -> list[tuple[list[int], list[int]]]:
@@ -280,7 +280,7 @@ class Model(RuleBasedStateMachine):
         self._land(flight, is_recorded=True)
         known = [fact for fact in self.facts if fact.response is response]
         if not known:
-            self.facts.append(Fact(text, consumed, mask, answer, session, response, 0))
+            self.facts.append(ModelTurn(text, consumed, mask, answer, session, response, 0))
         self._used((response, 0))
         self._used(context)
         self._forget()

@@ -14,7 +14,7 @@ QUESTIONS = ("Why?", "Write a program.", "日本語で答えて 😀", "the harb
 
 
 @dataclass
-class Rollout:
+class RolledSession:
     """One session: its text, and for each token what the engines' journals say it is.
 
     ``read``: by rid, how many sampled tokens the client had read when it left; all for others.
@@ -45,7 +45,7 @@ class Rollout:
             self.ask()
 
 
-async def roll(client: httpx.AsyncClient, rollout: Rollout, turns: int) -> None:
+async def roll(client: httpx.AsyncClient, rollout: RolledSession, turns: int) -> None:
     rollout.text = SYSTEM
     rollout.ask()
     for turn in range(turns):
@@ -76,7 +76,9 @@ async def roll(client: httpx.AsyncClient, rollout: Rollout, turns: int) -> None:
             rollout.text += answer
 
 
-async def read_stream(client: httpx.AsyncClient, rollout: Rollout, body: dict[str, Any], turn: int) -> str:
+async def read_stream(
+    client: httpx.AsyncClient, rollout: RolledSession, body: dict[str, Any], turn: int
+) -> str:
     headers = {"x-session-id": rollout.name}
     text = ""
     async with client.stream("POST", "/generate", json=body, headers=headers) as reply:
@@ -99,7 +101,7 @@ async def journals(client: httpx.AsyncClient) -> dict[str, dict[str, Any]]:
 
 
 def truth(
-    rollout: Rollout, journal: dict[str, dict[str, Any]]
+    rollout: RolledSession, journal: dict[str, dict[str, Any]]
 ) -> tuple[list[int], list[tuple[int, float, Any]]]:
     """Tokens of the last turn, and ``(mask, logprob, version)`` of each: sampled in an earlier turn, or not."""
     tokens, samples = _traced(rollout, journal)
@@ -113,7 +115,7 @@ def truth(
     return tokens, known
 
 
-def unread(rollout: Rollout, journal: dict[str, dict[str, Any]]) -> list[int]:
+def unread(rollout: RolledSession, journal: dict[str, dict[str, Any]]) -> list[int]:
     """Places of tokens in :func:`truth` that the client sent without having read that an engine had sampled them.
 
     Such a token is the end of a turn, say. It is a part of the prompt if the client's request was there before the
@@ -128,7 +130,7 @@ def unread(rollout: Rollout, journal: dict[str, dict[str, Any]]) -> list[int]:
 
 
 def _traced(
-    rollout: Rollout, journal: dict[str, dict[str, Any]]
+    rollout: RolledSession, journal: dict[str, dict[str, Any]]
 ) -> tuple[list[int], list[tuple[str, int] | None]]:
     """Tokens of the last turn, and for each the rid that sampled it and its number there; None: a prompt's."""
     tokens: list[int] = []

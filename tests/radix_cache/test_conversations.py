@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from radix_cache.rolled import Rollout, journals, roll, truth, unread
+from radix_cache.rolled import RolledSession, journals, roll, truth, unread
 from radix_cache.scripted import bits
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ async def test_every_conversation_is_exact_or_says_why_not(start: Start, increme
     ) as running:
         client = running.client
         rollouts = [
-            Rollout(f"{manner}-{number}", random.Random(f"{manner}{number}"), manner)
+            RolledSession(f"{manner}-{number}", random.Random(f"{manner}{number}"), manner)
             for manner in MANNERS
             for number in range(6)
         ]

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 PROMPT = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
 
 
-class Rollouts:
+class AbortedRollouts:
     """A router with one embedded engine, and what a client and a trainer do with them."""
 
     def __init__(self, running: Running, engine: str) -> None:
@@ -99,7 +99,7 @@ class Rollouts:
 
 
 @asynccontextmanager
-async def rollouts(start: Start, *flags: str) -> AsyncIterator[Rollouts]:
+async def rollouts(start: Start, *flags: str) -> AsyncIterator[AbortedRollouts]:
     engine = [
         "--plugin",
         "engine",
@@ -112,7 +112,7 @@ async def rollouts(start: Start, *flags: str) -> AsyncIterator[Rollouts]:
     ]
     async with start(*engine, "--plugin", "radix_cache", *flags) as running:
         urls = (await running.client.get("/list_workers")).json()["urls"]
-        yield Rollouts(running, urls[0])
+        yield AbortedRollouts(running, urls[0])
 
 
 def ids_of(entries: list[dict[str, Any]]) -> list[int]:

@@ -19,7 +19,7 @@ from openai_.drift.clients import Habit
 from openai_.drift.rollouts import TOOLS
 from state.hearing import HeardAnswers
 
-__all__ = ["FORK_AFTER", "TURNS", "Chat", "Clients", "Heard", "reply"]
+__all__ = ["FORK_AFTER", "TURNS", "Clients", "HeardAnswer", "StatedChat", "reply"]
 
 TURNS = 6
 FORK_AFTER = 2
@@ -45,7 +45,7 @@ def reply(text: str) -> Sequence[str]:
 
 
 @dataclass
-class Heard:
+class HeardAnswer:
     """One answer that a client has all of. ``life``: of the router that gave it."""
 
     rid: str
@@ -56,7 +56,7 @@ class Heard:
 
 
 @dataclass
-class Chat:
+class StatedChat:
     """A conversation, and what was heard in it. Without a session it is found again by its words."""
 
     name: str
@@ -65,11 +65,11 @@ class Chat:
     streamed: bool
     tools: bool
     messages: list[Message]
-    heard: list[Heard] = field(default_factory=list)
+    heard: list[HeardAnswer] = field(default_factory=list)
     #: Requests of the session of which something was heard, and not the end.
     partly_heard: set[str] = field(default_factory=set)
 
-    def fork(self) -> Chat:
+    def fork(self) -> StatedChat:
         """Another one that goes on from the same answers, in other words."""
         other = copy.copy(self)
         other.name += "-fork"
@@ -87,7 +87,7 @@ class Chat:
         }
         return body | ({"tools": TOOLS} if self.tools else {})
 
-    def hear(self, heard: Heard, message: Message) -> None:
+    def hear(self, heard: HeardAnswer, message: Message) -> None:
         """An answer, and what is said to it."""
         self.heard.append(heard)
         message = {key: value for key, value in message.items() if key != "refusal"}
@@ -106,14 +106,14 @@ class Clients:
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
         self.life = 0
-        self.chats: list[Chat] = []
+        self.chats: list[StatedChat] = []
         self.steady = anyio.Event()  # set while what they have heard is not looked at
         self.heard = HeardAnswers()
 
     async def converse(self, number: int, habit: Habit) -> None:
         for conversation in count():
             name = f"client{number}-{conversation}"
-            chat = Chat(
+            chat = StatedChat(
                 name,
                 name if number % 3 else None,
                 habit,
@@ -130,7 +130,7 @@ class Clients:
                 for each in both:
                     await self._turn(each)
 
-    async def _turn(self, chat: Chat) -> None:
+    async def _turn(self, chat: StatedChat) -> None:
         for attempt in count():
             await self.steady.wait()
             rid = f"{chat.name}.{len(chat.heard)}.{attempt}"
@@ -145,11 +145,11 @@ class Clients:
             [choice] = document["choices"]
             sampled, prompt = choice["token_ids"], document["prompt_token_ids"]
             assert choice["exact"]
-            chat.hear(Heard(rid, document["history"], prompt, sampled, life), message)
+            chat.hear(HeardAnswer(rid, document["history"], prompt, sampled, life), message)
             self.heard.add()
             return
 
-    async def _asked(self, chat: Chat, rid: str) -> tuple[dict[str, Any], Message] | None:
+    async def _asked(self, chat: StatedChat, rid: str) -> tuple[dict[str, Any], Message] | None:
         """The answer, or the last chunk of it with all tokens; and its message. None when not all of it came."""
         headers = {"x-session-id": chat.session} if chat.session else {}
         path, body = "/v1/chat/completions", chat.body(rid)

@@ -36,7 +36,7 @@ ANSWERS = 3 * CLIENTS
 
 
 @dataclass
-class Told:
+class ToldFacts:
     """The facts that clients were told. A worker in registration or removal right now may be there or not."""
 
     conversations: list[Conversation] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Told:
     workers: dict[str, str] = field(default_factory=dict)
     in_doubt: str | None = None
 
-    def copy(self) -> Told:
+    def copy(self) -> ToldFacts:
         """Return a copy of the facts told until now."""
         return replace(self, answers=dict(self.answers), workers=dict(self.workers))
 
@@ -55,10 +55,10 @@ class Told:
         return self.version > 2 and sum(turns) > 2 * CLIENTS and TURNS in turns
 
 
-class Fleet:
+class RetryingClients:
     """The clients of the router. All of them ask again until they are answered."""
 
-    def __init__(self, client: httpx.AsyncClient, told: Told) -> None:
+    def __init__(self, client: httpx.AsyncClient, told: ToldFacts) -> None:
         self._client = client
         self._told = told
         self._rids = 0
@@ -148,7 +148,7 @@ class Fleet:
             await anyio.sleep(0.05)
 
 
-async def check_state(client: httpx.AsyncClient, told: Told, engine: str) -> None:
+async def check_state(client: httpx.AsyncClient, told: ToldFacts, engine: str) -> None:
     """Hold workers and weights against what was told."""
     shown = {worker["url"]: worker["id"] for worker in (await client.get("/workers")).json()["workers"]}
     there = {url: name for url, name in shown.items() if name != engine and url != told.in_doubt}
@@ -158,7 +158,7 @@ async def check_state(client: httpx.AsyncClient, told: Told, engine: str) -> Non
     assert version in (str(told.version or "default"), str(told.version + 1)), "the next may be under way"
 
 
-async def check_answers(client: httpx.AsyncClient, journal: dict[str, Any], told: Told) -> None:
+async def check_answers(client: httpx.AsyncClient, journal: dict[str, Any], told: ToldFacts) -> None:
     """Hold all answers that were told against the engine's journal."""
     decode = partial(load_model().tokenizer.decode, skip_special_tokens=True)
     for session, (text, rids) in told.answers.items():
@@ -178,7 +178,7 @@ async def journal_of(engine: httpx.AsyncClient) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_nothing_is_lost_that_a_client_was_told_was_done(tmp_path: Path) -> None:
-    port, engine_port, told = free_port(), free_port(), Told()
+    port, engine_port, told = free_port(), free_port(), ToldFacts()
     engine_flags = ["engine", "--port", str(engine_port), "--tokens-per-second", "100"]
     router_flags = [
         *("--port", str(port), "--log-level", "warn"),
@@ -196,7 +196,7 @@ async def test_nothing_is_lost_that_a_client_was_told_was_done(tmp_path: Path) -
     ):
         with started(Program(engine_flags, tmp_path / "engine.log")) as program:
             await listening(engine, program)
-            fleet = Fleet(client, told)
+            fleet = RetryingClients(client, told)
             async with anyio.create_task_group() as tasks:
                 worker = ""
                 for kill in count():

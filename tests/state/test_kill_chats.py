@@ -24,7 +24,7 @@ from openai_.chat_models.steered import by_text, speaking
 from openai_.drift.clients import CLIENTS
 from ports import free_port
 from slime_engine.journal import JournalEntry
-from state.chatting import FORK_AFTER, Chat, Clients, reply
+from state.chatting import FORK_AFTER, Clients, StatedChat, reply
 from state.killed import listening, started
 
 #: The least. More take place until there was something of every kind to be lost.
@@ -34,7 +34,7 @@ MOST_KILLS = KILLS + 15
 ANSWERS = 3 * len(CLIENTS)
 
 
-def check_answers(chats: Sequence[Chat], journal: dict[str, JournalEntry]) -> None:
+def check_answers(chats: Sequence[StatedChat], journal: dict[str, JournalEntry]) -> None:
     """Each turn consisted of all tokens of the turn before, and something behind them."""
     for chat in chats:
         known: list[int] = []
@@ -47,10 +47,10 @@ def check_answers(chats: Sequence[Chat], journal: dict[str, JournalEntry]) -> No
 
 
 async def check_samples(
-    client: httpx.AsyncClient, chats: Sequence[Chat], journal: dict[str, JournalEntry]
+    client: httpx.AsyncClient, chats: Sequence[StatedChat], journal: dict[str, JournalEntry]
 ) -> None:
     """Hold the samples of each session against the journal."""
-    sessions: dict[str, list[Chat]] = {}
+    sessions: dict[str, list[StatedChat]] = {}
     for chat in chats:
         if chat.session is not None and chat.heard:
             sessions.setdefault(chat.session, []).append(chat)
@@ -60,7 +60,7 @@ async def check_samples(
 
 
 def check_session(
-    document: dict[str, Any], branches: dict[str, Chat], journal: dict[str, JournalEntry]
+    document: dict[str, Any], branches: dict[str, StatedChat], journal: dict[str, JournalEntry]
 ) -> None:
     """Every turn that was heard is in an exact sample, and each sample ends where its branch ended.
 
@@ -116,12 +116,12 @@ def check_sample(leaf: dict[str, Any], turns: Sequence[JournalEntry]) -> None:
     assert (leaf["loss_mask"], leaf["rollout_logp"]) == (mask, logprobs), turns[-1].rid
 
 
-def in_danger(chats: Sequence[Chat]) -> list[Chat]:
+def in_danger(chats: Sequence[StatedChat]) -> list[StatedChat]:
     """Conversations that had something to lose: they went on behind a kill."""
     return [chat for chat in chats if len({heard.life for heard in chat.heard}) > 1]
 
 
-def is_enough(chats: Sequence[Chat]) -> bool:
+def is_enough(chats: Sequence[StatedChat]) -> bool:
     """True when conversations of all kinds were in danger."""
     seen = in_danger(chats)
     return (

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from surface.description import DOCUMENT, operations
 from surface.json_parts import Part, deep, items, member, members_of, plain, string
 
-__all__ = ["LARGEST", "MEANT", "ROUTES", "Asked", "Route", "asked"]
+__all__ = ["LARGEST", "MEANT", "ROUTES", "AnyRequest", "Route", "asked"]
 
 #: Bytes of a body, about.
 LARGEST = 1_000_000
@@ -214,7 +214,7 @@ ROUTES = list(_routes())
 _DRAWN = [*ROUTES, *(route for route in ROUTES if route.path in _LEAST for _ in range(8))]
 
 
-class Asked:
+class AnyRequest:
     """One request. No dataclass, either."""
 
     def __init__(self, route: Route, body: Part, headers: Sequence[tuple[str, str]] = ()) -> None:
@@ -236,12 +236,12 @@ _HEADERS: Sequence[Sequence[tuple[str, str]]] = (
 
 
 @st.composite
-def asked(draw: st.DrawFn) -> Asked:
+def asked(draw: st.DrawFn) -> AnyRequest:
     """A request with any body, most of them objects whose members have the names that the route knows."""
     route = draw(st.sampled_from(_DRAWN))
     headers = draw(st.sampled_from(_HEADERS))
     if draw(st.integers(0, 5)) == 0:
-        return Asked(route, draw(_VALUES), headers)
+        return AnyRequest(route, draw(_VALUES), headers)
     meant = [name for name in route.fields if name in MEANT]
     has_meaning: bool = draw(st.booleans())
     if meant and has_meaning:
@@ -262,4 +262,4 @@ def asked(draw: st.DrawFn) -> Asked:
         for name, value in route.least
         if name not in names or draw(st.integers(0, 9)) == 0
     ]
-    return Asked(route, members_of([*least, *odd]), headers)
+    return AnyRequest(route, members_of([*least, *odd]), headers)

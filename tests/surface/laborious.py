@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from surface.any_json import MEANT, ROUTES, Asked
+from surface.any_json import MEANT, ROUTES, AnyRequest
 from surface.json_parts import Part, items, member, members_of, plain, string
 
 __all__ = ["BATCH", "LABORIOUS"]
 
 
-def _laborious(path: str, *members: tuple[str, Part]) -> Asked:
+def _laborious(path: str, *members: tuple[str, Part]) -> AnyRequest:
     (route,) = (route for route in ROUTES if (route.method, route.path) == ("POST", path))
     given = {name for name, _ in members}
-    return Asked(
+    return AnyRequest(
         route, members_of([*((name, plain(one)) for name, one in route.least if name not in given), *members])
     )
 
@@ -21,7 +21,7 @@ def _laborious(path: str, *members: tuple[str, Part]) -> Asked:
 _GENERATE, _CHAT, _COMPLETIONS = "/generate", "/v1/chat/completions", "/v1/completions"
 _MESSAGE = b'{"role":"user","content":"a"}'
 #: Bodies that take long when they are read in one go, with a megabyte of each.
-LABORIOUS: Mapping[str, Asked] = {
+LABORIOUS: Mapping[str, AnyRequest] = {
     "id lists": _laborious(_GENERATE, ("text", plain(b"null")), ("input_ids", items(b"[1]", 50_000))),
     "texts": _laborious(_GENERATE, ("text", items(b'"a sample"', 90_000))),
     "ids": _laborious(_GENERATE, ("text", plain(b"null")), ("input_ids", items(b"1", 500_000))),
@@ -43,7 +43,9 @@ LABORIOUS: Mapping[str, Asked] = {
     ),
     "tools": _laborious(_CHAT, ("tools", items(MEANT["tools"][0], 12_000))),
     "stop strings": _laborious(_CHAT, ("stop", items(b'"a"', 150_000))),
-    "empty lists": Asked(next(route for route in ROUTES if route.path == _GENERATE), items(b"[]", 330_000)),
+    "empty lists": AnyRequest(
+        next(route for route in ROUTES if route.path == _GENERATE), items(b"[]", 330_000)
+    ),
     "many samples": _laborious(_GENERATE, ("sampling_params", plain(b'{"n":1000000000}'))),
     "sampling parameters": _laborious(_GENERATE, ("sampling_params", items(b"{}", 150_000))),
     "rids": _laborious(_GENERATE, ("rid", items(b'"a"', 150_000))),

@@ -39,7 +39,7 @@ class LoopSteps:
         self.most = self.calls = 0
         self.where = ""
         self._steps = self._calls = 0
-        self._clock = Clock()
+        self._clock = ProcessorClock()
 
     async def taken(self) -> tuple[int, int, str]:
         """``most``, ``calls`` and ``where`` since this was asked for the last time."""
@@ -78,7 +78,7 @@ class LoopSteps:
             self.calls = max(self.calls, self._calls)
 
 
-class Clock:
+class ProcessorClock:
     """Processor time between two looks. The kernel is asked for it now and then: that takes longer than a step."""
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ from router_core.cli import build
 from router_core.router import Router
 from slime_engine.model import load_model
 from slime_http.serving import serving
-from surface.any_json import Asked, asked
+from surface.any_json import AnyRequest, asked
 from surface.laborious import BATCH, LABORIOUS
 from surface.loop_steps import MOST, LoopSteps
 
@@ -117,7 +117,7 @@ _ENGINE = Starlette(
 )
 
 
-class Served:
+class ServedApart:
     """A router before an engine, each with an event loop of its own, and the steps that the router's takes."""
 
     def __init__(
@@ -133,7 +133,7 @@ class Served:
     async def _count_tasks(self) -> int:
         return len(asyncio.all_tasks())
 
-    def ask(self, asked: Asked) -> httpx.Response:
+    def ask(self, asked: AnyRequest) -> httpx.Response:
         self._asked += 1
         if self._asked % _COLLECTED == 0:
             gc.collect()
@@ -189,7 +189,7 @@ def _length(segment: Any) -> int:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApart]:
     directory = tmp_path_factory.mktemp("router")
     load_model().tokenizer.save(directory / "checkpoint")
     plugins = [part for name in _PLUGINS for part in ("--plugin", name)]
@@ -216,12 +216,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         httpx.Client(base_url=url, trust_env=False, timeout=60) as client,
     ):
         client.get("/health")
-        served = Served(router, client, portal, steps)
+        served = ServedApart(router, client, portal, steps)
         served.steps_taken()
         yield served
 
 
-def hold_up(served: Served, asked: Asked) -> str | None:
+def hold_up(served: ServedApart, asked: AnyRequest) -> str | None:
     """Ask, check all but the event loop's stalls, and return what has held it up, if anything has.
 
     The processor time of a long call depends on what else the machine does: it counts if it is as long again.
@@ -233,7 +233,7 @@ def hold_up(served: Served, asked: Asked) -> str | None:
     return held_up
 
 
-def _hold_up_once(served: Served, asked: Asked) -> tuple[str | None, bool]:
+def _hold_up_once(served: ServedApart, asked: AnyRequest) -> tuple[str | None, bool]:
     """And whether calls alone were too many, however long they took."""
     answer = served.ask(asked)
     most, calls, where = served.steps_taken()
@@ -251,18 +251,18 @@ def _hold_up_once(served: Served, asked: Asked) -> tuple[str | None, bool]:
 @pytest.mark.timeout(600 if _BODIES <= _FEW else 0)
 @_SETTINGS
 @given(asked())
-def test_any_json_is_answered_and_leaves_nothing_behind(served: Served, asked: Asked) -> None:
+def test_any_json_is_answered_and_leaves_nothing_behind(served: ServedApart, asked: AnyRequest) -> None:
     held_up = hold_up(served, asked)
     assert held_up is None, held_up
 
 
 @pytest.mark.parametrize("name", LABORIOUS)
-def test_a_laborious_body_holds_nobody_up(served: Served, name: str) -> None:
+def test_a_laborious_body_holds_nobody_up(served: ServedApart, name: str) -> None:
     held_up = hold_up(served, LABORIOUS[name])
     assert held_up is None, held_up
 
 
-def test_many_answers_to_one_prompt_hold_nobody_up(served: Served) -> None:
+def test_many_answers_to_one_prompt_hold_nobody_up(served: ServedApart) -> None:
     """As many as a group has, of one prompt after the other in a batch, and the same batch again."""
     held_up = [hold_up(served, BATCH) for _ in range(4)]
     assert held_up == [None] * 4, held_up[-1]

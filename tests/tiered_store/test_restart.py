@@ -30,7 +30,7 @@ pytestmark = pytest.mark.anyio
 PROMPT = "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
 
 
-class Rollout:
+class JournalledRollout:
     """Rollout code: it remembers its texts, and what the engine's journal says of each answer."""
 
     def __init__(self, http: httpx.AsyncClient, engine: ScriptedEngine) -> None:
@@ -119,7 +119,7 @@ def run_of(path: Path) -> str:
     return path.name.partition(".")[0]
 
 
-async def roll(rollout: Rollout) -> None:
+async def roll(rollout: JournalledRollout) -> None:
     """Four sessions of three turns, which are demoted; and one that is in memory only."""
     for turn in range(3):
         for number in range(4):
@@ -128,7 +128,7 @@ async def roll(rollout: Rollout) -> None:
     await rollout.idle()
 
 
-async def check_after_a_kill(rollout: Rollout) -> None:
+async def check_after_a_kill(rollout: JournalledRollout) -> None:
     complete = {name: await rollout.check(name) for name in rollout.journal}
     assert complete == {"s0": True, "s1": True, "s2": True, "s3": complete["s3"], "late": False}
     await rollout.turn("s0", [77])  # asserts that the engine got the recorded tokens
@@ -145,7 +145,7 @@ async def test_trajectories_survive_a_kill(
     flags = (*BARE, "--hf-checkpoint", checkpoint)
     async with serving(engine.app) as url:
         async with start(*flags, "--worker-urls", url, *flags_of(tier, tmp_path / "store")) as running:
-            rollout = Rollout(running.client, engine)
+            rollout = JournalledRollout(running.client, engine)
             await roll(rollout)
             shutil.copytree(
                 tmp_path / "store", tmp_path / "copy"
@@ -166,7 +166,7 @@ async def test_a_graceful_stop_loses_nothing(
         store = ("--plugin", "sessions", *flags_of(tier, tmp_path / "store"))
         flags = (*BARE, "--hf-checkpoint", checkpoint, "--worker-urls", url, *store)
         async with start(*flags) as running:
-            rollout = Rollout(running.client, engine)
+            rollout = JournalledRollout(running.client, engine)
             await roll(rollout)
         for number in range(2):
             async with start(*flags) as running:
@@ -199,7 +199,7 @@ async def test_full_disk_loses_nothing_when_a_remote_store_becomes_the_home(
         flags += ("--store-memory-bytes", "20480")
         names = [f"s{number}" for number in range(12)]
         async with start(*flags) as running:
-            rollout = Rollout(running.client, engine)
+            rollout = JournalledRollout(running.client, engine)
             rollout.texts = {name: f"{name} has a prompt of its own" for name in names}
             for name in names[:4]:
                 await rollout.turn(name, [*range(70, 100)])
@@ -221,7 +221,7 @@ async def test_second_router_reads_what_the_first_wrote(
         flags = (*BARE, "--hf-checkpoint", checkpoint, "--worker-urls", url, *store)
         ssds = [tier_flags("ssd", tmp_path / f"ssd{number}") if has_ssd else () for number in range(2)]
         async with start(*flags, *ssds[0]) as one, start(*flags, *ssds[1]) as two:
-            first, second = Rollout(one.client, engine), Rollout(two.client, engine)
+            first, second = JournalledRollout(one.client, engine), JournalledRollout(two.client, engine)
             second.journal, second.texts = first.journal, first.texts
             await roll(first)
             complete = {name: await second.check(name) for name in first.journal}
@@ -256,7 +256,7 @@ async def test_processes_are_killed_and_stopped(
     ):
         flags = ["--port", str(port), "--worker-urls", url, "--hf-checkpoint", checkpoint]
         program = Program([*flags, *flags_of(tier, tmp_path / "store")], tmp_path / "router.log")
-        rollout = Rollout(http, engine)
+        rollout = JournalledRollout(http, engine)
         try:
             await program.serve(http)
             await roll(rollout)

@@ -24,7 +24,16 @@ from slime_engine.backend import ExpertsArray
 from slime_engine.language import FloatArray
 from slime_testing import Running, started
 
-__all__ = ["EXPERTS", "Rollouts", "Trainer", "decoded", "differences", "experts_of", "perturbed", "rolling"]
+__all__ = [
+    "EXPERTS",
+    "ReplayTrainer",
+    "ReplayedRollouts",
+    "decoded",
+    "differences",
+    "experts_of",
+    "perturbed",
+    "rolling",
+]
 
 #: Experts of a layer, as tiny.py has them.
 EXPERTS = 8
@@ -34,7 +43,7 @@ _LAYER = re.compile(r"\.layers\.(\d+)\.")
 BoolArray = npt.NDArray[np.bool_]
 
 
-class Trainer:
+class ReplayTrainer:
     """The library's own model in float32, whose router layers use given experts instead of their choice.
 
     Only indices are given. Their weights are the model's own probabilities, normalised if its router layers do that.
@@ -94,7 +103,7 @@ def perturbed(experts: ExpertsArray) -> ExpertsArray:
 
 
 def differences(
-    trainer: Trainer, record: JSONDict, experts: ExpertsArray, version: str | None = None
+    trainer: ReplayTrainer, record: JSONDict, experts: ExpertsArray, version: str | None = None
 ) -> FloatArray:
     """Return ``|trainer's logprob - rollout_logp|`` of the tokens with mask 1: ``[tokens]``, or ``[batch, tokens]``.
 
@@ -113,7 +122,7 @@ def differences(
 
 
 @dataclass
-class Rollouts:
+class ReplayedRollouts:
     """The router, its engines, and a client that knows only text."""
 
     running: Running
@@ -153,7 +162,9 @@ class Rollouts:
 
 
 @asynccontextmanager
-async def rolling(kind: Kind, *flags: str, pd: bool = False, **settings: Any) -> AsyncIterator[Rollouts]:
+async def rolling(
+    kind: Kind, *flags: str, pd: bool = False, **settings: Any
+) -> AsyncIterator[ReplayedRollouts]:
     """A router with the plugins for exact tokens and experts, before two engines that share nothing.
 
     ``pd``: the engines are a prefill and a decode engine.
@@ -171,4 +182,4 @@ async def rolling(kind: Kind, *flags: str, pd: bool = False, **settings: Any) ->
         plugins = ["--plugin", "radix_cache", "--plugin", "r3", "--hf-checkpoint", str(kind.checkpoint)]
         running = await stack.enter_async_context(started(*plugins, *flags, *workers))
         await until(lambda: running.router.pool.healthy == 2)
-        yield Rollouts(running, engines)
+        yield ReplayedRollouts(running, engines)

@@ -15,8 +15,8 @@ from engine.served import CHAT, JSONDict, Served
 pytest.importorskip("torch", reason="needs torch: pip install 'slime-router[transformers-engine]'")
 
 from engine.backends.replayed import (  # after the check for torch
-    Rollouts,
-    Trainer,
+    ReplayedRollouts,
+    ReplayTrainer,
     decoded,
     differences,
     experts_of,
@@ -33,26 +33,26 @@ NEXT = "<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.fixture
-def trainer(kind: Kind) -> Trainer:
+def trainer(kind: Kind) -> ReplayTrainer:
     """The weights of version 1."""
     assert kind.checkpoint is not None
-    return Trainer(kind.checkpoint)
+    return ReplayTrainer(kind.checkpoint)
 
 
 @pytest.fixture
-def updated(kind: Kind) -> Trainer:
+def updated(kind: Kind) -> ReplayTrainer:
     """The weights of version 2."""
-    return Trainer(Path(kind.update["model_path"]))
+    return ReplayTrainer(Path(kind.update["model_path"]))
 
 
-def check(trainer: Trainer, record: JSONDict) -> None:
+def check(trainer: ReplayTrainer, record: JSONDict) -> None:
     """Assert that the experts of ``record`` reproduce its logprobs, and that other experts do not."""
     experts = experts_of(record)
     assert differences(trainer, record, experts).max() <= NOISE
     assert np.mean(differences(trainer, record, perturbed(experts)) > SEEN) > 0.8
 
 
-def check_each_row(trainer: Trainer, record: JSONDict) -> None:
+def check_each_row(trainer: ReplayTrainer, record: JSONDict) -> None:
     """Assert that no row could be another one: with one row changed, a logprob after it differs."""
     experts = experts_of(record)
     changed = np.repeat(experts[None], len(experts), axis=0)
@@ -62,7 +62,7 @@ def check_each_row(trainer: Trainer, record: JSONDict) -> None:
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "olmoe"], indirect=True)
-async def test_turns_of_a_session(kind: Kind, trainer: Trainer) -> None:
+async def test_turns_of_a_session(kind: Kind, trainer: ReplayTrainer) -> None:
     """Qwen3-MoE and Mixtral normalise the weights of the chosen experts, OLMoE does not."""
     async with rolling(kind) as rollouts:
         text = CHAT
@@ -73,7 +73,7 @@ async def test_turns_of_a_session(kind: Kind, trainer: Trainer) -> None:
 
 
 @qwen3_moe
-async def test_turns_at_two_engines(kind: Kind, trainer: Trainer) -> None:
+async def test_turns_at_two_engines(kind: Kind, trainer: ReplayTrainer) -> None:
     """The engine that did not have the last turn computes it again, and tells only the rows that are new."""
     async with rolling(kind, "--policy", "round_robin") as rollouts:
         text = CHAT
@@ -89,7 +89,7 @@ async def test_turns_at_two_engines(kind: Kind, trainer: Trainer) -> None:
 
 
 @qwen3_moe
-async def test_forks(kind: Kind, trainer: Trainer) -> None:
+async def test_forks(kind: Kind, trainer: ReplayTrainer) -> None:
     """Two answers to one prefix, and another continuation from the middle of an answer."""
     async with rolling(kind) as rollouts:
         prefix = CHAT + (await rollouts.generate(CHAT, "s"))["text"] + NEXT
@@ -111,7 +111,7 @@ async def test_forks(kind: Kind, trainer: Trainer) -> None:
 
 
 @qwen3_moe
-async def test_rows_of_other_tokens_are_no_rows_of_these(kind: Kind, trainer: Trainer) -> None:
+async def test_rows_of_other_tokens_are_no_rows_of_these(kind: Kind, trainer: ReplayTrainer) -> None:
     async with rolling(kind) as rollouts:
         answers = await rollouts.generate(CHAT, "s", sampling_params={"n": 2})
         one, other = [await rollouts.record(CHAT + answer["text"], "s") for answer in answers]
@@ -123,7 +123,7 @@ async def test_rows_of_other_tokens_are_no_rows_of_these(kind: Kind, trainer: Tr
 
 @qwen3_moe
 @pytest.mark.parametrize("incremental", [False, True])
-async def test_streams(kind: Kind, trainer: Trainer, incremental: bool) -> None:
+async def test_streams(kind: Kind, trainer: ReplayTrainer, incremental: bool) -> None:
     async with rolling(kind, incremental_streaming_output=incremental) as rollouts:
         text = CHAT
         for _ in range(3):
@@ -135,7 +135,7 @@ async def test_streams(kind: Kind, trainer: Trainer, incremental: bool) -> None:
 
 
 @qwen3_moe
-async def test_batches_and_several_samples(kind: Kind, trainer: Trainer) -> None:
+async def test_batches_and_several_samples(kind: Kind, trainer: ReplayTrainer) -> None:
     async with rolling(kind) as rollouts:
         known = CHAT + (await rollouts.generate(CHAT, "s"))["text"] + NEXT
         prompts = [known, CHAT, CHAT + "Once upon"]
@@ -151,7 +151,7 @@ async def test_batches_and_several_samples(kind: Kind, trainer: Trainer) -> None
 
 
 async def resumed(
-    rollouts: Rollouts, text: str, engine: Served, update: JSONDict | None = None, **more: Any
+    rollouts: ReplayedRollouts, text: str, engine: Served, update: JSONDict | None = None, **more: Any
 ) -> Any:
     """Return the answer to ``text``, which ``engine`` begins and aborts after some tokens."""
     found: list[Any] = []
@@ -176,7 +176,7 @@ RESUMING = ("--policy", "round_robin", "--resume-aborted", "--abort-retry-wait-s
 
 @qwen3_moe
 @pytest.mark.parametrize("mode", ["whole", "cumulative", "incremental"])
-async def test_an_answer_of_two_attempts(kind: Kind, trainer: Trainer, mode: str) -> None:
+async def test_an_answer_of_two_attempts(kind: Kind, trainer: ReplayTrainer, mode: str) -> None:
     settings: dict[str, Any] = {"incremental_streaming_output": mode == "incremental"}
     async with rolling(kind, *RESUMING, tokens_per_second=200, **settings) as rollouts:
         text = CHAT + (await rollouts.generate(CHAT))["text"] + NEXT
@@ -194,7 +194,7 @@ async def test_an_answer_of_two_attempts(kind: Kind, trainer: Trainer, mode: str
 
 @qwen3_moe
 @pytest.mark.parametrize("stream", [False, True])
-async def test_pairs_of_prefill_and_decode(kind: Kind, trainer: Trainer, stream: bool) -> None:
+async def test_pairs_of_prefill_and_decode(kind: Kind, trainer: ReplayTrainer, stream: bool) -> None:
     async with rolling(kind, pd=True) as rollouts:
         text = CHAT
         for tokens in (12, 1):  # a single token is the prefill engine's
@@ -209,7 +209,9 @@ async def test_pairs_of_prefill_and_decode(kind: Kind, trainer: Trainer, stream:
 
 
 @qwen3_moe
-async def test_an_update_between_two_turns(kind: Kind, trainer: Trainer, updated: Trainer) -> None:
+async def test_an_update_between_two_turns(
+    kind: Kind, trainer: ReplayTrainer, updated: ReplayTrainer
+) -> None:
     async with rolling(kind) as rollouts:
         text = CHAT + (await rollouts.generate(CHAT, "s"))["text"]
         await rollouts.control("/update_weights_from_disk", **kind.update)
@@ -226,7 +228,7 @@ async def test_an_update_between_two_turns(kind: Kind, trainer: Trainer, updated
 
 
 @qwen3_moe
-async def test_an_update_within_an_answer(kind: Kind, trainer: Trainer, updated: Trainer) -> None:
+async def test_an_update_within_an_answer(kind: Kind, trainer: ReplayTrainer, updated: ReplayTrainer) -> None:
     async with rolling(kind, *RESUMING, tokens_per_second=200) as rollouts:
         answer = await resumed(rollouts, CHAT, rollouts.engines[0], kind.update)
         record = await rollouts.record(CHAT + answer["text"])
@@ -238,7 +240,7 @@ async def test_an_update_within_an_answer(kind: Kind, trainer: Trainer, updated:
 
 @qwen3_moe
 async def test_turns_after_an_update_have_rows_of_the_new_weights(
-    kind: Kind, trainer: Trainer, updated: Trainer
+    kind: Kind, trainer: ReplayTrainer, updated: ReplayTrainer
 ) -> None:
     """Prompts that were known before the update, of the same session and of others."""
     async with rolling(kind) as rollouts:

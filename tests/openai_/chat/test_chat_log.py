@@ -257,7 +257,7 @@ def test_a_disk_that_is_full_costs_the_log_and_not_an_answer(
 # Whole routers.
 
 
-class Lives:
+class LoggedLives:
     """A router with a log, and the one after it. Their engines say what a test wants, in tokens of their own."""
 
     def __init__(self, start: Start, log: Path, *flags: str) -> None:
@@ -317,7 +317,7 @@ async def test_after_a_kill_each_prompt_is_the_one_that_it_would_have_been(
     start: Start, tmp_path: Path, mode: str, family: Family
 ) -> None:
     """Tools, thoughts, streams, several answers, forks, cut answers, by session and by content alone."""
-    lives = Lives(start, tmp_path / "log", "--history", mode)
+    lives = LoggedLives(start, tmp_path / "log", "--history", mode)
     prompts, origins = [], []
     thoughts = "<think>\nhm\n</think>\n\nTwo words, café 日本語."
     async with lives.life(CALL, *[thoughts] * 4, "No words, but thoughts.", family=family) as chat:
@@ -341,7 +341,7 @@ async def test_after_a_kill_each_prompt_is_the_one_that_it_would_have_been(
 
 @pytest.mark.anyio
 async def test_part_of_a_stream_that_a_client_read_survives_a_kill(start: Start, tmp_path: Path) -> None:
-    lives = Lives(start, tmp_path / "log")
+    lives = LoggedLives(start, tmp_path / "log")
     async with lives.life("One two three four five six.", tokens_per_second=40, family=QWEN2_5) as chat:
         body = {"messages": [user("a")], "stream": True, "session_id": "s", "max_tokens": 60}
         text = ""
@@ -364,7 +364,7 @@ async def test_part_of_a_stream_that_a_client_read_survives_a_kill(start: Start,
 async def test_a_session_that_lost_turns_takes_nobody_elses_after_a_kill(
     start: Start, tmp_path: Path
 ) -> None:
-    lives = Lives(start, tmp_path / "log", "--history-max-bytes", "4000")
+    lives = LoggedLives(start, tmp_path / "log", "--history-max-bytes", "4000")
     async with lives.life("The same words.") as chat:
         first = await chat.post(messages=[user("a")], session_id="one", **ASK)
         for name in ("two", "three", "four"):
@@ -380,7 +380,7 @@ async def test_a_session_that_lost_turns_takes_nobody_elses_after_a_kill(
 async def test_a_request_that_no_engine_answered_has_spoken_before_a_kill(
     start: Start, tmp_path: Path
 ) -> None:
-    lives = Lives(start, tmp_path / "log")
+    lives = LoggedLives(start, tmp_path / "log")
     async with lives.life("No.") as chat:
         other = await chat.post(messages=[user("a")], session_id="other", **ASK)
         refused = {"messages": [user("a")], "max_tokens": 10**8, "session_id": "refused"}
@@ -397,7 +397,7 @@ async def test_a_request_that_no_engine_answered_has_spoken_before_a_kill(
 async def test_router_reports_log_sizes_and_refuses_logs_of_another_template(
     start: Start, tmp_path: Path
 ) -> None:
-    lives = Lives(start, tmp_path / "log")
+    lives = LoggedLives(start, tmp_path / "log")
     template = tmp_path / "template"
     template.write_text(QWEN3.template.replace("assistant", "model"))
     async with lives.life("One.") as chat:

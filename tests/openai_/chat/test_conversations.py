@@ -62,7 +62,7 @@ def _says(family: Family) -> tuple[str, ...]:
 
 
 @dataclass(eq=False)
-class Heard:
+class HeardTurn:
     """A request and its answer, the last of ``messages``.
 
     ``before``: the answers that it may go on from as its own; ``chain``: those that it did go on from, as far as known.
@@ -71,8 +71,8 @@ class Heard:
     session: str | None
     messages: list[Message]
     entry: JournalEntry
-    before: set[Heard]
-    chain: list[Heard] = field(default_factory=list)
+    before: set[HeardTurn]
+    chain: list[HeardTurn] = field(default_factory=list)
 
     @property
     def tokens(self) -> list[int]:
@@ -105,7 +105,7 @@ class Talk:
     def __init__(self, chat: Chat, seed: int) -> None:
         self._chat = chat
         self._random = random.Random(seed)
-        self.heard: list[Heard] = []
+        self.heard: list[HeardTurn] = []
         self.origins: dict[str, int] = {}
         self._rid = 0
 
@@ -144,15 +144,15 @@ class Talk:
         assert choice["exact"]
         name = session or headers.get("X-SMG-Routing-Key")
         message = {key: value for key, value in choice["message"].items() if key != "refusal"}
-        heard = Heard(name, [*messages, message], entry, self._may_take(name, messages, known))
+        heard = HeardTurn(name, [*messages, message], entry, self._may_take(name, messages, known))
         self._check_words(messages, entry)
         self._check_parent(document["history"], heard, known)
         self.origins[document["history"]] = self.origins.get(document["history"], 0) + 1
         self.heard.append(heard)
 
     def _may_take(
-        self, session: str | None, messages: Sequence[Message], known: Sequence[Heard]
-    ) -> set[Heard]:
+        self, session: str | None, messages: Sequence[Message], known: Sequence[HeardTurn]
+    ) -> set[HeardTurn]:
         """Answers that may be the session's own in this conversation, by what was ``known`` when it asked."""
         if session is None:
             return set(known)
@@ -169,7 +169,7 @@ class Talk:
         family = self._chat.family
         return [_essence(each, family) for each in one] == [_essence(each, family) for each in other]
 
-    def _check_parent(self, origin: str, heard: Heard, known: Sequence[Heard]) -> None:
+    def _check_parent(self, origin: str, heard: HeardTurn, known: Sequence[HeardTurn]) -> None:
         """Check the answer that the prompt goes on from, and that it says so."""
         asked = heard.messages[:-1]
         place = max((place for place, each in enumerate(asked) if each["role"] == "assistant"), default=-1)
@@ -200,7 +200,7 @@ class Talk:
                 for one in taken
             )
 
-    def _at_once(self, known: Sequence[Heard]) -> set[Heard]:
+    def _at_once(self, known: Sequence[HeardTurn]) -> set[HeardTurn]:
         """Answers that came while this request was on its way."""
         return set(self.heard[len(known) :])
 
@@ -221,7 +221,7 @@ class Talk:
             assert found >= 0, (messages, text)
             place = found + len(shown)
 
-    def _next(self, before: Heard | None) -> list[Message]:
+    def _next(self, before: HeardTurn | None) -> list[Message]:
         """The next request of a client that has ``before``."""
         some = self._random
         if before is None:
@@ -272,7 +272,7 @@ class Talk:
         return counts
 
     def _check_masks(
-        self, leaf: dict[str, Any], last: Sequence[Heard], mine: Sequence[Heard]
+        self, leaf: dict[str, Any], last: Sequence[HeardTurn], mine: Sequence[HeardTurn]
     ) -> tuple[int, int]:
         """Count the tokens with mask 1 that are the session's own, and those that it went on from."""
         mask = leaf["loss_mask"]
@@ -282,7 +282,7 @@ class Talk:
         assert all(known <= one <= other for known, one, other in zip(own, mask, may_be, strict=True))
         return sum(own), sum(mask) - sum(own)
 
-    def _mask_of(self, leaf: dict[str, Any], heard: Iterable[Heard], *, cut: bool = False) -> list[int]:
+    def _mask_of(self, leaf: dict[str, Any], heard: Iterable[HeardTurn], *, cut: bool = False) -> list[int]:
         """1 where one of the answers ``heard`` was sampled, behind these very tokens; or a part of it, if ``cut``."""
         tokens = leaf["tokens"]
         mask = [0] * len(tokens)

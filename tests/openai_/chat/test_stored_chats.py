@@ -37,7 +37,7 @@ def flags_of(tier: str, path: Path) -> tuple[str, ...]:
     return ("--plugin", "tiered_store", "--store-memory-bytes", "40960", *tier_flags(tier, path))
 
 
-class Lives:
+class StoredLives:
     """A router with a store, and the one after it. Their engines say what a test wants, in tokens of their own."""
 
     def __init__(self, start: Start, tier: str, path: Path, *flags: str) -> None:
@@ -57,14 +57,14 @@ class Lives:
         self.path = after
 
 
-class Asked(NamedTuple):
+class KnownPrompt(NamedTuple):
     """A request, and the tokens that its prompt must begin with: those that an engine consumed and sampled before."""
 
     request: dict[str, Any]
     known: list[int]
 
 
-async def first_turns(chat: Chat) -> list[Asked]:
+async def first_turns(chat: Chat) -> list[KnownPrompt]:
     """Requests that go on from turns of all kinds."""
 
     def known() -> list[int]:
@@ -91,19 +91,19 @@ async def first_turns(chat: Chat) -> list[Asked]:
     cut, cut_ids = await turn(user("cut?"), session_id="cut", max_tokens=4)
     within = {"messages": [user("cut?"), said(cut)], "continue_final_message": True, "session_id": "cut"}
 
-    def on(question: str, answer: Any, known: list[int], session: str | None = None) -> Asked:
+    def on(question: str, answer: Any, known: list[int], session: str | None = None) -> KnownPrompt:
         more = {} if session is None else {"session_id": session}
-        return Asked({"messages": [user(question), answer, user("And?")], **more}, known)
+        return KnownPrompt({"messages": [user(question), answer, user("And?")], **more}, known)
 
     return [
-        Asked({"messages": [*begun, result, said(second), user("b")], **tools}, second_ids),
-        Asked({"messages": [*begun, {**result, "content": "2"}], **tools}, call_ids),  # a fork
+        KnownPrompt({"messages": [*begun, result, said(second), user("b")], **tools}, second_ids),
+        KnownPrompt({"messages": [*begun, {**result, "content": "2"}], **tools}, call_ids),  # a fork
         on("streamed?", {"role": "assistant", "content": streamed}, streamed_ids, "streamed"),
         on("several?", said(several), several_ids, "several"),  # of three equal ones the newest
         *(on("?", said(answer), ids, name) for name, (answer, ids) in alike.items()),
         on("nobody?", said(nobodys), nobodys_ids),
         on("cut?", said(cut), cut_ids, "cut"),
-        Asked(within, cut_ids),
+        KnownPrompt(within, cut_ids),
         on("?", said(alike["x"][0]), alike["y"][1], "another"),  # the newest
     ]
 
@@ -115,7 +115,7 @@ async def test_chats_of_all_kinds_go_on_after_a_stop(
     start: Start, tmp_path: Path, tier: str, flags: tuple[str, ...]
 ) -> None:
     """Tools, thoughts, streams, several answers, forks, cut answers, with and without a session."""
-    lives = Lives(start, tier, tmp_path / "store", *flags)
+    lives = StoredLives(start, tier, tmp_path / "store", *flags)
     thoughts = "<think>\nhm\n</think>\n\nTwo words, café 日本語."
     async with lives.life(CALL, *[thoughts] * 7, "No words, but thoughts.", family=QWEN3) as chat:
         requests = await first_turns(chat)
@@ -128,7 +128,7 @@ async def test_chats_of_all_kinds_go_on_after_a_stop(
 
 
 async def test_demoted_chats_go_on_after_a_kill(start: Start, tmp_path: Path) -> None:
-    lives = Lives(start, "ssd", tmp_path / "store")
+    lives = StoredLives(start, "ssd", tmp_path / "store")
     async with lives.life(WORDS, family=QWEN2_5) as chat:
         first = await asked(chat, user("a"))
         nobodys = await asked(chat, user("nobody?"), session=None)
@@ -160,7 +160,7 @@ async def test_demoted_chats_go_on_after_a_kill(start: Start, tmp_path: Path) ->
 
 
 async def test_chats_go_on_at_another_router_with_the_same_remote_store(start: Start, tmp_path: Path) -> None:
-    lives = Lives(start, "file", tmp_path / "store")
+    lives = StoredLives(start, "file", tmp_path / "store")
     async with lives.life(WORDS, family=QWEN2_5) as one, lives.life(WORDS, family=QWEN2_5) as two:
         first = await asked(one, user("a"))
         nobodys = await asked(one, user("a"), session=None)
@@ -183,7 +183,7 @@ async def test_chats_go_on_at_another_router_with_the_same_remote_store(start: S
 async def test_turn_in_memory_is_not_continued_if_another_router_asked_again(
     start: Start, tmp_path: Path
 ) -> None:
-    lives = Lives(start, "file", tmp_path / "store")
+    lives = StoredLives(start, "file", tmp_path / "store")
     async with lives.life(WORDS, family=QWEN2_5) as one, lives.life(WORDS, family=QWEN2_5) as two:
         first = await asked(one, user("a"))
         await demote_all(one)
@@ -218,7 +218,10 @@ async def test_repeated_question_is_not_answered_before_it_is_noted(
 ) -> None:
     """Else a kill would leave the first of two answers with the same words, and the client may mean the other."""
     monkeypatch.setattr("slime_radix_cache.demotion.note_writer._WAIT_S", 0.05)
-    lives, body = Lives(start, "ssd", tmp_path / "store"), {} if session is None else {"session_id": session}
+    lives, body = (
+        StoredLives(start, "ssd", tmp_path / "store"),
+        {} if session is None else {"session_id": session},
+    )
     async with lives.life(WORDS, family=QWEN2_5) as chat:
         for _ in range(times):
             await asked(chat, user("a"), session=session)
@@ -243,10 +246,10 @@ async def test_chats_begin_anew_with_another_chat_template(start: Start, tmp_pat
     """Also while the store cannot be read."""
     template = tmp_path / "template"
     template.write_text(QWEN2_5.template.replace("assistant", "model"))
-    lives = Lives(start, "ssd", tmp_path / "store")
+    lives = StoredLives(start, "ssd", tmp_path / "store")
     async with lives.life(WORDS, family=QWEN2_5) as chat:
         first = await asked(chat, user("a"))
-    other = Lives(start, "ssd", lives.path, "--chat-template", str(template))
+    other = StoredLives(start, "ssd", lives.path, "--chat-template", str(template))
     async with other.life("Yes.", family=QWEN2_5) as chat:
         assert (await asked(chat, user("a"), said(first), user("b")))["history"] == "fresh"
     async with lives.life(WORDS, family=QWEN2_5) as chat:

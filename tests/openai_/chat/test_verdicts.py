@@ -27,7 +27,7 @@ UNUSABLE = ["engine_contradicts_itself", "not_recorded"]
 
 
 @dataclass
-class Judge:
+class FixedJudge:
     """Says ``reasons``, whatever an engine answers."""
 
     reasons: list[str | None] = field(default_factory=lambda: [None] * 8)
@@ -46,9 +46,9 @@ def lost() -> set[str]:
 
 
 @pytest.fixture
-def judge(monkeypatch: pytest.MonkeyPatch, lost: set[str]) -> Judge:
+def judge(monkeypatch: pytest.MonkeyPatch, lost: set[str]) -> FixedJudge:
     """The component ``verdicts`` of all routers, and ``lost`` their ``lost_sessions``."""
-    judge = Judge()
+    judge = FixedJudge()
     ours = {"verdicts": judge, "lost_sessions": lost}
     get = ComponentRegistry.get
 
@@ -65,7 +65,9 @@ def judge(monkeypatch: pytest.MonkeyPatch, lost: set[str]) -> Judge:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_each_choice_has_its_own_verdict(start: Start, judge: Judge, path: str, stream: bool) -> None:
+async def test_each_choice_has_its_own_verdict(
+    start: Start, judge: FixedJudge, path: str, stream: bool
+) -> None:
     judge.reasons[:] = [None, "no_logprobs", "engine_contradicts_itself"]
     asked: dict[str, Any] = {"messages": [user("a")]} if "chat" in path else {"prompt": "a"}
     async with chatting(start, "One.", family=QWEN2_5) as chat:
@@ -80,7 +82,7 @@ async def test_each_choice_has_its_own_verdict(start: Start, judge: Judge, path:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_the_verdict_on_a_stream_is_asked_for_when_it_was_recorded(
-    start: Start, judge: Judge, path: str
+    start: Start, judge: FixedJudge, path: str
 ) -> None:
     asked: dict[str, Any] = {"messages": [user("a")]} if "chat" in path else {"prompt": "a"}
     async with chatting(start, "One two three.", family=QWEN2_5) as chat:
@@ -93,7 +95,7 @@ async def test_the_verdict_on_a_stream_is_asked_for_when_it_was_recorded(
 @pytest.mark.parametrize("reason", UNUSABLE)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_nothing_goes_on_from_an_answer_that_is_no_evidence(
-    start: Start, judge: Judge, lost: set[str], reason: str, stream: bool
+    start: Start, judge: FixedJudge, lost: set[str], reason: str, stream: bool
 ) -> None:
     async with chatting(start, "One two three.", "More.", family=QWEN2_5) as chat:
         judge.reasons[:] = [reason]
@@ -113,7 +115,7 @@ async def test_nothing_goes_on_from_an_answer_that_is_no_evidence(
 
 
 async def test_an_answer_that_is_inexact_for_another_reason_is_gone_on_from(
-    start: Start, judge: Judge, lost: set[str]
+    start: Start, judge: FixedJudge, lost: set[str]
 ) -> None:
     async with chatting(start, "One.", "Two.", family=QWEN2_5) as chat:
         judge.reasons[:] = ["no_logprobs"]
@@ -125,7 +127,7 @@ async def test_an_answer_that_is_inexact_for_another_reason_is_gone_on_from(
 
 @pytest.mark.parametrize("reason", [None, *UNUSABLE])
 async def test_answer_cut_by_a_disconnect_gets_a_verdict_too(
-    start: Start, judge: Judge, lost: set[str], reason: str | None
+    start: Start, judge: FixedJudge, lost: set[str], reason: str | None
 ) -> None:
     judge.reasons[:] = [reason]
     async with chatting(start, "w " * 50, "More.", tokens_per_second=50, family=QWEN2_5) as chat:
@@ -154,7 +156,7 @@ async def _heard(chat: Chat, pieces: int) -> str:
 
 
 async def test_a_session_that_lost_something_takes_only_its_own_turns(
-    start: Start, judge: Judge, lost: set[str]
+    start: Start, judge: FixedJudge, lost: set[str]
 ) -> None:
     """Whoever knows of the loss: the tokens of one of its turns were evicted, say."""
     lost.add("s")

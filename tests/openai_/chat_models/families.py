@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from openai_.chat_models.tokenizer import ChatTokenizer, Markup
+from openai_.chat_models.tokenizer import ChatTokenizer, MarkupTokens
 
 __all__ = [
     "DEEPSEEK",
@@ -50,7 +50,7 @@ class Family:
 
     name: str
     template_name: str
-    markup: Markup = field(repr=False)
+    markup: MarkupTokens = field(repr=False)
     write: Callable[[Words, str], str] = field(repr=False)
     tool_parser: str
     reasoning_parser: str | None = None
@@ -123,9 +123,9 @@ def _deepseek(words: Words, prompt: str) -> str:
 _TOOL_TAGS = ("<tool_call>", "</tool_call>")
 _CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _QWEN_ENDS = ("<|im_end|>", "<|endoftext|>")
-_THINKING_QWEN = Markup(_CHATML, ("<think>", "</think>", *_TOOL_TAGS), _QWEN_ENDS)
+_THINKING_QWEN = MarkupTokens(_CHATML, ("<think>", "</think>", *_TOOL_TAGS), _QWEN_ENDS)
 
-QWEN2_5 = Family("qwen2.5", "qwen2_5", Markup(_CHATML, _TOOL_TAGS, _QWEN_ENDS), _qwen2_5, "qwen25")
+QWEN2_5 = Family("qwen2.5", "qwen2_5", MarkupTokens(_CHATML, _TOOL_TAGS, _QWEN_ENDS), _qwen2_5, "qwen25")
 QWEN3 = Family("qwen3", "qwen3", _THINKING_QWEN, _qwen3, "qwen25", "qwen3")
 #: Qwen3, told not to think.
 QWEN3_PLAIN = Family(
@@ -134,7 +134,7 @@ QWEN3_PLAIN = Family(
 LLAMA = Family(
     "llama3.1",
     "llama3_1",
-    Markup(
+    MarkupTokens(
         (
             "<|begin_of_text|>",
             "<|end_of_text|>",
@@ -157,7 +157,7 @@ LLAMA = Family(
 MISTRAL = Family(
     "mistral",
     "mistral",
-    Markup(
+    MarkupTokens(
         (
             "<s>",
             "</s>",
@@ -179,7 +179,7 @@ MISTRAL = Family(
 DEEPSEEK = Family(
     "deepseek-r1",
     "deepseek_r1",
-    Markup(
+    MarkupTokens(
         ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
         (
             "<think>",

@@ -14,7 +14,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from slime_engine.tokenizer import corpus_documents
 
-__all__ = ["ChatTokenizer", "Markup"]
+__all__ = ["ChatTokenizer", "MarkupTokens"]
 
 _VOCAB_SIZE = 900
 #: As Qwen and GPT-4 cut text into words.
@@ -25,7 +25,7 @@ _WORDS = (
 
 
 @dataclass(frozen=True)
-class Markup:
+class MarkupTokens:
     """The tokens that stand for themselves: ``special`` ones are left out of an answer's text, ``plain`` ones are text.
 
     ``ends``: the special tokens that end a generation, the usual one first. ``begin``: what a tokenizer that adds
@@ -77,7 +77,7 @@ def _train(digits: int) -> Tokenizer:
 class ChatTokenizer:
     """Fits the engine's ``ModelTokenizer``; ``huggingface`` is the same for transformers."""
 
-    def __init__(self, markup: Markup, template: str) -> None:
+    def __init__(self, markup: MarkupTokens, template: str) -> None:
         bpe = _train(markup.digits)
         bpe.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in markup.special])
         bpe.add_tokens([AddedToken(text, special=False, normalized=False) for text in markup.plain])

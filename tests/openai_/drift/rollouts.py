@@ -14,7 +14,7 @@ import orjson
 from openai_.chat_models.families import DEEPSEEK, Call, Family, Words
 from openai_.drift.clients import Habit
 
-__all__ = ["PLAIN", "TOOLS", "WITH_TOOLS", "Plan", "Rollout"]
+__all__ = ["PLAIN", "TOOLS", "WITH_TOOLS", "DriftRollout", "Plan"]
 
 Message = dict[str, Any]
 
@@ -63,7 +63,7 @@ class Plan:
 
 
 @dataclass
-class Rollout:
+class DriftRollout:
     """One conversation of a client with such a ``habit``. ``replies`` are the choices that it got.
 
     ``verbatim``: the messages, if it had no habit. ``reads_alike``: for each turn, the template writes both alike.

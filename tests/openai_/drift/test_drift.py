@@ -16,7 +16,7 @@ import pytest
 from openai_.chat_models.families import FAMILIES, Family
 from openai_.chat_models.steered import Steered, by_text, speaking
 from openai_.drift.clients import CLIENTS
-from openai_.drift.rollouts import Plan, Rollout
+from openai_.drift.rollouts import DriftRollout, Plan
 
 if TYPE_CHECKING:
     from routers import Start
@@ -41,7 +41,7 @@ def inherited(prompt: list[int], known: list[tuple[list[int], list[int]]]) -> li
     return best + [0] * (len(prompt) - len(best))
 
 
-async def judged(rollout: Rollout, running: Running, engine: Steered) -> Counter[str]:
+async def judged(rollout: DriftRollout, running: Running, engine: Steered) -> Counter[str]:
     """Judge one conversation, and count its outcomes. Raises AssertionError for wrong tokens that were not flagged."""
     answer = await running.client.get(f"/trajectories/{rollout.session}")
     leaves: list[dict[str, Any]] = answer.json()["trajectories"]
@@ -95,7 +95,7 @@ async def test_history_stays_exact(start: Start, family: Family, mode: str) -> N
             for stream in (False, True):
                 for tools in (False, True) if _ALL else (stream,):
                     session = f"{name}-{stream}-{tools}".replace(" ", "_")
-                    rollout = Rollout(running.client, family, plan, session, habit, stream, tools)
+                    rollout = DriftRollout(running.client, family, plan, session, habit, stream, tools)
                     await rollout.run()
                     counts += await judged(rollout, running, engine)
         stats = (await running.client.get("/cache_stats")).json()

@@ -29,7 +29,7 @@ class Uncopied(dict[str, Any]):
         raise NotImplementedError
 
 
-class Loud(str):
+class LoudText(str):
     """A text that templates write in another way than its copy, which is a plain string."""
 
     def __str__(self) -> str:
@@ -117,7 +117,7 @@ def test_errors_of_a_template_are_those_of_transformers() -> None:
 
 def test_another_text_ends_direct_rendering(caplog: pytest.LogCaptureFixture) -> None:
     template = DirectTemplate(QWEN2_5.tokenizer.huggingface, "{{ messages[0].content }}")
-    loud: Any = [{"role": "user", "content": Loud("hush")}]
+    loud: Any = [{"role": "user", "content": LoudText("hush")}]
     text = template.render(loud, None, {}, add_generation_prompt=False)
     assert text == "hush"
     assert "from now on" in caplog.text

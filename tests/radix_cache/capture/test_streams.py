@@ -25,7 +25,7 @@ def test_events_are_the_same_wherever_the_bytes_are_torn(cuts: set[int]) -> None
     assert found == [b'{"a":1}', b"one\ntwo", b"\r", b"[DONE]"]
 
 
-class Recorded:
+class CapturedStream:
     """A stream, and what it recorded."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ def cumulative(text: str) -> list[dict[str, Any]]:
     ids=["cumulative", "deltas", "deltas with empty ones", "one event"],
 )
 def test_a_stream_ends_as_the_unstreamed_answer(events: list[dict[str, Any]], index: dict[str, int]) -> None:
-    recorded = Recorded()
+    recorded = CapturedStream()
     for one in events:
         assert recorded.answers == []
         recorded.send(**one, **index)
@@ -83,7 +83,7 @@ def test_a_stream_ends_as_the_unstreamed_answer(events: list[dict[str, Any]], in
 
 
 def test_broken_cumulative_stream_is_recorded_as_far_as_it_came() -> None:
-    recorded = Recorded()
+    recorded = CapturedStream()
     for count in range(1, 5):
         recorded.send(**event("abcd"[:count], list(range(1, count + 1)), count))
     recorded.stream.record_all()
@@ -93,7 +93,7 @@ def test_broken_cumulative_stream_is_recorded_as_far_as_it_came() -> None:
 @pytest.mark.parametrize("place", [1, 2, 3])
 @pytest.mark.parametrize("change", [None, [-7.0, 1, None]])
 def test_a_logprob_that_changes_is_taken_back(place: int, change: Any) -> None:
-    recorded = Recorded()
+    recorded = CapturedStream()
     for count in range(1, 5):
         told = event("abcd"[:count], list(range(1, count + 1)), count, last=count == 4)
         if count > place and change is not None:
@@ -118,7 +118,7 @@ def test_an_event_that_does_not_repeat_the_one_before_takes_it_back(
     third: dict[str, Any], fourth: dict[str, Any], took_back: bool
 ) -> None:
     """Only the last event may have a shorter text: a stop string is trimmed there."""
-    recorded = Recorded()
+    recorded = CapturedStream()
     for one in (event("a", [1], 1), event("ab", [1, 2], 2), third, fourth):
         recorded.send(**one)
     assert recorded.took_back == took_back
@@ -126,7 +126,7 @@ def test_an_event_that_does_not_repeat_the_one_before_takes_it_back(
 
 def test_sequence_of_another_number_does_not_pass_for_the_only_one() -> None:
     """The third event continues the text and the tokens of the sequence whose events came before."""
-    recorded = Recorded()
+    recorded = CapturedStream()
     for place, one in enumerate(cumulative("abcd")):
         recorded.send(**one, **({"index": 1} if place == 2 else {}))
     recorded.stream.record_all()
@@ -135,7 +135,7 @@ def test_sequence_of_another_number_does_not_pass_for_the_only_one() -> None:
 
 @pytest.mark.parametrize("spaced", [False, True])
 def test_last_event_is_seen_wherever_its_reason_stands(spaced: bool) -> None:
-    recorded = Recorded()
+    recorded = CapturedStream()
     *events, last = cumulative("abcdef")
     meta = last["meta_info"]
     meta["finish_reason"] = {"type": "length"}
@@ -163,7 +163,7 @@ def test_last_event_is_seen_wherever_its_reason_stands(spaced: bool) -> None:
 )
 @pytest.mark.parametrize("place", [4, 5, 6])
 def test_each_event_of_a_long_stream_is_compared(place: int, change: Any) -> None:
-    recorded = Recorded()
+    recorded = CapturedStream()
     for number, one in enumerate(cumulative("abcdefgh")):
         if number == place:
             change(one)
@@ -173,7 +173,7 @@ def test_each_event_of_a_long_stream_is_compared(place: int, change: Any) -> Non
 
 
 def test_an_abort_that_says_nothing_but_its_reason_keeps_what_was_sampled() -> None:
-    recorded = Recorded()
+    recorded = CapturedStream()
     recorded.send(**event("a", [1], 1))
     recorded.send(**event("ab", [1, 2], 2))
     recorded.send(**event("abc", [1, 2, 3], 3))
@@ -184,7 +184,7 @@ def test_an_abort_that_says_nothing_but_its_reason_keeps_what_was_sampled() -> N
 
 
 def test_cumulative_logprobs_beside_deltas_are_not_doubled() -> None:
-    recorded = Recorded()
+    recorded = CapturedStream()
     recorded.send(**event("a", [1], 1))
     second = event("b", [2], 2, last=True)
     second["meta_info"]["output_token_logprobs"] = [[-1 / 7, 1, None], [-2 / 7, 2, None]]
@@ -193,7 +193,7 @@ def test_cumulative_logprobs_beside_deltas_are_not_doubled() -> None:
 
 
 def test_an_error_after_the_start_leaves_what_was_sampled() -> None:
-    recorded = Recorded()
+    recorded = CapturedStream()
     recorded.send(**event("a", [1], 1))
     recorded.send(error={"message": "broke"})
     recorded.stream.record_all()
@@ -201,7 +201,7 @@ def test_an_error_after_the_start_leaves_what_was_sampled() -> None:
 
 
 def test_text_that_looks_like_the_end_is_text() -> None:
-    recorded = Recorded()
+    recorded = CapturedStream()
     recorded.send(**event("a", [1], 1))
     recorded.send(**event('a"finish_reason": 1', [1, 2], 2))
     recorded.send(**event('a"finish_reason": 1,', [1, 2, 3], 3))
@@ -210,7 +210,7 @@ def test_text_that_looks_like_the_end_is_text() -> None:
 
 def test_events_after_the_last_one_change_nothing() -> None:
     """An error tells of an event that says more or something else."""
-    recorded = Recorded()
+    recorded = CapturedStream()
     for _ in range(2):
         recorded.send(**event("a", [1], 1, last=True))
     assert recorded.errors == []
@@ -221,7 +221,7 @@ def test_events_after_the_last_one_change_nothing() -> None:
 
 
 def test_cumulative_sequence_that_goes_on_behind_its_end_is_an_error() -> None:
-    recorded = Recorded()
+    recorded = CapturedStream()
     events = cumulative("abcd")
     for one in (*events[:2], event("abc", [1, 2, 3], 3, last=True), events[3]):
         recorded.send(**one)
@@ -230,7 +230,7 @@ def test_cumulative_sequence_that_goes_on_behind_its_end_is_an_error() -> None:
 
 @pytest.mark.parametrize("data", [b"data: {\n\n", b"data: 5\n\n", b'data: {"meta_info": 5}\n\n'])
 def test_nonsense_is_a_failure_that_is_told(data: bytes) -> None:
-    recorded = Recorded()
+    recorded = CapturedStream()
     recorded.stream.feed(data)
     assert len(recorded.errors) == 1
 
@@ -246,7 +246,7 @@ def test_a_failure_to_record_is_told() -> None:
 
 
 def test_deltas_that_do_not_add_up_are_recorded_by_their_counter() -> None:
-    recorded = Recorded()
+    recorded = CapturedStream()
     recorded.send(**event("a", [1], 1))
     recorded.send(**event("b", [2], 3, last=True))
     ((_, answer),) = recorded.answers
@@ -256,7 +256,7 @@ def test_deltas_that_do_not_add_up_are_recorded_by_their_counter() -> None:
 
 
 def test_an_event_that_is_nonsense_does_not_hide_the_next() -> None:
-    recorded = Recorded()
+    recorded = CapturedStream()
     last = orjson.dumps(event("a", [1], 1, last=True))
     recorded.stream.feed(b"data: 5\n\ndata: %s\n\n" % last)
     recorded.stream.record_all()

@@ -203,7 +203,7 @@ async def test_losses_of_one_session_do_not_grow_the_log(tmp_path: Path) -> None
     kept.close()
 
 
-class Killed(Model):
+class KilledMachine(Model):
     """The machine that the trajectories are tested with, killed now and then, with requests in flight or without."""
 
     @initialize(tokens=st.sampled_from([0, 0, 12, 40]), versions=st.sampled_from([0, 2]))
@@ -223,8 +223,8 @@ class Killed(Model):
         shutil.rmtree(self.directory)
 
 
-Killed.TestCase.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
-TestKilled = Killed.TestCase
+KilledMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+TestKilled = KilledMachine.TestCase
 
 
 async def tidied(kept: LoggedTrajectories, until: Callable[[], bool]) -> None:

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from radix_cache.machine.facts import Anchor, Asked, Fact
 
-__all__ = ["Judge", "Said"]
+__all__ = ["Judge", "PlacesOfStart"]
 
 
-class Said(NamedTuple):
+class PlacesOfStart(NamedTuple):
     """The first and the last place at which it may begin."""
 
     first: int
@@ -143,12 +143,12 @@ class Judge:
             return 0
         return max((anchor.position for anchor in anchors if anchor.certain), default=0)
 
-    def said(self, session: str, anchors: Iterable[Anchor], begins: Callable[[Fact], int]) -> Said:
+    def said(self, session: str, anchors: Iterable[Anchor], begins: Callable[[Fact], int]) -> PlacesOfStart:
         """Return where the response may begin that leads a session furthest; a prompt without it is not its own."""
         own = [one for one in anchors if one.kept and one.fact.session == session]
         floor = self.floor(own)
         places = [begins(one.fact) for one in own if one.position >= floor]
-        return Said(min(places) if floor else 0, max(places, default=0))
+        return PlacesOfStart(min(places) if floor else 0, max(places, default=0))
 
     def continued(self, session: str) -> set[Fact]:
         """Responses that may be in a context in which ``session`` has spoken."""

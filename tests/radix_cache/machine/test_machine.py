@@ -69,7 +69,7 @@ def _tiers(seed: int, directory: Path) -> list[str]:
     return flags
 
 
-class Rollouts(RuleBasedStateMachine):
+class RolloutMachine(RuleBasedStateMachine):
     """Routers' lives in one ``world``. What is declared here is given by the test; the counts are its."""
 
     portal: BlockingPortal
@@ -336,7 +336,7 @@ def _played(
     with start_blocking_portal(*OWN_TIME) as portal:
         given = {"portal": portal, "tokenizer": tokenizer, "checkpoint": checkpoint, "world": world}
         given |= {"outcomes": outcomes, "experts": experts, "counts": counts, "is_cold": is_cold}
-        machine = type("Given", (Rollouts,), given)
+        machine = type("Given", (RolloutMachine,), given)
         while counts["conversations"] < _CONVERSATIONS / len(WORLDS):
             run_state_machine_as_test(machine, settings=_COLD_SETTINGS if is_cold else _SETTINGS)
     return outcomes, experts, counts

@@ -33,7 +33,7 @@ _CONVERSATIONS = int(os.environ.get("SLIME_ROUTER_CONVERSATIONS", "8"))
 _AT_ONCE = 8
 
 
-class Client:
+class TwinClient:
     """Everything that one client does. ``told``: what it asked and what it was told, call by call."""
 
     def __init__(self, stage: Stage, seed: int) -> None:
@@ -166,7 +166,7 @@ async def _told(
         routed(worker, checkpoint, *experts, *flags, retries=retries, resume=resume) as http,
     ):
         engine.incremental = seed % 2 == 0
-        client = Client(stage_of(engine, http, checkpoint, CHATML, world, resume=resume), seed)
+        client = TwinClient(stage_of(engine, http, checkpoint, CHATML, world, resume=resume), seed)
         await client.play()
         return client.told, (await http.get("/cache_stats")).json()
 

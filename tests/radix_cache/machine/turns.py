@@ -22,11 +22,11 @@ from radix_cache.scripted import bits
 if TYPE_CHECKING:
     from radix_cache.machine.rollouts import Conversation
 
-__all__ = ["Heard", "Turn", "parameters_of", "say"]
+__all__ = ["HeardSequence", "Turn", "parameters_of", "say"]
 
 
 @dataclass
-class Heard:
+class HeardSequence:
     """One sequence as a client heard it; ``ended`` is false when it left before the end.
 
     ``events``: what it got, as it was. ``odd``: the figures of an event do not agree.
@@ -91,8 +91,8 @@ class Turn:
     adapters: list[str | None] = field(default_factory=list)
     fields: tuple[str, ...] = ()
     conversations: list[Conversation] = field(default_factory=list)
-    heard: list[Heard] | None = None
-    so_far: list[Heard] = field(default_factory=list)
+    heard: list[HeardSequence] | None = None
+    so_far: list[HeardSequence] = field(default_factory=list)
     body: dict[str, Any] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
 
@@ -238,7 +238,7 @@ class Turn:
                 assert told == attempt.said[: len(told)], (self, told, attempt.said)
                 assert not heard.ended or len(told) == len(attempt.said)
 
-    def _fact_of(self, heard: Heard, prompt: str, facts: Sequence[Fact]) -> Fact:
+    def _fact_of(self, heard: HeardSequence, prompt: str, facts: Sequence[Fact]) -> Fact:
         honest = (one for one in reversed(facts) if _is_of(heard, prompt, one))
         lying = (one for one in facts if one.prompt == prompt and one.lies)
         fact = next(honest, None) or next(lying, None)
@@ -253,7 +253,7 @@ class Turn:
         return [text for text in self.texts(reader) for _ in range(self.copies)]
 
 
-def _is_of(heard: Heard, prompt: str, fact: Fact) -> bool:
+def _is_of(heard: HeardSequence, prompt: str, fact: Fact) -> bool:
     size = len(heard.ids)
     if (
         fact.prompt != prompt
@@ -281,12 +281,12 @@ def parameters_of(random: Random, reader: Detokenizer, special: Sequence[str]) -
     return parameters
 
 
-async def say(turn: Turn, client: httpx.AsyncClient, engine: Adversary) -> list[Heard] | None:
+async def say(turn: Turn, client: httpx.AsyncClient, engine: Adversary) -> list[HeardSequence] | None:
     """Send the request and hear the answer; None when there was none."""
     if not turn.abort:
         return await _hear(turn, client, engine)
     engine.holding[turn.name] = anyio.Event()
-    heard: list[Heard] | None = None
+    heard: list[HeardSequence] | None = None
     async with anyio.create_task_group() as tasks:
 
         async def ask_for_the_abort() -> None:
@@ -299,8 +299,8 @@ async def say(turn: Turn, client: httpx.AsyncClient, engine: Adversary) -> list[
     return heard
 
 
-async def _hear(turn: Turn, client: httpx.AsyncClient, engine: Adversary) -> list[Heard] | None:
-    heard = turn.so_far = [Heard() for _ in range(turn.size)]
+async def _hear(turn: Turn, client: httpx.AsyncClient, engine: Adversary) -> list[HeardSequence] | None:
+    heard = turn.so_far = [HeardSequence() for _ in range(turn.size)]
     async with client.stream("POST", "/generate", json=turn.body, headers=turn.headers) as reply:
         if reply.status_code == 500:
             return None

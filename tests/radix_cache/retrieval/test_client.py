@@ -29,7 +29,7 @@ NEXT = "<|im_end|>\n<|im_start|>user\nAnd then?<|im_end|>\n<|im_start|>assistant
 
 
 @dataclass
-class Sample:
+class ClientSample:
     """The attributes of slime's that matter here."""
 
     prompt: Any = PROMPT
@@ -72,7 +72,7 @@ async def test_the_five_lines_fill_a_sample_with_what_the_engine_says(
         names: dict[str, Any] = {"AsyncClient": AsyncClient}
         exec(five_lines().replace("http://127.0.0.1:30000", running.url), names)
         async with names["router"]:
-            sample = await names["generate"](None, Sample(session_id=session), {"max_new_tokens": 20})
+            sample = await names["generate"](None, ClientSample(session_id=session), {"max_new_tokens": 20})
         (engine,) = (await running.client.get("/list_workers")).json()["urls"]
         (entry,) = (await running.client.get(f"{engine}/journal")).json()["entries"]
     assert sample.response == entry["text"]
@@ -81,13 +81,13 @@ async def test_the_five_lines_fill_a_sample_with_what_the_engine_says(
     assert sample.loss_mask == [1] * len(entry["output_ids"])
     assert bits(sample.rollout_log_probs) == bits(entry["output_logprobs"])
     assert sample.weight_versions == ["default"]
-    ended = {"length": Sample.Status.TRUNCATED, "stop": Sample.Status.COMPLETED}
+    ended = {"length": ClientSample.Status.TRUNCATED, "stop": ClientSample.Status.COMPLETED}
     assert sample.status is ended[entry["finish_reason"]["type"]]
 
 
 async def test_text_of_the_environment_is_in_the_response_with_mask_0(client: Rollout) -> None:
     async with AsyncClient(client.running.url) as router:
-        sample = Sample()
+        sample = ClientSample()
         sample.response = (await client.generate(PROMPT, [5, 6, 7]))["text"] + NEXT
         client.engine.meta = {"weight_version": "2"}
         sample.response += (await client.generate(PROMPT + sample.response, [8, client.engine.eos]))["text"]
@@ -101,7 +101,7 @@ async def test_text_of_the_environment_is_in_the_response_with_mask_0(client: Ro
     assert sample.response_length == len(sample.loss_mask) == len(sample.rollout_log_probs)
     assert sample.rollout_log_probs[3 : 3 + environment] == [0.0] * environment
     assert sample.weight_versions == ["1", "2"]
-    assert sample.status is Sample.Status.COMPLETED
+    assert sample.status is ClientSample.Status.COMPLETED
 
 
 async def test_synchronous_code_gets_the_same(client: Rollout) -> None:
@@ -111,7 +111,7 @@ async def test_synchronous_code_gets_the_same(client: Rollout) -> None:
 
     def rollout() -> tuple[Any, ...]:
         with Client(client.running.url) as router:
-            sample = Sample(response=text.removeprefix(PROMPT), session_id="s")
+            sample = ClientSample(response=text.removeprefix(PROMPT), session_id="s")
             answer = router.generate("new", {"max_new_tokens": 1}, session="t", rid="r1")
             return (
                 answer,
@@ -140,16 +140,16 @@ async def test_a_record_of_a_session_makes_a_sample_with_prompt_and_response(cli
     async with AsyncClient(client.running.url) as router:
         assert (await router.session("s"))["complete"] is True
         (record,) = await router.trajectories("s")
-    sample = fill_sample(Sample(prompt="", response=""), record)
+    sample = fill_sample(ClientSample(prompt="", response=""), record)
     assert (sample.prompt, sample.response) == (PROMPT, answer["text"])
     assert (sample.response_length, sample.loss_mask) == (2, [1, 1])
-    assert sample.status is Sample.Status.TRUNCATED
+    assert sample.status is ClientSample.Status.TRUNCATED
 
 
 async def test_inexact_answer_is_raised_unless_allowed(client: Rollout) -> None:
     answer = await client.generate(PROMPT, [5, 6], return_logprob=False)
     async with AsyncClient(client.running.url) as router:
-        sample = Sample(response=answer["text"])
+        sample = ClientSample(response=answer["text"])
         with pytest.raises(NotExact, match="no_logprobs") as raised:
             await router.fill(sample)
         assert (raised.value.reason, sample.tokens) == ("no_logprobs", [])
@@ -158,16 +158,16 @@ async def test_inexact_answer_is_raised_unless_allowed(client: Rollout) -> None:
         assert sample.rollout_log_probs is not None
         assert all(map(math.isnan, sample.rollout_log_probs))
         with pytest.raises(NotExact, match=r"uncovered_text \(0 of 5 characters were recorded\)"):
-            await router.fill(Sample(prompt="never", response=""))
+            await router.fill(ClientSample(prompt="never", response=""))
 
 
 async def test_where_nothing_was_sampled_there_is_no_response(client: Rollout) -> None:
     await client.generate(PROMPT, [5, 6])
     async with AsyncClient(client.running.url) as router:
-        sample = await router.fill(Sample())
+        sample = await router.fill(ClientSample())
     assert sample.tokens == client.engine.consumed[0]
     assert (sample.response_length, sample.loss_mask, sample.rollout_log_probs) == (0, [], [])
-    assert (sample.weight_versions, sample.status) == ([], Sample.Status.PENDING)
+    assert (sample.weight_versions, sample.status) == ([], ClientSample.Status.PENDING)
 
 
 async def test_a_sample_needs_no_status(client: Rollout) -> None:
@@ -185,7 +185,7 @@ async def test_a_sample_needs_no_status(client: Rollout) -> None:
 async def test_a_prompt_that_is_no_text_is_refused(client: Rollout) -> None:
     async with AsyncClient(client.running.url) as router:
         with pytest.raises(TypeError, match=r"sample\.prompt is a list"):
-            await router.fill(Sample(prompt=[{"role": "user", "content": "Why?"}]))
+            await router.fill(ClientSample(prompt=[{"role": "user", "content": "Why?"}]))
 
 
 async def test_errors_have_status_and_message_of_who_made_them(client: Rollout) -> None:

@@ -12,7 +12,7 @@ import anyio
 import httpx
 import pytest
 
-from radix_cache.rolled import Rollout, journals, roll, truth
+from radix_cache.rolled import RolledSession, journals, roll, truth
 from radix_cache.scripted import Client, ScriptedEngine, bits, routed
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ NEXT = "<|im_end|>\n<|im_start|>user\nAnd then?<|im_end|>\n<|im_start|>assistant
 
 
 @dataclass
-class Rollouts:
+class SessionRollouts:
     """Sessions of rollout code, and what the engine's journal says of them."""
 
     client: httpx.AsyncClient
@@ -59,10 +59,10 @@ class Rollouts:
 
 
 @pytest.fixture
-async def rollouts(start: Start) -> AsyncIterator[Rollouts]:
+async def rollouts(start: Start) -> AsyncIterator[SessionRollouts]:
     async with start("--plugin", "engine", "--engine-seed", "3", "--plugin", "radix_cache") as running:
         (engine,) = (await running.client.get("/list_workers")).json()["urls"]
-        yield Rollouts(running.client, engine)
+        yield SessionRollouts(running.client, engine)
 
 
 def is_of(record: dict[str, Any], entry: dict[str, Any]) -> bool:
@@ -83,7 +83,9 @@ def is_dropped(entry: dict[str, Any], record: dict[str, Any]) -> bool:
 
 
 class TestTrajectories:
-    async def test_a_conversation_is_one_record_however_many_turns_it_had(self, rollouts: Rollouts) -> None:
+    async def test_a_conversation_is_one_record_however_many_turns_it_had(
+        self, rollouts: SessionRollouts
+    ) -> None:
         text = PROMPT
         for turn in range(3):
             text += (await rollouts.generate(text, "s"))["text"] + (NEXT if turn < 2 else "")
@@ -100,7 +102,7 @@ class TestTrajectories:
         assert record["finish_reason"] == last["finish_reason"]
         assert record["parent"] is None
 
-    async def test_a_record_is_what_its_text_retrieves(self, rollouts: Rollouts) -> None:
+    async def test_a_record_is_what_its_text_retrieves(self, rollouts: SessionRollouts) -> None:
         text = PROMPT + (await rollouts.generate(PROMPT, "s"))["text"] + NEXT
         await rollouts.generate(text, "s", stop=["e", "t"])
         (record,) = await rollouts.trajectories("s")
@@ -109,7 +111,7 @@ class TestTrajectories:
         assert answer.pop("response") == record["text"]
         assert answer == {key: record[key] for key in answer}
 
-    async def test_samples_of_one_prompt_share_it(self, rollouts: Rollouts) -> None:
+    async def test_samples_of_one_prompt_share_it(self, rollouts: SessionRollouts) -> None:
         answers = await rollouts.generate(PROMPT, "group", n=4)
         records = await rollouts.trajectories("group")
         entries = await rollouts.journal()
@@ -119,7 +121,7 @@ class TestTrajectories:
         prompt = len(entries[0]["input_ids"])
         assert [record["parent"] for record in records] == [None, *[{"index": 0, "tokens": prompt}] * 3]
 
-    async def test_a_fork_shares_what_was_before_it(self, rollouts: Rollouts) -> None:
+    async def test_a_fork_shares_what_was_before_it(self, rollouts: SessionRollouts) -> None:
         """The second turn is taken twice; the first one is no leaf."""
         text = PROMPT + (await rollouts.generate(PROMPT, "s"))["text"] + NEXT
         await rollouts.generate(text, "s")
@@ -134,7 +136,9 @@ class TestTrajectories:
             None,
         ]
 
-    async def test_a_fork_inside_a_response_shares_what_was_kept_of_it(self, rollouts: Rollouts) -> None:
+    async def test_a_fork_inside_a_response_shares_what_was_kept_of_it(
+        self, rollouts: SessionRollouts
+    ) -> None:
         """Both go on from the first response: one from all of it, one from a few tokens."""
         first = await rollouts.generate(PROMPT, "s")
         await rollouts.generate(PROMPT + first["text"] + NEXT, "s")
@@ -146,7 +150,7 @@ class TestTrajectories:
         assert forked["parent"] == {"index": 0, "tokens": len(kept)}
         assert forked["loss_mask"][: len(kept) + 1] == [0] * len(entry["input_ids"]) + [1] * 5 + [0]
 
-    async def test_weights_are_told_by_token(self, rollouts: Rollouts) -> None:
+    async def test_weights_are_told_by_token(self, rollouts: SessionRollouts) -> None:
         await rollouts.set_weights("6")
         first = await rollouts.generate(PROMPT, "s")
         await rollouts.set_weights("7")
@@ -171,7 +175,7 @@ class TestTrajectories:
         ]
         assert record["generation_versions"] == [-1] * begins + ["6", "6", "7"]
 
-    async def test_an_unknown_session_is_told_so(self, rollouts: Rollouts) -> None:
+    async def test_an_unknown_session_is_told_so(self, rollouts: SessionRollouts) -> None:
         await rollouts.generate(PROMPT, "s")
         for path in ("/trajectories/other", "/trajectories/"):
             answer = await rollouts.client.get(path)
@@ -179,11 +183,13 @@ class TestTrajectories:
             assert answer.json()["error"]["code"] == "SESSION_NOT_FOUND"
 
     @pytest.mark.parametrize("session", ["a b", "a/b", "100%?x=1#y", "a%2Fb", "é ☔", "/"])
-    async def test_any_name_of_a_session_can_be_asked_for(self, rollouts: Rollouts, session: str) -> None:
+    async def test_any_name_of_a_session_can_be_asked_for(
+        self, rollouts: SessionRollouts, session: str
+    ) -> None:
         await rollouts.generate(PROMPT, session)
         assert len(await rollouts.trajectories(session)) == 1
 
-    async def test_reading_changes_nothing(self, rollouts: Rollouts) -> None:
+    async def test_reading_changes_nothing(self, rollouts: SessionRollouts) -> None:
         await rollouts.generate(PROMPT, "s", n=2)
         stats = (await rollouts.client.get("/cache_stats")).json()
         before = await rollouts.trajectories("s")
@@ -257,7 +263,9 @@ async def test_every_session_of_many_conversations_is_one_exact_record(start: St
     """Of every kind, together: the leaf is where the client stopped, whatever it did to the text on its way."""
     async with start("--plugin", "engine", "--engine-seed", "1", "--plugin", "radix_cache") as running:
         kinds = ("template", "strip", "cut", "append")
-        rollouts = [Rollout(f"{kind}/{n}", Random(f"{kind}{n}"), kind) for kind in kinds for n in range(4)]
+        rollouts = [
+            RolledSession(f"{kind}/{n}", Random(f"{kind}{n}"), kind) for kind in kinds for n in range(4)
+        ]
         async with anyio.create_task_group() as tasks:
             for rollout in rollouts:
                 tasks.start_soon(roll, running.client, rollout, 3)

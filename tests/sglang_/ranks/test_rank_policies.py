@@ -27,7 +27,7 @@ BLOCK = 16
 
 
 @dataclass
-class Fleet:
+class RankedFleet:
     """A router and its engines."""
 
     running: Running
@@ -52,7 +52,7 @@ class Fleet:
 @asynccontextmanager
 async def fleet(
     start: Start, model: NgramModel, *flags: str, engines: int = 1, ranks: int = 2, **settings: Any
-) -> AsyncIterator[Fleet]:
+) -> AsyncIterator[RankedFleet]:
     async with AsyncExitStack() as stack:
         served_by = [
             await stack.enter_async_context(served(lambda: model, Settings(dp_size=ranks, **settings)))
@@ -61,14 +61,14 @@ async def fleet(
         running = await stack.enter_async_context(start("--disable-health-check", *flags))
         for engine in served_by:
             await running.router.add_worker(str(engine.client.base_url))
-        yield Fleet(running, served_by)
+        yield RankedFleet(running, served_by)
 
 
 def random_ids(seed: int, count: int) -> list[int]:
     return random.Random(seed).choices(range(300, 1200), k=count)
 
 
-async def converse(told: Fleet) -> tuple[int, int]:
+async def converse(told: RankedFleet) -> tuple[int, int]:
     """Hold eight conversations of four turns in turn. Return the cached tokens, and the most that there can be."""
     histories = [random_ids(number, 200 + 16 * number) for number in range(8)]
     cached = most = 0

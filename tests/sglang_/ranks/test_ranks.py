@@ -31,7 +31,7 @@ pytestmark = pytest.mark.anyio
 SAMPLING = {"max_new_tokens": 3, "ignore_eos": True}
 
 
-class Server(FakeEngine):
+class RankServer(FakeEngine):
     """An engine that tells how many ranks it has; an ``old`` one only at the old path."""
 
     def __init__(self, ranks: Any = 2, old: bool = False) -> None:
@@ -69,14 +69,14 @@ class Server(FakeEngine):
 
 @asynccontextmanager
 async def before(
-    start: Start, *servers: Server, flags: tuple[str, ...] = ("--dp-aware",)
+    start: Start, *servers: RankServer, flags: tuple[str, ...] = ("--dp-aware",)
 ) -> AsyncIterator[Running]:
     """A router with ``servers``. At the end no lease is left."""
     quiet = ("--disable-health-check", "--policy", "round_robin")  # who is quarantined for a test stays so
     async with start(*quiet, *flags) as running, anyio.create_task_group() as tasks:
         over = anyio.Event()
 
-        async def serve(server: Server, ready: anyio.Event) -> None:
+        async def serve(server: RankServer, ready: anyio.Event) -> None:
             async with serving(server.app) as server.url:
                 ready.set()
                 await over.wait()
@@ -102,7 +102,7 @@ async def shown(running: Running) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("old", [False, True])
 async def test_each_rank_is_a_choice_and_is_told_to_its_server(start: Start, old: bool) -> None:
-    server, single = Server(3, old=old), Server(1)
+    server, single = RankServer(3, old=old), RankServer(1)
     async with before(start, server, single) as running:
         assert set(await shown(running)) == {*(f"{server.url}@{rank}" for rank in range(3)), single.url}
         for _ in range(8):
@@ -112,7 +112,7 @@ async def test_each_rank_is_a_choice_and_is_told_to_its_server(start: Start, old
 
 
 async def test_each_rank_has_its_own_load_and_the_server_that_of_all(start: Start) -> None:
-    server = Server(2)
+    server = RankServer(2)
     server.delay = anyio.Event()
     async with before(start, server) as running, anyio.create_task_group() as tasks:
 
@@ -131,7 +131,7 @@ async def test_each_rank_has_its_own_load_and_the_server_that_of_all(start: Star
 
 
 async def test_a_session_keeps_its_rank(start: Start) -> None:
-    server = Server(4)
+    server = RankServer(4)
     async with before(start, server) as running:
         for _ in range(5):
             await running.client.post("/generate", json={"text": "a"}, headers={"X-Session-Id": "s"})
@@ -139,7 +139,7 @@ async def test_a_session_keeps_its_rank(start: Start) -> None:
 
 
 async def test_a_rank_that_a_client_names_is_replaced(start: Start) -> None:
-    server = Server(2)
+    server = RankServer(2)
     async with before(start, server) as running:
         for _ in range(2):
             await running.client.post(
@@ -152,7 +152,7 @@ async def test_a_rank_that_a_client_names_is_replaced(start: Start) -> None:
 async def test_a_rank_that_a_client_names_is_taken_out_where_there_is_only_one(
     start: Start, name: str
 ) -> None:
-    server = Server(1)
+    server = RankServer(1)
     async with before(start, server) as running:
         deeper = {"custom": {name: 1}}
         for fields in ({name: 0}, {name: None, **deeper}, deeper):
@@ -162,14 +162,14 @@ async def test_a_rank_that_a_client_names_is_taken_out_where_there_is_only_one(
 
 
 async def test_other_requests_are_not_touched(start: Start) -> None:
-    server = Server(2)
+    server = RankServer(2)
     async with before(start, server) as running:
         await running.client.post("/tokenize", content=b'{"prompt": "a"}')
     assert [call.body for call in server.calls if call.path == "/tokenize"] == [b'{"prompt": "a"}']
 
 
 async def test_without_the_flag_nobody_is_asked_and_nothing_is_added(start: Start) -> None:
-    server = Server(2)
+    server = RankServer(2)
     async with before(start, server, flags=()) as running:
         assert set(await shown(running)) == {server.url}
         await running.client.post("/generate", json={"text": "a"})
@@ -181,7 +181,7 @@ async def test_without_the_flag_nobody_is_asked_and_nothing_is_added(start: Star
 
 
 async def test_each_server_has_as_many_ranks_as_the_flag_says(start: Start) -> None:
-    server = Server(2)
+    server = RankServer(2)
     async with before(start, server, flags=("--intra-node-data-parallel-size", "4")) as running:
         assert set(await shown(running)) == {f"{server.url}@{rank}" for rank in range(4)}
         for _ in range(8):
@@ -199,7 +199,7 @@ async def test_each_server_has_as_many_ranks_as_the_flag_says(start: Start) -> N
 
 
 async def test_a_rank_is_told_in_a_header_whatever_the_path(start: Start) -> None:
-    server = Server(1)
+    server = RankServer(1)
     async with before(start, server, flags=("--dp-aware", "--intra-node-data-parallel-size", "2")) as running:
         for _ in range(2):
             await running.client.post("/inference/v1/generate", json={"token_ids": [1]})
@@ -212,7 +212,7 @@ async def test_a_rank_is_told_in_a_header_whatever_the_path(start: Start) -> Non
 
 
 async def test_clients_header_does_not_choose_the_rank(start: Start) -> None:
-    server = Server(2)
+    server = RankServer(2)
     headers = {"X-Data-Parallel-Rank": "1"}
     async with before(start, server) as running:
         for path in ("/generate", "/v1/chat/completions"):
@@ -223,7 +223,7 @@ async def test_clients_header_does_not_choose_the_rank(start: Start) -> None:
 
 
 async def test_single_rank_is_no_choice(start: Start) -> None:
-    server = Server(2)
+    server = RankServer(2)
     async with before(start, server, flags=("--intra-node-data-parallel-size", "1")) as running:
         await running.client.post("/generate", json={"text": "a"})
     assert set(map(tuple, server.rank_headers)) == {()}
@@ -235,7 +235,7 @@ async def test_single_rank_is_no_choice(start: Start) -> None:
 
 
 async def test_failure_at_one_rank_is_retried_at_another_server(start: Start) -> None:
-    failing, well = Server(4), Server(2)
+    failing, well = RankServer(4), RankServer(2)
     failing.rest = lambda _: (503, b"")
     flags = ("--dp-aware", "--retry-initial-backoff-ms", "1")
     async with before(start, failing, well, flags=flags) as running:
@@ -246,7 +246,7 @@ async def test_failure_at_one_rank_is_retried_at_another_server(start: Start) ->
 
 
 async def test_a_breaker_is_of_the_server(start: Start) -> None:
-    failing, well = Server(2), Server(1)
+    failing, well = RankServer(2), RankServer(1)
     failing.rest = lambda _: (500, b"")
     flags = ("--dp-aware", "--cb-failure-threshold", "2", "--retry-initial-backoff-ms", "1")
     async with before(start, failing, well, flags=flags) as running:
@@ -259,7 +259,7 @@ async def test_a_breaker_is_of_the_server(start: Start) -> None:
 
 
 async def test_control_calls_go_to_the_server_once(start: Start) -> None:
-    server, other = Server(4), Server(2)
+    server, other = RankServer(4), RankServer(2)
     async with before(start, server, other) as running:
         said = (await running.client.post("/flush_cache")).json()
         assert sorted(said["workers"]) == sorted([server.url, other.url])
@@ -271,7 +271,7 @@ async def test_control_calls_go_to_the_server_once(start: Start) -> None:
 
 
 async def test_probes_go_to_the_server_once(start: Start) -> None:
-    server = Server(8)
+    server = RankServer(8)
     flags = ("--dp-aware", "--health-check-interval-secs", "0.3")
     async with start(*flags) as running, serving(server.app) as url:
         await running.router.add_worker(url)
@@ -280,7 +280,7 @@ async def test_probes_go_to_the_server_once(start: Start) -> None:
 
 
 async def test_a_server_that_is_not_well_offers_no_rank(start: Start) -> None:
-    server, other = Server(2), Server(2)
+    server, other = RankServer(2), RankServer(2)
     async with before(start, server, other) as running:
         quarantine(running.router.pool, running.router.pool.find(server.url), "a test")
         for _ in range(4):
@@ -295,7 +295,7 @@ async def test_a_server_that_is_not_well_offers_no_rank(start: Start) -> None:
 
 
 async def test_a_server_leaves_with_all_its_ranks_whatever_names_it(start: Start) -> None:
-    servers = [Server(2) for _ in range(4)]
+    servers = [RankServer(2) for _ in range(4)]
     async with before(start, *servers) as running:
         client, pool = running.client, running.router.pool
         about = await shown(running)
@@ -309,7 +309,7 @@ async def test_a_server_leaves_with_all_its_ranks_whatever_names_it(start: Start
 
 
 async def test_a_rank_is_shown_by_its_id(start: Start) -> None:
-    server = Server(2)
+    server = RankServer(2)
     async with before(start, server) as running:
         for url, worker in (await shown(running)).items():
             assert (await running.client.get(f"/workers/{worker['id']}")).json() == worker
@@ -317,7 +317,7 @@ async def test_a_rank_is_shown_by_its_id(start: Start) -> None:
 
 
 async def test_a_server_drains_until_all_its_ranks_are_done(start: Start) -> None:
-    server = Server(2)
+    server = RankServer(2)
     server.delay = anyio.Event()
     async with before(start, server) as running, anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: running.client.post("/generate", json={"text": "a"}))
@@ -331,7 +331,7 @@ async def test_a_server_drains_until_all_its_ranks_are_done(start: Start) -> Non
 
 
 async def test_a_server_that_comes_back_with_other_ranks_offers_those(start: Start) -> None:
-    server = Server(2)
+    server = RankServer(2)
     async with before(start, server) as running:
         server.set_ranks(3)
         await running.router.add_worker(server.url)
@@ -345,7 +345,7 @@ async def test_a_server_that_comes_back_with_other_ranks_offers_those(start: Sta
 
 
 async def test_a_server_that_comes_back_as_another_process_is_counted_again(start: Start) -> None:
-    server = Server(2)
+    server = RankServer(2)
     async with before(start, server) as running:
         pool = running.router.pool
         quarantine(pool, pool.find(server.url), "a test")
@@ -361,7 +361,7 @@ async def test_a_server_that_comes_back_as_another_process_is_counted_again(star
 
 
 async def test_a_server_that_does_not_say_its_ranks_yet_is_waited_for(start: Start) -> None:
-    server = Server(2)
+    server = RankServer(2)
     server.answers["/server_info"] = 500, b""
     flags = ("--dp-aware", "--worker-startup-check-interval", "0.05")
     async with before(start, server, flags=flags) as running:
@@ -373,7 +373,7 @@ async def test_a_server_that_does_not_say_its_ranks_yet_is_waited_for(start: Sta
 
 @pytest.mark.parametrize("told", [None, 0, -1, "4", 1.5, True, 1 << 40, [2]])
 async def test_nonsense_about_ranks_is_one(start: Start, told: Any) -> None:
-    server = Server(told)
+    server = RankServer(told)
     async with before(start, server) as running:
         assert set(await shown(running)) == {server.url}
 

@@ -202,7 +202,7 @@ def _path(fd: int) -> str:
 
 
 @dataclass
-class Faults:
+class DiskFaults:
     """Calls that fail: ``on`` names the call, ``where`` the file; ``error`` is raised while ``is_on``."""
 
     on: str

@@ -367,7 +367,7 @@ async def test_a_mistake_in_the_url_is_told(url: str, message: str) -> None:
 # a client that does as a test says
 
 
-class Scripted:
+class ScriptedClient:
     """A client whose calls take the next step: an error is raised, an event is waited for."""
 
     url = "test://store"
@@ -414,8 +414,8 @@ class Scripted:
         self.calls.append("aclose")
 
 
-async def scripted(**options: Any) -> tuple[Scripted, RemoteTier]:
-    client = Scripted()
+async def scripted(**options: Any) -> tuple[ScriptedClient, RemoteTier]:
+    client = ScriptedClient()
     known: RemoteClient = client
     options.setdefault("attempts", 3)
     tier = RemoteTier(known, BLOCK_BYTES, **options)

@@ -30,7 +30,7 @@ from slime_tiered_store.tiers.ssd.tier import SsdTier
 from tiered_store.tiers.disks import (
     BLOCK_BYTES,
     UNSYNCED,
-    Faults,
+    DiskFaults,
     HungDisk,
     SlowDisk,
     content_of,
@@ -331,7 +331,7 @@ async def test_a_file_in_the_place_of_a_directory_is_refused(tmp_path: Path) -> 
 async def test_a_failed_write_is_told_and_the_tier_goes_on(
     tmp_path: Path, call: str, where: str, code: int, error: type[Exception]
 ) -> None:
-    faults = Faults(call, where, code, is_on=False)
+    faults = DiskFaults(call, where, code, is_on=False)
     tier = await opened(tmp_path, ops=faults.ops)
     await put(tier, {1: 0})
     faults.is_on = True
@@ -370,7 +370,7 @@ async def test_one_broken_directory_fails_writes_to_it_only(tmp_path: Path) -> N
 
 
 async def test_a_failed_read_is_no_miss(tmp_path: Path) -> None:
-    faults = Faults("preadv", "blocks", errno.EIO)
+    faults = DiskFaults("preadv", "blocks", errno.EIO)
     tier = await opened(tmp_path, ops=faults.ops)
     await put(tier, {1: 0})
     with pytest.raises(TierFailed, match=r"read at .* failed: .*Input/output error"):
