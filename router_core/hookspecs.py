@@ -89,10 +89,10 @@ def lifespan(router: Router) -> AbstractAsyncContextManager[None]:  # type: igno
 async def pre_request(exchange: Exchange) -> Reply | None:
     """See, change or answer a request.
 
-    When: once per request, after its body was read and before a worker is chosen.
-    Change ``exchange.request`` in place, or return a Reply to answer without a worker: the first Reply wins,
-    and later plugins are not called. An HTTPError reaches the client as it is; any other exception becomes
-    a 500 that names the plugin. No worker is leased yet, so no lease can leak.
+    When: once per request, after its body was read and before a worker is chosen; behind the defaults ``limits`` and
+    ``sessions``, or before them if marked ``tryfirst``. Change ``exchange.request`` in place, or return a Reply: the
+    first Reply wins, and later plugins are not called. An HTTPError reaches the client as it is; any other exception
+    becomes a 500 that names the plugin. No worker is leased yet, so no lease can leak.
     """
 
 

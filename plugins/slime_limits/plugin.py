@@ -111,7 +111,7 @@ class Limits:
         await stopping.wait()
         self.slots.close()
 
-    @hookimpl(tryfirst=True)
+    @hookimpl  # no mark, as in sessions: a plugin marked ``tryfirst`` answers without a slot
     async def pre_request(self, exchange: Exchange) -> None:
         parent = exchange.parent
         if parent is not None and _NAME in parent.notes:

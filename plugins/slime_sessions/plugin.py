@@ -58,7 +58,7 @@ class Sessions:
     def routes(self, router: Router) -> Sequence[BaseRoute]:
         return SessionRoutes(router, self._created).all()
 
-    @hookimpl(tryfirst=True)  # after `limits`, before the plugins that record
+    @hookimpl
     def pre_request(self, exchange: Exchange) -> None:
         """Refuse requests of a deleted session: nobody will fetch its samples. Remove a key that names a session."""
         if self._created.has_deleted and exchange.parent is None:  # a child of an accepted request goes on

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import anyio
 import httpx
@@ -15,6 +16,7 @@ from core.servers import Wire, answer, dial, on_both_loops, scripted
 from openai_.chat.chatting import chatting
 from plugged import routing, until
 from router_core import Reply, hookimpl
+from router_core.cli import build
 from router_core.exchange import Exchange
 from router_core.request import Request
 from routers import BARE, Start
@@ -487,3 +489,47 @@ def slots_of(running: Running) -> tuple[int, int]:
     """Return the number of requests that hold a slot, and of those that wait."""
     slots = plugin_of(running).slots
     return slots.held, slots.waiting
+
+
+class Remembers:
+    """Answers a repeated question from memory."""
+
+    async def pre_request(self, exchange: Exchange) -> Reply | None:
+        return Reply(200, [], b"remembered") if exchange.request.body == b"known" else None
+
+
+class First(Remembers):
+    @hookimpl(tryfirst=True)
+    async def pre_request(self, exchange: Exchange) -> Reply | None:
+        return await super().pre_request(exchange)
+
+
+class Behind(Remembers):
+    @hookimpl
+    async def pre_request(self, exchange: Exchange) -> Reply | None:
+        return await super().pre_request(exchange)
+
+
+@pytest.mark.parametrize(("kind", "status"), [(First, 200), (Behind, 429)])
+async def test_plugin_marked_tryfirst_answers_without_a_slot(kind: type[Remembers], status: int) -> None:
+    async with (
+        limited(limits(1, queue_size=0), cache=kind()) as (running, worker),
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(post, running, b"a")
+        await until(lambda: slots_of(running) == (1, 0))
+        assert (await running.client.post("/generate", content=b"known")).status_code == status
+        worker.let_go(b"a")
+
+
+async def test_order_of_pre_request_with_the_default_plugins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, mark in (("marked", "tryfirst=True"), ("plain", "")):
+        source = f"@hookimpl({mark})\ndef pre_request(exchange): ...\n"
+        (tmp_path / f"{name}_to_order.py").write_text(f"from router_core import hookimpl\n\n{source}")
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = ("--max-concurrent-requests", "1", "--enable-igw", "--access-log")
+    router, _ = build((*flags, "--middleware-paths", "plain_to_order", "marked_to_order"))
+    order = ["access_log", "models", "marked_to_order", "limits", "sessions", "plain_to_order", "control"]
+    assert [name for name, _ in router.hooks.pre_request] == order
