@@ -10,8 +10,10 @@ import asyncio
 import logging
 import math
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -25,6 +27,9 @@ from slime_health.settings import Settings, add_options
 from slime_health.versions import Versions
 from slime_health.watch import JUDGED, Watch, standing
 from slime_sglang.generation import GENERATION_PATHS
+
+if TYPE_CHECKING:
+    from slime_metrics.contracts import Metrics
 
 __all__ = ["Health", "add_options", "make_plugin"]
 
@@ -54,6 +59,19 @@ class Health:
         self._watches: dict[Worker, Watch] = {}
         self._next_look = -math.inf
         self._versions = Versions(settings, self._watches, self._turn_s)
+        #: Probes by the worker's type and the result.
+        self._probes: Counter[tuple[str, str]] = Counter()
+
+    @hookimpl
+    def setup(self, router: Router) -> None:
+        metrics: Metrics | None = router.components.find("metrics")
+        if metrics is not None:
+            metrics.counter(
+                "smg_worker_health_checks_total",
+                "Probes of workers.",
+                lambda: self._probes,
+                ["worker_type", "result"],
+            )
 
     @hookimpl
     @asynccontextmanager
@@ -164,9 +182,11 @@ class Health:
                 before = standing(router, worker)
                 said = await probe.weight_version()
         except HTTPError as error:
+            self._probes[worker.worker_type, "failure"] += 1
             if watch.judge is judge and not self._excused(error, began):
                 self._failed(router, watch, error, began=began, now=anyio.current_time())
             return
+        self._probes[worker.worker_type, "success"] += 1
         if watch.judge is not judge or standing(router, worker) != before:
             watch.woken.set()  # the answer may be older than what is known now
             return

@@ -36,6 +36,11 @@ class Fleet:
         metrics.gauge(
             "slime_requests_in_flight", "Proxied requests that are being answered.", self._in_flight
         )
+        metrics.gauge(
+            "smg_http_connections_active",
+            "slime_requests_in_flight, under the gateway's name.",
+            self._in_flight,
+        )
         metrics.gauge("smg_worker_pool_size", "Workers by type.", self._types, ["worker_type"])
         metrics.gauge(
             "smg_worker_health",
@@ -55,9 +60,32 @@ class Fleet:
             lambda: {(worker.url, owner): 1 for worker in self._pool for owner in worker.holds},
             ["worker", "reason"],
         )
+        metrics.gauge(
+            "smg_worker_routing_keys_active",
+            "Sessions with requests in flight at a worker.",
+            self._active_sessions,
+            ["worker"],
+        )
         metrics.gauge("slime_worker_connections", "Connections to workers.", self._connections, ["state"])
         metrics.gauge(
+            "smg_worker_connections_active",
+            "Busy connections to workers.",
+            lambda: self._proxy.busy_connections,
+        )
+        metrics.gauge(
             "slime_weight_version", "The weight version of the fleet, if it is a number.", self._version
+        )
+        metrics.gauge(
+            "slime_weight_version_info",
+            "Always 1; the label has the weight version of the fleet, also one that is no number.",
+            self._named_version,
+            ["version"],
+        )
+        metrics.gauge(
+            "slime_worker_weight_version_info",
+            "Always 1; the label has the weight version of the worker.",
+            self._worker_versions,
+            ["worker", "version"],
         )
         metrics.gauge(
             "slime_weight_version_age_seconds",
@@ -95,6 +123,29 @@ class Fleet:
         version = self._weights.current
         is_number = version is not None and version.isascii() and version.isdigit() and len(version) < 16
         return float(version) if version is not None and is_number else None
+
+    def _named_version(self) -> dict[str, int] | None:
+        version = self._weights.current
+        return None if version is None else {version: 1}
+
+    def _worker_versions(self) -> dict[tuple[str, str], int]:
+        return {
+            (worker.url, worker.weight_version): 1
+            for worker in self._pool
+            if worker.weight_version is not None
+        }
+
+    def _active_sessions(self) -> dict[str, int]:
+        """Count sessions by worker. ``exchange.session`` costs nothing: it was read when the worker was chosen."""
+        active = {
+            (exchange.worker.url, exchange.session)
+            for exchange in self._router.clients.exchanges
+            if exchange.worker is not None and exchange.session is not None
+        }
+        return {
+            **dict.fromkeys((worker.url for worker in self._pool), 0),
+            **Counter(url for url, _ in active),
+        }
 
     def _differs(self, version: str | None) -> bool:
         return version is not None and version != self._weights.current

@@ -23,6 +23,7 @@ from slime_metrics.event_loop import LAG_BUCKETS, watch_lag
 from slime_metrics.exposition import Exposition
 from slime_metrics.families import request_families
 from slime_metrics.fleet import Fleet
+from slime_metrics.generations import generation_families
 from slime_metrics.histogram import Histogram, histogram_family
 from slime_metrics.labels import Labels
 from slime_metrics.registry import Metrics
@@ -110,6 +111,7 @@ class MetricsPlugin:
     def _families(self) -> Iterable[Metric]:
         self._counts.tidy()
         yield from request_families(self._counts)
+        yield from generation_families(self._counts)
         yield self._waits.family()
         yield histogram_family(
             "slime_event_loop_lag_seconds", "Delay of what is due on the event loop.", [], {(): self._lag}

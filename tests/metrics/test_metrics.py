@@ -230,6 +230,7 @@ async def test_pause_and_weights_show(start: Start) -> None:
     assert (paused["slime_generation_paused", ""], after["slime_generation_paused", ""]) == (1, 0)
     assert paused["slime_weight_version", ""] == 7
     assert paused["slime_weight_version_age_seconds", ""] >= 0
+    assert paused["slime_weight_version_info", "version=7"] == 1
     assert paused["slime_weight_updates_total", "source=announced"] == 1
     assert paused["slime_worker_other_weights", f"worker={worker}"] == 0
     assert after["smg_http_requests_total", "method=POST path=/pause_generation"] == 1

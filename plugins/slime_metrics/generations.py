@@ -1,0 +1,68 @@
+"""Metrics of generations under the names of the SGLang gateway, from the series that exist anyway."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from slime_metrics.counts import Counts, Kind
+from slime_metrics.histogram import Histogram, histogram_family
+from slime_metrics.labels import ENDPOINTS
+
+__all__ = ["generation_families"]
+
+#: Statuses of refusals by keys or by a limit. The gateway refuses such requests before it counts them as routed.
+_REFUSED = (401, 403, 408, 429)
+_CLIENT_GONE = 499
+
+
+def generation_families(counts: Counts) -> Iterator[Metric]:
+    """Yield the metrics of all generations that have ended, but for refused ones."""
+    requests: Counter[str] = Counter()
+    errors: Counter[tuple[str, str]] = Counter()
+    durations: dict[tuple[str, ...], Histogram] = {}
+    for kind, series in counts.series.items():
+        endpoint = ENDPOINTS.get(kind.path)
+        if endpoint is None or (not kind.worker and kind.status in _REFUSED):
+            continue
+        requests[endpoint] += series.whole.count
+        if 200 <= kind.status < 300:
+            durations.setdefault((endpoint,), Histogram(counts.bounds)).add(series.whole)
+        elif kind.status != _CLIENT_GONE:
+            errors[endpoint, _error_type(kind)] += series.whole.count
+    yield _counter(
+        "smg_router_requests_total", "Generations that have ended, but for refused ones.", ["endpoint"],
+        {(endpoint,): number for endpoint, number in requests.items()},
+    )  # fmt: skip
+    yield _counter(
+        "smg_router_request_errors_total", "Generations that failed.", ["endpoint", "error_type"], errors
+    )
+    yield histogram_family(
+        "smg_router_request_duration_seconds",
+        "Time from the head of a generation to the end of its answer, if it succeeded.",
+        ["endpoint"], durations,
+    )  # fmt: skip
+
+
+def _error_type(kind: Kind) -> str:
+    """Return the gateway's word for a failure: a 503 without a worker, else a word for the status."""
+    status = kind.status
+    if status == 404 or (status == 503 and not kind.worker):
+        return "no_workers"
+    if status in (408, 504):
+        return "timeout"
+    if status == 400:
+        return "validation_error"
+    return "backend_error" if status >= 500 else "internal_error"
+
+
+def _counter(
+    name: str, help: str, labels: list[str], numbers: dict[tuple[str, ...], int] | Counter[tuple[str, str]]
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, help, labels=labels)
+    for values, number in numbers.items():
+        family.add_metric(values, number)
+    return family
