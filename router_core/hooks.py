@@ -21,7 +21,7 @@ from router_core.reply import Reply
 from router_core.request import Request
 from router_core.weights import WeightUpdate
 from router_core.workers import Worker, WorkerChange
-from slime_http.message_faults import reply_fault, request_fault
+from slime_http.message_faults import UnsendableRequest, reply_fault, request_fault
 from slime_start.owners import Owners
 
 __all__ = ["Hooks", "attribute_errors", "failure", "hook_names", "new_plugin_manager"]
@@ -162,8 +162,7 @@ class Hooks:
 
     def select_worker(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker | None:
         """Return the first choice of a plugin, or None."""
-        headers = exchange.request.headers
-        count = len(headers)  # a copy of the headers for each request would cost more
+        headers = exchange.request.headers[:]
         for plugin, function in self._select_worker:
             try:
                 worker: Worker | None = function(exchange, workers)
@@ -171,8 +170,9 @@ class Hooks:
                 raise
             except Exception as error:
                 raise failure(plugin, "select_worker", error) from error
-            if exchange.request.headers is not headers or len(headers) != count:
+            if exchange.request.headers != headers:
                 _refuse(plugin, "select_worker", _fault_of(exchange.request))
+                headers = exchange.request.headers[:]
             if worker is not None:
                 if worker not in workers:
                     wrong = ValueError(f"not among the workers offered: {worker!r}")
@@ -194,7 +194,7 @@ class Hooks:
         if reply is None and request is not None and (fault := _fault_of(request)) is not None:
             message = "internal error: middleware, or a plugin's sender, broke the request; the router's log says how"
             logger.error("middleware, or a plugin's sender, broke the request: %s", fault)
-        if (found := self.owners.culprit(error)) is None:
+        if (found := self.owners.culprit(error, is_request=isinstance(error, UnsendableRequest))) is None:
             return HTTPError(message)
         logger.error("plugin %r failed in %s", *found)
         return PluginFailed(*found)

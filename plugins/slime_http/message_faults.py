@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["IN_VALUES", "TOKEN", "reply_fault", "request_fault"]
+__all__ = ["IN_VALUES", "TOKEN", "UnsendableRequest", "reply_fault", "request_fault"]
 
 #: The name of a header, and a method: a token, RFC 9110 section 5.6.2.
 TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -12,6 +12,10 @@ TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 IN_VALUES = bytes([0x09, *range(0x20, 0x7F), *range(0x80, 0x100)])
 _TARGET = re.compile(rb"[^\x00-\x20]+")
 _STATUSES = range(100, 1000)
+
+
+class UnsendableRequest(Exception):
+    """A request to a worker that code of the router's process has broken; the message is its fault."""
 
 
 def request_fault(method: object, target: object, headers: object) -> str | None:

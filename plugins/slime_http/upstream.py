@@ -14,9 +14,10 @@ from urllib.parse import urlsplit
 
 from slime_http.asgi import Headers
 from slime_http.connection import Connection
-from slime_http.errors import BadRequest, WorkerBroke, WorkerUnreachable
+from slime_http.errors import BadRequest, HTTPError, WorkerBroke, WorkerUnreachable
 from slime_http.hop_by_hop import NOT_SENT, PLAIN_CONNECTION
 from slime_http.limits import Limits
+from slime_http.message_faults import UnsendableRequest, request_fault
 from slime_http.pool import Pool
 from slime_http.upstream_reply import UpstreamReply
 
@@ -30,6 +31,13 @@ _NOT_PASSED = ("CONNECT", "TRACE")
 
 def _anywhere(url: str, address: str) -> bool:
     return True
+
+
+def _close_if_unsendable(reply: UpstreamReply, method: str, target: bytes, headers: Headers) -> None:
+    """Close ``reply`` and raise UnsendableRequest if the request has a fault."""
+    if (fault := request_fault(method, target, headers)) is not None:
+        reply.close()
+        raise UnsendableRequest(fault)
 
 
 class Upstream(Pool):
@@ -82,8 +90,16 @@ class Upstream(Pool):
         keep-alive timer. In that case the request is sent once more, on a fresh connection. After a later failure the
         request is not repeated, since the worker may have acted on it. Raises WorkerUnreachable (nothing was sent),
         WorkerBroke and WorkerTimeout. On cancellation the connection is closed.
+
+        Raises UnsendableRequest for a fault that the request has, when its head cannot be written or the worker
+        answers 400. The worker's answer would put the blame on the client.
         """
-        head = self._head(method, target, headers, len(body))
+        try:
+            head = self._head(method, target, headers, len(body))
+        except HTTPError:
+            raise
+        except Exception as error:
+            raise UnsendableRequest(request_fault(method, target, headers) or str(error)) from error
         lost: WorkerBroke | None = None
         connection = self._take_idle()
         if connection is not None:
@@ -100,6 +116,8 @@ class Upstream(Pool):
                 reply.close()
                 raise
             else:
+                if reply.status == 400:
+                    _close_if_unsendable(reply, method, target, headers)
                 return reply
         try:
             connection = await self._connect()
@@ -114,6 +132,8 @@ class Upstream(Pool):
         except BaseException:
             reply.close()
             raise
+        if reply.status == 400:
+            _close_if_unsendable(reply, method, target, headers)
         return reply
 
     def _head(self, method: str, target: bytes, headers: Headers, length: int) -> bytes:
@@ -143,7 +163,7 @@ class Upstream(Pool):
         head = b"".join(lines)
         # The parser has checked a client's headers, but headers of a plugin may be unchecked.
         if head.count(b"\n") != line_ends or head.count(b"\r") != line_ends:
-            raise BadRequest("a header of the request has a line break in it")
+            raise UnsendableRequest(request_fault(method, target, headers) or "it has a line break")
         return head
 
     async def _connect(self) -> Connection:

@@ -31,17 +31,18 @@ class Owners:
             for each in {module, package}:
                 self._names[each] = name if self._names.get(each, name) == name else None
 
-    def culprit(self, error: BaseException) -> tuple[str, str] | None:
+    def culprit(self, error: BaseException, *, is_request: bool = False) -> tuple[str, str] | None:
         """Return the plugin and the function that raised ``error``, the innermost ones; None: unknown.
 
         For a message that the server refuses, the name is "a or b" if the layers of several plugins have passed it on.
         The search ends at a coroutine of the core: an error below it did not come from the plugins above it, which
-        only wait for the core. Other functions of the core may have got a wrong argument from a plugin.
+        only wait for the core. Other functions of the core may have got a wrong argument from a plugin. ``is_request``:
+        a request cannot be sent. It has come through all plugins above: layers of ``sender``, and middleware.
         """
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         found: dict[str, str] = {}
-        is_refused = False
+        is_refused = is_request
         for module, code in _frames(error.__traceback__)[::-1]:
             package = module.partition(".")[0]
             owner = self._names.get(module) or self._names.get(package)
@@ -50,7 +51,7 @@ class Owners:
                 found.setdefault(owner, code.co_name)
                 if not is_refused:
                     break
-            elif package == _CORE and code.co_flags & inspect.CO_COROUTINE:
+            elif package == _CORE and code.co_flags & inspect.CO_COROUTINE and not is_request:
                 break
         return (" or ".join(found), next(iter(found.values()))) if found else None
 

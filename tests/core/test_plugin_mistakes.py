@@ -9,7 +9,7 @@ import pytest
 
 from plugged import Recording, routing
 from router_core import Exchange, Reply, hookimpl
-from routers import Start
+from routers import Start, answering
 from slime_http.serving import serving
 from slime_start.owners import Owners
 
@@ -112,6 +112,7 @@ async def test_headers_that_can_be_sent_are_sent() -> None:
 
 PLUGIN = """
 from router_core import Reply, hookimpl
+from router_core.request import Request
 
 MISTAKE = "{mistake}"
 
@@ -140,6 +141,8 @@ def post_response(exchange):
 def select_worker(exchange, workers):
     if MISTAKE == "chosen":
         exchange.request.headers.append(("x", "y"))
+    if MISTAKE == "chosen in place":
+        exchange.request.headers[0] = ("x", "y")
 
 class Layer:
     def __init__(self, inner):
@@ -153,6 +156,14 @@ class Layer:
     async def send(self, exchange, request, body=None):
         if MISTAKE == "layer raises":
             raise ValueError(MISTAKE)
+        if MISTAKE == "layer name":
+            request.headers.append((b"x y", b"z"))
+        if MISTAKE == "layer line break":
+            request.headers.append((b"x", b"y" + bytes([10])))
+        if MISTAKE == "layer new request":
+            request = Request("POST", b"/x", [("x", "y")])
+        if MISTAKE == "layer new method":
+            request = Request(None, b"/x", [])
         reply = await self.inner.send(exchange, request, body)
         if MISTAKE == "layer reply":
             reply.headers.append(("x", "y"))
@@ -200,7 +211,13 @@ class Layer:
         ("status", "post_response"),
         ("body", "post_response"),
         ("chosen", "select_worker"),
+        ("chosen in place", "select_worker"),
         ("layer raises", "send"),
+        ("layer request", "send"),
+        ("layer name", "send"),
+        ("layer line break", "send"),
+        ("layer new request", "send"),
+        ("layer new method", "send"),
         ("layer reply", "sender"),
         ("middleware raises", "wrapped"),
         ("middleware reply", "stamped"),
@@ -228,18 +245,29 @@ async def test_mistake_names_the_plugin(
     assert f"plugin {name!r} failed in {function}" in caplog.text
 
 
-async def test_request_that_a_layer_breaks_is_no_fault_of_the_client(
+async def test_request_that_a_layer_breaks_names_all_layers_that_passed_it_on(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "odd_layer.py").write_text(PLUGIN.replace("{mistake}", "layer request"))
+    (tmp_path / "odd_layer.py").write_text(PLUGIN.replace("{mistake}", "layer name"))
+    (tmp_path / "good_layer.py").write_text(PLUGIN.replace("{mistake}", "none"))
     monkeypatch.syspath_prepend(tmp_path)
     async with serving(Recording()) as url:
-        flags = ("--no-default-plugins", "--middleware-paths", "odd_layer", "--worker-urls", url)
-        async with start(*flags) as running:
-            answer = await running.client.post("/x", content=b"hello")
-    message = "internal error: middleware, or a plugin's sender, broke the request"
-    assert (answer.status_code, answer.json()["error"]["message"].partition(";")[0]) == (500, message)
-    assert "a header is 'x': str; wanted a list of pairs of bytes" in caplog.text
+        flags = ("--no-default-plugins", "--middleware-paths", "good_layer", "odd_layer")
+        async with start(*flags, "--worker-urls", url) as running:
+            answers = [await running.client.post("/x", content=b"hello") for _ in range(2)]
+    for answer in answers:  # on a new connection, and on the same one
+        named = "plugin 'odd_layer or good_layer' failed in send; "
+        assert (answer.status_code, answer.json()["error"]["message"].startswith(named)) == (500, True)
+    assert "a header is b'x y': bytes; wanted a list of pairs of bytes" in caplog.text
+
+
+async def test_400_of_a_worker_for_a_good_request_is_passed_on(start: Start) -> None:
+    async with (
+        serving(answering(b"no such field", status=400)) as url,
+        start("--no-default-plugins", "--worker-urls", url) as running,
+    ):
+        answers = [await running.client.post("/x", content=b"hello") for _ in range(2)]
+    assert [(answer.status_code, answer.content) for answer in answers] == [(400, b"no such field")] * 2
 
 
 async def test_class_of_middleware_that_raises_is_named_by_its_path(
