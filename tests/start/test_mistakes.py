@@ -106,8 +106,8 @@ MISTAKES = {
     "--plugin engine --plugin radix_cache --hf-checkpoint empty": "--hf-checkpoint: another plugin"
     " offers a tokenizer"
     " already: leave the flag out, or put --plugin radix_cache before --plugin engine",
-    "--middleware-paths auth": "--middleware-paths auth: ModuleNotFoundError: No module named 'auth';"
-    " it is a plugin: --plugin auth",
+    "--middleware-paths sglang": "--middleware-paths sglang: ModuleNotFoundError: No module named 'sglang';"
+    " it is a plugin: --plugin sglang",
     "--middleware-paths nowhere.Plugin": "--middleware-paths nowhere.Plugin: ModuleNotFoundError: No"
     " module named"
     " 'nowhere'; is its directory in PYTHONPATH?",
