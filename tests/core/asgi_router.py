@@ -1,4 +1,4 @@
-"""The application of a router, for servers that import it: its worker is the one in the variable ``WORKER``."""
+"""The application of a router, for servers that import it. The variable ``FLAGS`` has its command line."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import asyncio
 import os
 
 from router_core.cli import build
-from routers import BARE
 from slime_http.asgi import ASGIApp, Receive, Scope, Send
 
 __all__ = ["app", "make_router_app"]
 
 
-def make_router_app(worker: str) -> ASGIApp:
-    """A router before ``worker`` that tells the number of its tasks at ``/tasks``."""
-    _, routed = build([*BARE, "--worker-urls", worker])
+def make_router_app(*flags: str) -> ASGIApp:
+    """A router with the command line ``flags`` that tells the number of its tasks at ``/tasks``."""
+    _, routed = build(flags)
 
     async def counted(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] != "/tasks":
@@ -28,4 +27,4 @@ def make_router_app(worker: str) -> ASGIApp:
     return counted
 
 
-app = make_router_app(os.environ.get("WORKER", "http://127.0.0.1:1"))
+app = make_router_app(*os.environ.get("FLAGS", "--no-default-plugins").split())

@@ -92,8 +92,11 @@ def on_granian(app: str = "core.asgi_worker:app", **environment: str) -> Iterato
     port = free_port()
     command = [sys.executable, "-m", "granian", "--interface", "asgi", "--no-ws", "--log-level", "error"]
     command += ["--host", "127.0.0.1", "--port", str(port), app]
-    paths = os.pathsep.join([str(_HERE.parent), os.environ.get("PYTHONPATH", "")])
-    with _process(command, port, env=os.environ | {"PYTHONPATH": paths} | environment) as url:
+    inherited = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    paths = os.pathsep.join([str(_HERE.parent), *map(os.path.abspath, inherited)])
+    variables = os.environ | {"PYTHONPATH": paths} | environment
+    # granian imports from its working directory first: there must be no sources beside an installed router.
+    with _process(command, port, env=variables, cwd=_HERE) as url:
         yield url
 
 
