@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import anyio
 import pytest
 
 from core.servers import Wire, answer, scripted
 from deadlines import HANG_S
-from http_.conversations import connected
+from http_.conversations import connected, watch_server
 from router_core.app import make_app
 from router_core.cli import build, is_compiled
 from router_core.types import ASGIApp
@@ -79,11 +80,11 @@ async def test_a_request_without_plugins_runs_seven_coroutines() -> None:
 @pytest.mark.skipif(is_compiled(), reason="a compiled coroutine has no frame")
 async def test_default_plugins_add_a_coroutine_for_hooks_and_for_retries() -> None:
     async with scripted(echo) as worker:
-        _, app = build(["--worker-urls", worker.url])
-        ran = await coroutines_of_a_request(app)
+        router, _ = build(["--worker-urls", worker.url])
+        ran = await coroutines_of_a_request(make_app(router))
     assert ran == [
-        "_proxied", "call_post_response", "call_pre_request", "read_body", "receive", "recognised", "request",
-        "respond", "run", "send", "send",
+        "_proxied", "call_post_response", "call_pre_request", "read_body", "receive", "request", "respond", "run",
+        "send", "send",
     ]  # fmt: skip
 
 
@@ -94,3 +95,24 @@ async def test_plugins_with_nothing_to_say_add_no_sender() -> None:
     assert {"policies", "sglang", "health", "control"} <= {*router.hooks.plugins}
     retrying = router.sender
     assert retrying._inner is router.proxy  # type: ignore[attr-defined]  # the only layer of the default plugins
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [(NO_PLUGINS, ["_App"]), ([], ["SessionPaths", "KeptFromPages", "_App"])],
+    ids=["no plugins", "default plugins"],
+)
+async def test_server_calls_the_application_without_layers_that_only_pass_on(
+    monkeypatch: pytest.MonkeyPatch, flags: Sequence[str], expected: list[str]
+) -> None:
+    """The layers of the default plugins look at each request: at the session in its path, and at its web page."""
+    router, _ = build(flags)
+    seen = watch_server(monkeypatch)
+    async with serving(make_app(router)) as url, connected(url) as client:
+        await client.say(b"GET /liveness HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert (await client.answer()).status == 200
+        layer: Any = seen.connections[0]._app
+    layers = [type(layer).__name__]
+    while (layer := getattr(layer, "_app", None)) is not None:
+        layers.append(type(layer).__name__)
+    assert layers == expected
