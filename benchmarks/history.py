@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
@@ -50,6 +51,7 @@ def append(
         "commit": _git("rev-parse", "--short=7", "HEAD"),
         "dirty": bool(_git("status", "--porcelain", "--", *_MEASURED)),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "compiled": _is_compiled(),
         "machine": machine,
         "benchmark": Path(sys.argv[0]).stem,
         "baseline": baseline,
@@ -61,6 +63,12 @@ def append(
 
 def _median(values: Sequence[float]) -> float | None:
     return round(median(values), 4) if values else None
+
+
+def _is_compiled() -> bool:
+    """Return True if the measured modules are compiled. Older commits cannot tell, so the file's name is read."""
+    found = find_spec("router_core.proxy")
+    return found is not None and not str(found.origin).endswith(".py")
 
 
 def _git(*arguments: str) -> str:

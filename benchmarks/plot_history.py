@@ -30,22 +30,28 @@ svg { color: #1f2328; font: 12px sans-serif }
 @media (prefers-color-scheme: dark) { svg { color: #e6edf3 } }
 text { fill: currentColor } .grid { stroke: currentColor; opacity: .2 }
 .line { fill: none; stroke-width: 2 } .thin { stroke-width: 1 } .goal { stroke-dasharray: 6 4; opacity: .8 }
+.compiled { stroke-dasharray: 2 3 }
 </style>"""
 
-_Row = tuple[str, str]
+#: A peer and a scenario, and True if the router's modules were compiled.
+_Row = tuple[str, str, bool]
 
 
 def drawn(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Return the SVG of ``runs``, oldest first: a line for each row of the router, a dashed one for each goal."""
+    """Return the SVG of ``runs``, oldest first: a line for each row of the router, a dashed one for each goal.
+
+    Runs with compiled modules have lines of their own, which are dotted. Old runs, which do not tell, had none.
+    """
     runs = [run for run in runs if run["benchmark"] == _BENCHMARK and any(map(_ratio, run["rows"]))]
     lines: dict[_Row, list[tuple[int, float]]] = {}
     for place, run in enumerate(runs):
         for row in run["rows"]:
             if row["peer"].startswith("router") and (ratio := _ratio(row)):
-                lines.setdefault((row["peer"], row["scenario"]), []).append((place, ratio))
+                key = (row["peer"], row["scenario"], run.get("compiled", False))
+                lines.setdefault(key, []).append((place, ratio))
     top = max([2.0, *(ratio for line in lines.values() for _, ratio in line)]) * 1.05
     right = _LEFT + _STEP * max(1, len(runs) - 1)
-    peers = dict.fromkeys([*_GOALS, *(peer for peer, _ in lines)])
+    peers = dict.fromkeys([*_GOALS, *(peer for peer, *_ in lines)])
     colours = dict(zip(peers, cycle(_COLOURS), strict=False))
 
     def x(place: float) -> float:
@@ -68,12 +74,14 @@ def drawn(runs: Sequence[Mapping[str, Any]]) -> str:
         parts.append(_line(f"{_LEFT},{y(goal)} {right},{y(goal)}", "line goal", colours[peer]))
         parts += _entry(right + 20, legend, f"{goal:.2f} goal of {peer}", "line goal", colours[peer])
         legend += 20
-    for (peer, scenario), line in sorted(lines.items(), key=lambda item: -item[1][-1][1]):
+    for (peer, scenario, compiled), line in sorted(lines.items(), key=lambda item: -item[1][-1][1]):
         colour = colours[peer]
         kind = "line thin" if scenario.endswith("256 connections") else "line"
+        kind += " compiled" * compiled
         parts.append(_line(" ".join(f"{x(place)},{y(ratio)}" for place, ratio in line), kind, colour))
         parts += [f'<circle cx="{x(place)}" cy="{y(ratio)}" r="3" fill="{colour}"/>' for place, ratio in line]
-        parts += _entry(right + 20, legend, f"{line[-1][1]:.2f} {peer}: {scenario}", kind, colour)
+        name = f"{peer}, compiled" if compiled else peer
+        parts += _entry(right + 20, legend, f"{line[-1][1]:.2f} {name}: {scenario}", kind, colour)
         legend += 20
     size = f"0 0 {right + _LEGEND} {max(_TOP + _HEIGHT + 50, legend)}"
     return "\n".join(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
@@ -104,7 +105,8 @@ def test_run_becomes_a_line_of_the_history_and_a_point_of_the_plot(
     line = tiny_run("proxy").history.read_text()
     history.write_text(line)
     run = json.loads(line)
-    assert {"commit", "dirty", "date", "machine", "benchmark", "baseline", "rows"} == set(run)
+    assert {"commit", "dirty", "date", "compiled", "machine", "benchmark", "baseline", "rows"} == set(run)
+    assert run["compiled"] is False  # the sources of this tree
     assert (run["benchmark"], run["baseline"]) == ("proxy", "sglang-router")
     assert run["machine"]["cores"] == os.cpu_count()
     bare, conversations = run["rows"]
@@ -114,12 +116,17 @@ def test_run_becomes_a_line_of_the_history_and_a_point_of_the_plot(
     assert conversations["scenario"] == "conversations, 64 connections"
 
     bare["baseline_cpu_us"] = 1.5 * bare["cpu_us"]
+    runs = [run | {"dirty": True, "commit": "0123abc", "compiled": compiled} for compiled in (False, True)]
+    old = {name: value for name, value in runs[0].items() if name != "compiled"}
     with history.open("a") as file:
-        file.write(json.dumps(run | {"dirty": True, "commit": "0123abc"}) + "\n")
+        file.writelines(json.dumps(each) + "\n" for each in (*runs, old))
     _run("plot_history", str(history), str(svg))
     texts = [element.text for element in ElementTree.parse(svg).iter("{http://www.w3.org/2000/svg}text")]
-    assert "1.50 router, no plugins: bare, 64 connections" in texts
-    assert texts.count("0123abc*") == 1
+    assert (
+        texts.count("1.50 router, no plugins: bare, 64 connections") == 1
+    )  # of two runs, one without the field
+    assert texts.count("1.50 router, no plugins, compiled: bare, 64 connections") == 1
+    assert texts.count("0123abc*") == 3
     assert run["commit"] not in texts  # a run without the gateway is no point
 
 
@@ -137,8 +144,10 @@ sys.exit(report.finish(read(flags("").parse_args(["--history", sys.argv[2]]))))
 """
 
 
-def _rounds(exact: int, history: Path) -> int:
-    environment = {**os.environ, "PYTHONSAFEPATH": ""}  # the benchmarks are in no wheel
+def _rounds(exact: int, history: Path, first: Path = _ROOT) -> int:
+    """Write a run to ``history``, if it has no problem. The modules in ``first`` come before all others."""
+    path = os.pathsep.join([str(first), str(_ROOT)])  # the benchmarks are in no wheel
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": path}
     command = [sys.executable, "-c", _ROUNDS, str(exact), str(history)]
     return subprocess.run(command, cwd=_ROOT, env=environment).returncode
 
@@ -155,6 +164,15 @@ def test_history_has_the_median_of_the_ratios_of_all_rounds(tmp_path: Path) -> N
         "baseline_cpu_us": 10,
         "exact": 100,
     }
+
+
+def test_history_tells_that_the_measured_modules_were_compiled(tmp_path: Path) -> None:
+    history, package = tmp_path / "history.jsonl", tmp_path / "router_core"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / f"proxy{EXTENSION_SUFFIXES[0]}").touch()  # as beside proxy.py in a compiled wheel
+    assert _rounds(100, history, first=tmp_path) == 0
+    assert json.loads(history.read_text())["compiled"] is True
 
 
 def test_run_with_problems_is_no_part_of_the_history(tmp_path: Path) -> None:
