@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 import anyio
 import anyio.lowlevel
@@ -34,6 +34,7 @@ class ColdRows:
     """The rows of ``turns`` that are in a store, if there is a store. A record has consecutive rows of one piece.
 
     From a store that routers share, a router deletes only records that it has written itself since its start.
+    ``drop_noted(keys)`` deletes such records once the store's log says so; without a log, it is None.
     """
 
     def __init__(self, turns: TurnRows) -> None:
@@ -45,6 +46,7 @@ class ColdRows:
         self._news = anyio.Event()
         self._moving = anyio.Lock()
         self._has_failed = False
+        self.drop_noted: Callable[[Sequence[bytes]], None] | None = None
 
     async def run(self, store: RecordStore) -> None:
         """Move the oldest rows to ``store`` whenever memory has too many. Raises RowsLost, see :meth:`_drop`."""
@@ -97,7 +99,7 @@ class ColdRows:
                 if are_kept:
                     self._turns.note_stored(piece, records)
                 else:
-                    self._forget(records.keys)
+                    store.forget(records.keys)  # no note names them
         if are_kept:
             for turn in turns:
                 self._turns.leave(turn)
@@ -164,4 +166,8 @@ class ColdRows:
         if self._store.is_shared:
             self._store.unlearn([key for key in keys if not key.startswith(self._prefix)])
             keys = [key for key in keys if key.startswith(self._prefix)]
+            if self.drop_noted is not None:
+                if keys:
+                    self.drop_noted(keys)
+                return
         self._store.forget(keys)

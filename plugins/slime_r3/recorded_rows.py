@@ -57,6 +57,7 @@ class RecordedRows:
             notes.add(response, self._name, *entry.note())
 
         self._notes, self.turns.on_stored = notes, add
+        self.cold.drop_noted = notes.drop
 
     def restore(
         self, response: Hashable, content: tuple[Any, ...], records: Sequence[tuple[bytes, int]]

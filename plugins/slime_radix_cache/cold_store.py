@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 __all__ = ["ColdStore", "StoredNote"]
@@ -30,6 +30,9 @@ class ColdStore(Protocol):
     router. Notes are byte strings about records, and are read in the order of writing. ``is_shared``: other routers may
     keep records and notes in the same store.
 
+    ``was_deleted(key)``: set this if the store is shared. The store calls it for a record that is missing. It returns
+    True if the record is missing because a router has dropped it, and raises if that cannot be known now.
+
     A *run* is one router process, from its start to its end. ``run``: the name of this run, 11 bytes; names of later
     runs are greater. Call :meth:`notes`, :meth:`adopt`, :meth:`replace_notes` and :meth:`shorten_notes`, in this order,
     before all other methods. The store opens before the lifespans of other plugins begin, and closes after they end.
@@ -38,6 +41,7 @@ class ColdStore(Protocol):
     wait_s: float
     stops_on_loss: bool
     run: bytes
+    was_deleted: Callable[[bytes], Awaitable[bool]]
 
     @property
     def keeps_notes(self) -> bool: ...

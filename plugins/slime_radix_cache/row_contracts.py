@@ -46,6 +46,12 @@ class RowNotes(Protocol):
         ``name`` of all responses, such as the size of a row.
         """
 
+    def drop(self, keys: Sequence[bytes]) -> None:
+        """Note that the records of ``keys`` are not needed any more, then let the store forget them.
+
+        Use this in a store that routers share: without the note, another router would take these records for lost.
+        """
+
 
 class TokenRows(Protocol):
     """Store of the rows that engines send for each token, such as routed experts; the component ``"token_rows"``.

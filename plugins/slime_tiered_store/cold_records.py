@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -28,6 +30,7 @@ __all__ = ["LAYOUT", "ColdRecords"]
 #: block fills 4 KiB on the disk.
 LAYOUT = Layout(tokens_per_block=1, bytes_per_token=4096 - 36 - 64)
 _LENGTH = struct.Struct("<Q")
+_T = TypeVar("_T")
 
 
 class ColdRecords:
@@ -48,8 +51,8 @@ class ColdRecords:
         self.wait_s = wait_s
         self.stops_on_loss = stops_on_loss
         self.waits = self.num_blocks = 0
-        self.losses = RecordLosses()
         self.run = b""
+        self.was_deleted: Callable[[bytes], Awaitable[bool]] = _may_be_deleted
         self.logs: dict[str, NoteLog] = {}
         self.store: TieredStore | None = None
         #: Pairs of an engine and its tier; memory first.
@@ -58,6 +61,7 @@ class ColdRecords:
         self._capacity = 0
         #: The number of blocks of each record, by key.
         self._blocks: dict[bytes, int] = {}
+        self.losses = RecordLosses(self._blocks)
         self._freed = anyio.Event()
         self._moves: list[Move] = []
         self._moves_are_known = anyio.Event()
@@ -209,13 +213,13 @@ class ColdRecords:
         found: dict[bytes, bytes | None] = {}
 
         async def read(key: bytes) -> None:
-            rows = await self._opened().get(_namespace(key), _tokens(self._blocks.get(key, 0)))
-            found[key] = _content_of(rows)
-            if found[key] is None:
-                self._note_loss(key)
+            found[key] = await self._found(key, partial(self._content, key))
 
         await all_of(read, list(dict.fromkeys(keys)))
         return [found[key] for key in keys]
+
+    async def _content(self, key: bytes) -> bytes | None:
+        return _content_of(await self._opened().get(_namespace(key), _tokens(self._blocks.get(key, 0))))
 
     async def holds(self, key: bytes) -> bool:
         """Return False if the record of ``key`` seems to be lost, without reading it. Raises StoreError."""
@@ -230,10 +234,13 @@ class ColdRecords:
         blocks = _blocks_of(len(into))
         if blocks > self._blocks.get(key, 0):
             return False
+        return bool(await self._found(key, partial(self._fill, key, blocks, into)))
+
+    async def _fill(self, key: bytes, blocks: int, into: memoryview) -> bool | None:
+        """Fill ``into`` from the first ``blocks`` blocks of a record. Returns None if blocks are missing."""
         async with self._opened().borrow(_namespace(key), _tokens(blocks)) as rows:
             if rows.num_tokens < blocks:
-                self._note_loss(key)
-                return False
+                return None
             (length,) = _LENGTH.unpack_from(rows.pieces[0])
             place = 0
             for number, piece in enumerate(rows.pieces):
@@ -242,9 +249,8 @@ class ColdRecords:
                 place += len(part)
             return bool(length >= len(into))
 
-    def _note_loss(self, key: bytes) -> None:
-        if key in self._blocks and not self.is_shared:  # else another router may have deleted it
-            self.losses.add(key)
+    async def _found(self, key: bytes, read: Callable[[], Awaitable[_T | None]]) -> _T | None:
+        return await self.losses.found(key, read, self.was_deleted if self.is_shared else None)
 
     def _opened(self) -> TieredStore:
         if self.store is None:
@@ -265,6 +271,11 @@ class ColdRecords:
         self._freed.set()
         self._freed = anyio.Event()
         return blocks
+
+
+async def _may_be_deleted(key: bytes) -> bool:
+    """Return True: without notes, a missing record of a shared store may have been deleted."""
+    return True
 
 
 def _namespace(key: bytes) -> Namespace:

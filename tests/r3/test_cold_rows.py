@@ -163,6 +163,19 @@ async def test_turns_share_a_prompt_by_their_notes_too() -> None:
         assert turns.stored_bytes == 0
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_rows_in_a_shared_store_are_deleted_after_a_note_about_that(is_shared: bool) -> None:
+    turns, shelf, dropped = TurnRows(RowMemory(1)), Shelf(), list[bytes]()
+    shelf.is_shared = is_shared
+    async with moving(turns, shelf) as cold:
+        cold.drop_noted = dropped.extend
+        turns.add([turn("a")], ROWS, 0)
+        await until(lambda: not turns.size_bytes)
+        keys = [*shelf.records]
+        turns.forget("a")
+        assert (sorted(dropped), [*shelf.records]) == ((sorted(keys), keys) if is_shared else ([], []))
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0), (1,), (0, 1, 0)])
 async def test_note_with_more_rows_wins(order: tuple[int, ...]) -> None:
     async with noted("a", short=1) as (cold, notes):

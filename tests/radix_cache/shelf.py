@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import anyio.lowlevel
@@ -33,6 +33,8 @@ class Shelf:
 
     ``keeps_notes``: with :meth:`again`, records and notes outlive a router.
     """
+
+    was_deleted: Callable[[bytes], Awaitable[bool]]
 
     def __init__(
         self, *, wait_s: float = 30.0, stops_on_loss: bool = False, keeps_notes: bool = False

@@ -112,16 +112,21 @@ async def test_full_disk_marks_what_it_has_no_room_for_and_keeps_the_rest(
         assert [one["inexact_reason"] for one in found] == [None, None, None, "evicted", "evicted"]
 
 
+@pytest.mark.parametrize("home", ["ssd", "remote"])
 @pytest.mark.parametrize("on_loss", ["mark", "stop"])
 async def test_record_that_is_in_no_tier_any_more_is_an_error(
-    start: Start, tokenizer: EngineTokenizer, checkpoint: str, tmp_path: Path, on_loss: str,
+    start: Start, tokenizer: EngineTokenizer, checkpoint: str, tmp_path: Path, on_loss: str, home: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     flags = (*STORE, "--plugin", "metrics", *small_disk(tmp_path, 9, on_loss=on_loss))
+    if home == "remote":
+        flags += tier_flags("file", tmp_path / "remote")
     async with routed(start, ScriptedEngine(tokenizer), checkpoint, *flags) as client:
         text = PROMPT + (await client.generate(PROMPT, [70, 71], session="s"))["text"]
         await demoted(client)
         client.running.router.components.get("cold_store").tiers[0][0].reset()  # memory
+        for block in (tmp_path / "remote").glob("??/*"):
+            block.unlink()
         blocks = tmp_path / "disk" / "blocks"
         blocks.write_bytes(bytes(blocks.stat().st_size))
         if on_loss == "mark":

@@ -58,6 +58,8 @@ class Demotion:
         #: Serials of segments and side records that are gone for good, if notes about them may still come, or come
         #: again. Those that this run recorded and removed by itself are not among them.
         self.dropped: set[int] = set()
+        #: Keys of records of rows that a router has dropped from a shared store.
+        self.dropped_rows: set[bytes] = set()
         self._asked = AskedRequests()
 
     # Called by the trajectories.

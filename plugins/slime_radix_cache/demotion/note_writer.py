@@ -5,14 +5,14 @@ Notes that come during a write are written together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
 
 from router_core.errors import HTTPError
 from slime_radix_cache.cold_store import ColdStore
-from slime_radix_cache.demotion.notes import Dropped, packed
+from slime_radix_cache.demotion.notes import Dropped, DroppedRows, packed
 
 __all__ = ["NotNoted", "NoteWriter"]
 
@@ -42,8 +42,8 @@ class NotNoted(HTTPError):
 class NoteWriter:
     """Writes notes to the log of ``store``. If the store has no log, notes count as written at once.
 
-    The store forgets the record of a Dropped note only after the note is written: no record is dropped before the log
-    says so. ``failed`` is called with each error of the store.
+    The store forgets the records of a Dropped or DroppedRows note only after the note is written: no record is dropped
+    before the log says so. ``failed`` is called with each error of the store.
     """
 
     def __init__(self, store: ColdStore, failed: Callable[[Exception], None]) -> None:
@@ -100,8 +100,15 @@ class NoteWriter:
             self._batch, self._pending = self._pending, []
         if self._store.keeps_notes:
             await self._store.note(self._content)
-        self._store.forget([note.key for note in self._batch if isinstance(note, Dropped)])
+        self._store.forget([key for note in self._batch for key in _dropped_by(note)])
         self.written += len(self._batch)
         self._batch = []
         self._progress.set()
         self._progress = anyio.Event()
+
+
+def _dropped_by(note: Any) -> Sequence[bytes]:
+    """Return the keys of the records that are not needed after ``note``."""
+    if isinstance(note, DroppedRows):
+        return note.keys
+    return (note.key,) if isinstance(note, Dropped) else ()

@@ -17,6 +17,7 @@ __all__ = [
     "Begun",
     "Demoted",
     "Dropped",
+    "DroppedRows",
     "Ended",
     "Grew",
     "Lost",
@@ -141,8 +142,17 @@ class Rows(NamedTuple):
     records: tuple[tuple[bytes, int], ...]
 
 
+class DroppedRows(NamedTuple):
+    """The records of rows under ``keys`` are not needed any more. Written only if other routers may know them."""
+
+    keys: tuple[bytes, ...]
+
+
 _FRAMES = Frames(
-    (RunBegun, Demoted, Dropped, Grew, Begun, Settled, Unanswered, Lost, SideRecord, AskedAgain, Ended, Rows)
+    (
+        *(RunBegun, Demoted, Dropped, Grew, Begun, Settled, Unanswered, Lost, SideRecord, AskedAgain, Ended),
+        *(Rows, DroppedRows),
+    )
 )
 
 

@@ -14,6 +14,7 @@ from slime_radix_cache.demotion.notes import (
     Begun,
     Demoted,
     Dropped,
+    DroppedRows,
     Ended,
     Grew,
     Lost,
@@ -41,7 +42,7 @@ class OtherRouters:
     """Follows the notes that other routers write to ``store``. Without a shared store all methods return at once.
 
     ``begun``: the first note of this run, with its format and tokenizer; runs with another first note are ignored.
-    ``failed`` is called with each error.
+    ``failed`` is called with each error. The store calls :meth:`was_deleted` for records that are missing.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class OtherRouters:
         rows: RowNotes, side: SideRecords, failed: Callable[[Exception], None],
     ) -> None:  # fmt: skip
         self._store = store
+        store.was_deleted = self.was_deleted
         self._trajectories = trajectories
         self._demotion = demotion
         self._begun = begun
@@ -92,6 +94,15 @@ class OtherRouters:
                 self._ended_reading = self._begun_reading
             if self._error is not None:
                 raise self._error
+
+    async def was_deleted(self, key: bytes) -> bool:
+        """Return True if a router has dropped the record of ``key``, according to the notes written until now.
+
+        A router notes that before it deletes the record. Raises what :meth:`look` raises.
+        """
+        await self.look()
+        demotion, runs = self._demotion, self._demotion.runs
+        return key in demotion.dropped_rows or (runs.knows(key) and runs.serial(key) in demotion.dropped)
 
     async def _read(self) -> Exception | None:
         """Read the notes written until now. Returns an error instead of raising it, or None."""
@@ -137,6 +148,8 @@ class OtherRouters:
                     self._settle(session, run)  # the shortened log of an ended run has no Settled notes
             case Rows():
                 self._rows.found(note)
+            case DroppedRows():
+                self._demotion.dropped_rows.update(note.keys)
             case Lost():
                 mark_lost(note, losses)
             case Unanswered():

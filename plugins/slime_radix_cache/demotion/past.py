@@ -15,6 +15,7 @@ from slime_radix_cache.demotion.notes import (
     Begun,
     Demoted,
     Dropped,
+    DroppedRows,
     Ended,
     Grew,
     Lost,
@@ -42,7 +43,8 @@ class Past:
 
     ``segments``: the latest note about each segment, by key, in the order of the first notes. ``rows``: notes about
     rows; of several notes about the same rows, that of the latest run comes first. ``dropped``: keys that are never
-    used again; if the store is shared, a note about such a key may still come.
+    used again; if the store is shared, a note about such a key may still come. ``dropped_rows``: keys of dropped
+    records of rows.
 
     A session is open between a Begun and a Settled note. A session that was open at the end of a run is lost. If the
     store is shared, that run may still go on, so ``open`` has the session instead, with the runs in which it is open.
@@ -63,6 +65,7 @@ class Past:
         self._is_shared = is_shared
         self._begun = RunBegun(FORMAT, tokenizer)
         self.dropped: set[bytes] = set()
+        self.dropped_rows: set[bytes] = set()
         for run, each in groupby(notes, lambda note: note.run):
             self._read_run(run, each)
         #: Dropped keys with a Demoted or SideRecord note. :meth:`as_notes` repeats that they are dropped: the store may
@@ -86,6 +89,9 @@ class Past:
                         raise WrongNote(f"wanted notes of {self._begun}, got {note}")
                     if isinstance(note, Rows):
                         self._rows[note.key, note.name, run if self._is_shared else b""] = note
+                        continue
+                    if isinstance(note, DroppedRows):
+                        self.dropped_rows.update(note.keys)
                         continue
                     has_ended = isinstance(note, Ended)
                     self._take(note, open_sessions)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime_radix_cache.cold_store import ColdStore
 from slime_radix_cache.demotion.demotion import Demotion
-from slime_radix_cache.demotion.notes import Rows, WrongNote
+from slime_radix_cache.demotion.notes import DroppedRows, Rows, WrongNote
 from slime_radix_cache.demotion.saving import SegmentSaver
 from slime_radix_cache.index.segments import Segment
 
@@ -49,6 +49,10 @@ class RowNotes:
         assert response is None or isinstance(response, int)  # narrowing: with a store, it is a serial
         key = self._demotion.runs.key(response) if response is not None else b""
         self._writer.add(Rows(key, name, content, tuple(records)))
+
+    def drop(self, keys: Sequence[bytes]) -> None:
+        """See slime_radix_cache.contracts.RowNotes."""
+        self._writer.add(DroppedRows(tuple(keys)))
 
     def found(self, note: Rows) -> None:
         """Give ``note`` to the owner of the rows, unless their response is gone for good."""

@@ -44,6 +44,10 @@ class Runs:
             self._places[name] = len(self._names)
             self._names.append(name)
 
+    def knows(self, key: bytes) -> bool:
+        """Return True if the run of the router that wrote the record ``key`` is known."""
+        return key[:_RUN_BYTES] in self._places
+
     def is_own(self, serial: int) -> bool:
         """Return True if this run recorded the segment with ``serial``."""
         return serial >> _COUNTER_BITS == self._own

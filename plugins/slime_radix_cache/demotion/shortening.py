@@ -9,6 +9,7 @@ from slime_radix_cache.demotion.notes import (
     Begun,
     Demoted,
     Dropped,
+    DroppedRows,
     Ended,
     Grew,
     Lost,
@@ -32,7 +33,8 @@ def shortened(contents: Sequence[bytes]) -> list[bytes]:
     session is needed, even if it is Settled: another router may have read that the session has begun.
     """
     notes = [list(unpacked(content)) for content in contents]
-    latest = (note for some in reversed(notes) for note in reversed(some) if not isinstance(note, Rows))
+    of_rows = Rows | DroppedRows
+    latest = (note for some in reversed(notes) for note in reversed(some) if not isinstance(note, of_rows))
     needed = _Needed(has_ended=isinstance(next(latest, None), Ended))
     return [packed([note for note in reversed(some) if needed(note)][::-1]) for some in reversed(notes)][::-1]
 

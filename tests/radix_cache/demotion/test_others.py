@@ -313,3 +313,23 @@ async def test_damaged_note_is_told_from_then_on() -> None:
         for _ in range(2):
             with pytest.raises(StoreFailed, match="note 7: it is damaged at byte 0"):
                 await first.cold.load_session("s")
+
+
+async def test_deleted_record_is_known_as_deleted_at_once() -> None:
+    """Before anything else reads the notes about it. A record that no note drops is not."""
+    async with two_routers() as (first, second):
+        for session in ("s", "t"):
+            await first.turn("a", 2, session=session)
+        await first.settled()
+        await second.cold._look()
+        kept, gone = (
+            [second.cold._demotion.runs.key(serial) for serial in second.cold._demotion.of_session(session)]
+            for session in ("s", "t")
+        )
+        await first.cold.load_session("t")
+        first.cold.forget("t")
+        await first.settled()
+        assert [await second.shelf.was_deleted(key) for key in (*kept, *gone)] == [False, True]
+        assert second.kept.has_lost("t")
+        assert not second.kept.has_lost("s")
+        assert not await second.shelf.was_deleted(b"of no known run.")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from deadlines import until
 from radix_cache.cold_runs import SMALL, Run, run_on
 from radix_cache.shelf import Shelf
 from slime_radix_cache.contracts import RowNotes
@@ -177,3 +178,23 @@ async def test_router_without_rows_ignores_the_notes() -> None:
         await demote_with_rows(first)
         await second.cold.load_session("s")
         assert not second.kept.has_lost("s")
+
+
+async def test_records_of_rows_are_deleted_after_the_note_about_that() -> None:
+    store = Shelf(keeps_notes=True)
+    async with run_on(store, SMALL) as first, run_on(store.beside(), SMALL) as second:
+        await demote_with_rows(first)
+        await second.cold.load_session("s")
+        assert not await second.shelf.was_deleted(RECORD[0])
+        first.shelf.refuses = True
+        first.cold.rows.drop([RECORD[0], b"another record.."])
+        await until(lambda: first.cold._saver.failures["note"] > 0)
+        assert RECORD[0] in first.shelf.records
+        first.shelf.refuses = False
+        await first.cold._saver.writer.flush()
+        assert RECORD[0] not in first.shelf.records
+        assert await second.shelf.was_deleted(RECORD[0])
+        assert not await second.shelf.was_deleted(b"a third record..")
+        async with run_on(left_now(first), SMALL) as third:
+            third.shelf.seen = len(third.shelf.written)
+            assert await third.shelf.was_deleted(RECORD[0])

@@ -15,8 +15,10 @@ from slime_radix_cache.demotion.notes import (
     Begun,
     Demoted,
     Dropped,
+    DroppedRows,
     Ended,
     Grew,
+    Rows,
     RunBegun,
     Settled,
     packed,
@@ -56,6 +58,8 @@ def test_each_session_of_a_run_that_may_go_on_keeps_its_latest_note() -> None:
         [Settled("s"), Settled("t"), demoted(b"a", 2)],
         [Begun("s"), Dropped(b"b")],
     ) == [[BEGUN], [Settled("t"), demoted(b"a", 2)], [Begun("s"), Dropped(b"b")]]
+    last = [Ended(), Rows(b"a", "experts", (), ()), DroppedRows((b"a",))]
+    assert shortened_notes([BEGUN, Begun("s"), *last]) == [[BEGUN, *last]]
     assert shortened_notes([BEGUN, Begun("s"), Ended(), demoted(b"a")]) == [
         [BEGUN, Begun("s"), Ended(), demoted(b"a")]
     ]
