@@ -32,6 +32,7 @@ from benchmarks.report import Column, Report
 from slime_tiered_store.cold_records import LAYOUT
 from slime_tiered_store.engine.cache_engine import CacheEngine
 from slime_tiered_store.moving import Move
+from slime_tiered_store.note_log import NoteLog
 from slime_tiered_store.tier import Block
 from slime_tiered_store.tiers.block_header import HEADER_BYTES
 from slime_tiered_store.tiers.remote import open_remote_tier
@@ -122,7 +123,9 @@ async def _measure(report: Report, name: str, url: str, directory: Path, total: 
         await tier.aclose()
         tier = await SsdTier.open([path], size, LAYOUT.block_bytes)
         remote = await open_remote_tier(url, LAYOUT.block_bytes)
-        move = Move(CacheEngine(tier, 1), tier, remote, remote.open)
+        log = NoteLog(remote.client, remote.call, flag="", is_shared=True)
+        move = Move(CacheEngine(tier, 1), tier, remote, log, bytes(11))
+        await move.begin([], b"")
         names = [f"{(hexed := os.urandom(16).hex())[:2]}/{hexed}" for _ in range(count)]
         figures = []
         for call in (partial(_write_plainly, remote.client, names, content), move.run):

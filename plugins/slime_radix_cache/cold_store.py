@@ -34,8 +34,9 @@ class ColdStore(Protocol):
     True if the record is missing because a router has dropped it, and raises if that cannot be known now.
 
     A *run* is one router process, from its start to its end. ``run``: the name of this run, 11 bytes; names of later
-    runs are greater. Call :meth:`notes`, :meth:`adopt`, :meth:`replace_notes` and :meth:`shorten_notes`, in this order,
-    before all other methods. The store opens before the lifespans of other plugins begin, and closes after they end.
+    runs are greater. Call :meth:`notes`, :meth:`adopt`, :meth:`replace_notes`, :meth:`shorten_notes` and :meth:`copy`,
+    in this order, before all other methods. The store opens before the lifespans of other plugins begin, and closes
+    after they end.
     """
 
     wait_s: float
@@ -51,6 +52,23 @@ class ColdStore(Protocol):
 
     async def notes(self) -> Sequence[StoredNote]:
         """Return the notes of earlier runs, earliest first, and begin a new run. Raises StartupError."""
+        ...
+
+    @property
+    def uncopied(self) -> Sequence[StoredNote]:
+        """Those of :meth:`notes` that are about records of this router which the shared store does not have yet.
+
+        The router has the records in another tier. If there are such notes, call :meth:`copy`.
+        """
+        ...
+
+    async def copy(self, opening: Iterable[bytes], closing: bytes) -> None:
+        """Copy the records of ``uncopied`` to the shared store, in the background.
+
+        The notes ``opening`` are written before the call returns, as notes of a run of their own; other routers read
+        them, and :meth:`news` does not return them. That run ends with the note ``closing``, which is written when all
+        records are copied. Raises if a note cannot be written.
+        """
         ...
 
     async def adopt(self, sizes: Mapping[bytes, int]) -> Sequence[bytes]:

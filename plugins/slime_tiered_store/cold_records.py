@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -10,33 +9,32 @@ from typing import TypeVar
 
 import anyio
 import anyio.lowlevel
-import numpy as np
-import numpy.typing as npt
 
 from slime_tiered_store.calls import AT_ONCE, all_of
 from slime_tiered_store.engine.cache_engine import CacheEngine
 from slime_tiered_store.errors import NotEnoughSpaceError, NotStored, StoreError
-from slime_tiered_store.frames import Layout
-from slime_tiered_store.keys import Namespace
 from slime_tiered_store.losses import RecordLosses
-from slime_tiered_store.moving import Move, moves_to
+from slime_tiered_store.moving import Move, move_to
 from slime_tiered_store.note_log import NoteLog, Shortened, StoredNote, new_run
+from slime_tiered_store.record_rows import (
+    LAYOUT,
+    LENGTH,
+    blocks_of,
+    content_of,
+    namespace_of,
+    rows_of,
+    tokens_of,
+)
 from slime_tiered_store.store import TieredStore
 from slime_tiered_store.tier import MemoryTier, SharedTier, Tier
 
 __all__ = ["LAYOUT", "ColdRecords"]
 
-#: A block has one row. With the header and the token of the engine (36 bytes) and the header of the SSD tier (64), a
-#: block fills 4 KiB on the disk.
-LAYOUT = Layout(tokens_per_block=1, bytes_per_token=4096 - 36 - 64)
-_LENGTH = struct.Struct("<Q")
 _T = TypeVar("_T")
 
 
 class ColdRecords:
     """Records by key. A record is stored as the rows of one sequence.
-
-    The rows are the record's length in bytes, its content, and zeros up to the end of a block.
 
     A store evicts blocks, but a record must stay until it is forgotten. So a record counts as kept only when it is in
     the *home*: the last tier, which is the remote tier, or the SSD, or memory. Records use at most 15/16 of the blocks
@@ -63,8 +61,10 @@ class ColdRecords:
         self._blocks: dict[bytes, int] = {}
         self.losses = RecordLosses(self._blocks)
         self._freed = anyio.Event()
-        self._moves: list[Move] = []
-        self._moves_are_known = anyio.Event()
+        #: Notes about records of earlier runs that are not copied to the home yet. See ColdStore.
+        self.uncopied: list[StoredNote] = []
+        self._move: Move | None = None
+        self._move_is_known = anyio.Event()
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -103,18 +103,22 @@ class ColdRecords:
             log.run = self.run
         if self.keeps_notes:
             latest = {name: notes[-1].run for name, notes in read.items() if notes}
-            self._moves = moves_to(self._home, self.tiers, self.logs[self._home], latest)
-            self._moves_are_known.set()
+            self._move = move_to(self._home, self.tiers, self.logs[self._home], latest)
+            self.uncopied = read[self._move.source] if self._move is not None else []
+            self._move_is_known.set()
         return found
 
     async def move(self) -> None:
-        """Copy records of earlier runs from the tier that was their home to the home of this run.
+        """Copy the records of ``uncopied`` to the home, once :meth:`copy` was called. Run this in the background."""
+        await self._move_is_known.wait()
+        if self._move is not None:
+            await self._move.run()
+            self._move = None
 
-        Run this in the background.
-        """
-        await self._moves_are_known.wait()
-        while self._moves:
-            await self._moves.pop().run()
+    async def copy(self, opening: Iterable[bytes], closing: bytes) -> None:
+        """Write the notes ``opening``, and let :meth:`move` begin. See ColdStore."""
+        if self._move is not None:
+            await self._move.begin(opening, closing)
 
     @property
     def is_shared(self) -> bool:
@@ -127,7 +131,7 @@ class ColdRecords:
 
     def learn(self, sizes: Mapping[bytes, int]) -> None:
         """Let records of other routers be fetched. ``sizes``: the number of bytes of each record, by key."""
-        new = {key: _blocks_of(size) for key, size in sizes.items() if key not in self._blocks}
+        new = {key: blocks_of(size) for key, size in sizes.items() if key not in self._blocks}
         self._blocks |= new
         self.num_blocks += sum(new.values())
 
@@ -161,8 +165,8 @@ class ColdRecords:
         left = set[bytes]().union(*(engine.recovered for engine, _ in self.tiers))
         has_shared = any(isinstance(tier, SharedTier) for _, tier in self.tiers)
         for number, (key, size) in enumerate(sizes.items()):
-            blocks = _blocks_of(size)
-            sequence_meta = store.sequence_meta(_namespace(key), _tokens(blocks))
+            blocks = blocks_of(size)
+            sequence_meta = store.sequence_meta(namespace_of(key), tokens_of(blocks))
             keys = sequence_meta.keys(0, blocks)
             if not has_shared and not left.issuperset(keys):
                 gone.append(key)
@@ -181,7 +185,7 @@ class ColdRecords:
 
     async def keep(self, records: Sequence[tuple[bytes, bytes]]) -> None:
         """Keep ``records``, pairs of key and content. Raises StoreError; then no new record is kept."""
-        new = {key: _blocks_of(len(content)) for key, content in records if key not in self._blocks}
+        new = {key: blocks_of(len(content)) for key, content in records if key not in self._blocks}
         try:
             await self._reserve(new)
             await all_of(self._put, records)
@@ -202,9 +206,8 @@ class ColdRecords:
 
     async def _put(self, record: tuple[bytes, bytes]) -> None:
         key, content = record
-        blocks = _blocks_of(len(content))
-        rows = (_LENGTH.pack(len(content)) + content).ljust(blocks * LAYOUT.bytes_per_token, b"\0")
-        result = await self._opened().put(_namespace(key), _tokens(blocks), rows)
+        tokens = tokens_of(blocks_of(len(content)))
+        result = await self._opened().put(namespace_of(key), tokens, rows_of(content))
         if not result.is_stored(self._home):
             raise result.outcomes[self._home] or NotStored(result.outcomes)
 
@@ -219,32 +222,32 @@ class ColdRecords:
         return [found[key] for key in keys]
 
     async def _content(self, key: bytes) -> bytes | None:
-        return _content_of(await self._opened().get(_namespace(key), _tokens(self._blocks.get(key, 0))))
+        return content_of(await self._opened().get(namespace_of(key), tokens_of(self._blocks.get(key, 0))))
 
     async def holds(self, key: bytes) -> bool:
         """Return False if the record of ``key`` seems to be lost, without reading it. Raises StoreError."""
         blocks = self._blocks.get(key, 0)
-        return bool(blocks) and await self._opened().holds(_namespace(key), _tokens(blocks))
+        return bool(blocks) and await self._opened().holds(namespace_of(key), tokens_of(blocks))
 
     async def read(self, key: bytes, into: memoryview) -> bool:
         """Fill ``into`` with the beginning of the record of ``key``, block by block.
 
         Returns False if the record is lost, or shorter. Raises StoreError if it cannot be read now.
         """
-        blocks = _blocks_of(len(into))
+        blocks = blocks_of(len(into))
         if blocks > self._blocks.get(key, 0):
             return False
         return bool(await self._found(key, partial(self._fill, key, blocks, into)))
 
     async def _fill(self, key: bytes, blocks: int, into: memoryview) -> bool | None:
         """Fill ``into`` from the first ``blocks`` blocks of a record. Returns None if blocks are missing."""
-        async with self._opened().borrow(_namespace(key), _tokens(blocks)) as rows:
+        async with self._opened().borrow(namespace_of(key), tokens_of(blocks)) as rows:
             if rows.num_tokens < blocks:
                 return None
-            (length,) = _LENGTH.unpack_from(rows.pieces[0])
+            (length,) = LENGTH.unpack_from(rows.pieces[0])
             place = 0
             for number, piece in enumerate(rows.pieces):
-                part = piece[_LENGTH.size if not number else 0 :][: len(into) - place]
+                part = piece[LENGTH.size if not number else 0 :][: len(into) - place]
                 into[place : place + len(part)] = part
                 place += len(part)
             return bool(length >= len(into))
@@ -262,7 +265,7 @@ class ColdRecords:
         for key in keys:
             blocks = self._uncount(key)
             if blocks and self.store is not None:
-                self.store.forget(_namespace(key), _tokens(blocks))
+                self.store.forget(namespace_of(key), tokens_of(blocks))
 
     def _uncount(self, key: bytes) -> int:
         """Stop counting the record of ``key``, and return the number of its blocks."""
@@ -276,25 +279,3 @@ class ColdRecords:
 async def _may_be_deleted(key: bytes) -> bool:
     """Return True: without notes, a missing record of a shared store may have been deleted."""
     return True
-
-
-def _namespace(key: bytes) -> Namespace:
-    return Namespace("trajectories", variant=key.hex())
-
-
-def _tokens(blocks: int) -> npt.NDArray[np.int32]:
-    """Return the tokens of a record: zeros, since the namespace already has the key of the record."""
-    return np.zeros(blocks, np.int32)
-
-
-def _blocks_of(size: int) -> int:
-    """Return the number of blocks of a record of ``size`` bytes."""
-    return -(-(_LENGTH.size + size) // LAYOUT.bytes_per_token)
-
-
-def _content_of(rows: bytes) -> bytes | None:
-    """Return the record in ``rows``; None if rows are missing."""
-    if len(rows) < _LENGTH.size:
-        return None
-    (length,) = _LENGTH.unpack_from(rows)
-    return rows[_LENGTH.size : _LENGTH.size + length] if _LENGTH.size + length <= len(rows) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import anyio
@@ -15,7 +15,7 @@ from slime_tiered_store.errors import BlockCorrupt, BlockMissing, StoreError
 from slime_tiered_store.note_log import NoteLog
 from slime_tiered_store.tier import Block, MemoryTier, SharedTier, Tier
 
-__all__ = ["Move", "moves_to"]
+__all__ = ["Move", "move_to"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +29,12 @@ class Move:
     """Copies the blocks that earlier runs left in ``tier`` to ``home``, unless ``home`` has them.
 
     ``engine`` is the engine of ``tier``. It evicts nothing until all blocks are copied, since some may be in no other
-    tier. After the copies, ``done()`` is awaited. A call that fails is repeated until it succeeds, so nothing is lost
-    while ``home`` is full or fails.
+    tier. ``log``: the log of ``home``. ``latest``: the latest run in the log of ``tier``. A call that fails is repeated
+    until it succeeds, so nothing is lost while ``home`` is full or fails.
     """
 
     def __init__(
-        self, engine: CacheEngine, tier: Tier, home: SharedTier, done: Callable[[], Awaitable[None]]
+        self, engine: CacheEngine, tier: Tier, home: SharedTier, log: NoteLog, latest: bytes
     ) -> None:
         engine.evicts = False
         self._engine = engine
@@ -42,16 +42,37 @@ class Move:
         self._keys, self._slots = list(engine.recovered), array("q", engine.recovered.values())
         self._tier = tier
         self._home = home
-        self._done = done
+        self._log = log
+        self._latest = latest
+        self._steps: list[Callable[[], Awaitable[None]]] = []
+        self._has_begun = anyio.Event()
+
+    @property
+    def source(self) -> str:
+        """The name of the tier whose blocks are copied."""
+        return self._engine.name
+
+    async def begin(self, opening: Iterable[bytes], closing: bytes) -> None:
+        """Write the notes ``opening`` as a run of their own, and let :meth:`run` go on. Raises TierFailed.
+
+        The run ends with the note ``closing``, which is written after the last copy.
+        """
+        log = self._log.beside(self._latest)
+        for content in opening:
+            await log.append(content)
+        self._steps = [partial(log.append, closing), partial(self._log.note_copies_of, self._latest)]
+        self._has_begun.set()
 
     async def run(self) -> None:
-        """Copy all blocks, then let the tier evict again."""
+        """Wait for :meth:`begin`, copy all blocks, then let the tier evict again."""
+        await self._has_begun.wait()
         keys, tier, home = self._keys, self._tier.name, self._home.name
         logger.info("copying %d blocks of earlier runs from tier %s to tier %s", len(keys), tier, home)
         for start in range(0, len(keys), _AT_ONCE):
             some = slice(start, start + _AT_ONCE)
             await self._again(partial(self._copy, list(map(Block, self._slots[some], keys[some]))))
-        await self._again(self._done)
+        for step in self._steps:
+            await self._again(step)
         self._engine.evicts = True
         logger.info("tier %s has all blocks of earlier runs that were in tier %s", home, tier)
 
@@ -93,22 +114,22 @@ class Move:
             )
 
 
-def moves_to(
+def move_to(
     home: str,
     tiers: Sequence[tuple[CacheEngine, Tier | MemoryTier]],
     log: NoteLog,
     latest: Mapping[str, bytes],
-) -> list[Move]:
-    """Return the moves to the tier ``home``, whose log is ``log``, from tiers that were the home of earlier runs.
+) -> Move | None:
+    """Return the move to the tier ``home``, whose log is ``log``, from the tier that was the home of earlier runs.
 
-    ``latest``: the latest run in the log of each tier, by tier name. A tier without notes has no entry.
+    ``latest``: the latest run in the log of each tier, by tier name. A tier without notes has no entry. Returns None if
+    there is nothing to move.
     """
     to = next(tier for engine, tier in tiers if engine.name == home)
     if not isinstance(to, SharedTier):
-        return []  # nothing to move: no router evicts from a shared tier what an earlier run wrote
-    return [
-        Move(engine, tier, to, partial(log.note_copies_of, latest[engine.name]))
-        for engine, tier in tiers
-        if engine.name in latest and engine.name != home and not isinstance(tier, MemoryTier)
-        if not log.has_copies_of(latest[engine.name])
-    ]
+        return None  # no router evicts from a shared tier what an earlier run wrote
+    for engine, tier in tiers:
+        run = latest.get(engine.name) if engine.name != home else None
+        if run is not None and not isinstance(tier, MemoryTier) and not log.has_copies_of(run):
+            return Move(engine, tier, to, log, run)
+    return None

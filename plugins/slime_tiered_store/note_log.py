@@ -18,7 +18,7 @@ from slime_tiered_store.note_objects import (
     FOLDER,
     NoteObject,
     NotesChanged,
-    copied_name,
+    moved_name,
     needed,
     note_object,
     note_objects,
@@ -31,7 +31,7 @@ __all__ = ["NoteLog", "Shortened", "StoredNote", "new_run", "once"]
 logger = logging.getLogger(__name__)
 
 #: Sizes in bytes. A run's name is the second of its start and random bytes, so later runs have greater names.
-_RUN_BYTES, _SECOND_BYTES = 11, 4
+_RUN_BYTES, _SECOND_BYTES, _NUMBER_BYTES = 11, 4, 3
 #: Notes are joined when there are this many notes, or this many bytes of notes.
 _JOINED = 64
 _JOINED_BYTES = 1 << 20
@@ -85,6 +85,22 @@ class NoteLog:
         self._joined: list[str] = []
         #: The number of the last note that was read, by the name of its run, in hex.
         self._read: dict[str, int] = {}
+        #: Names in hex of the runs of :meth:`beside`.
+        self._beside: set[str] = set()
+
+    def beside(self, run: bytes) -> NoteLog:
+        """Return a log in which this router writes the notes of a further run. :meth:`news` leaves out these notes.
+
+        The name of that run is less than those of all runs that began after ``run``, and greater than the names that
+        earlier calls returned for ``run``.
+        """
+        second = run[:_SECOND_BYTES]
+        number = sum(name.startswith(second.hex()) for name in self._read)
+        start = second + number.to_bytes(_NUMBER_BYTES, "big")
+        other = NoteLog(self._client, self._call, flag=self._flag, is_shared=self.is_shared)
+        other.run = start + os.urandom(_RUN_BYTES - len(start))
+        self._beside.add(other.run.hex())
+        return other
 
     async def read(self) -> list[StoredNote]:
         """Return all notes of earlier runs that are needed, oldest run first. Raises StartupError."""
@@ -111,11 +127,11 @@ class NoteLog:
 
         async def read() -> list[StoredNote]:
             names = await self._call(partial(self._client.list, FOLDER))
-            own, last_read = self.run.hex(), dict(self._read)
+            own, last_read = {self.run.hex(), *self._beside}, dict(self._read)
             new = []
             for one in note_objects(names):
                 last = last_read.get(one.run, 0)
-                if one.run != own and one.first <= last + 1 and one.last > last:
+                if one.run not in own and one.first <= last + 1 and one.last > last:
                     new.append(one)
                     last_read[one.run] = one.last
             return self._stored(new, await self._contents(new))
@@ -192,12 +208,15 @@ class NoteLog:
 
     def has_copies_of(self, run: bytes) -> bool:
         """Return True if :meth:`note_copies_of` was called for ``run`` before the log was read."""
-        return copied_name(run.hex()) in self._earlier
+        return moved_name(run.hex()) in self._earlier
 
     async def note_copies_of(self, run: bytes) -> None:
-        """Note that the store of this log has copies of the records of another log up to ``run``. Raises TierFailed."""
+        """Note that this log and its store have copies of the notes and records of another log up to ``run``.
+
+        Raises TierFailed.
+        """
         try:
-            await self._call(partial(self._client.put, {copied_name(run.hex()): b""}))
+            await self._call(partial(self._client.put, {moved_name(run.hex()): b""}))
         except RemoteError as error:
             raise TierFailed("notes", "write", self._client.url, error) from None
 

@@ -6,8 +6,8 @@ object. Small notes are joined into one object later, so a note may be in severa
 the objects a reader reads, if together they have all numbers.
 
 An object ``notes/RUN.whole`` says that only the notes of RUN and of later runs are needed. An object
-``notes/RUN.copied`` says that the store of this log has copies of all records that are named in the log of another
-store. RUN is the latest run in that log.
+``notes/RUN.moved`` says that the store of this log has copies of all records that are named in the log of another
+store, and that this log has the notes about them. RUN is the latest run in that log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = [
     "FOLDER",
     "NoteObject",
     "NotesChanged",
-    "copied_name",
+    "moved_name",
     "needed",
     "note_object",
     "note_objects",
@@ -57,9 +57,9 @@ def whole_name(run: str) -> str:
     return f"{FOLDER}/{run}.whole"
 
 
-def copied_name(run: str) -> str:
-    """Return the name of the object which says that the records of another log, up to ``run``, are copied."""
-    return f"{FOLDER}/{run}.copied"
+def moved_name(run: str) -> str:
+    """Return the name of the object which says that the records and notes of another log, up to ``run``, are copied."""
+    return f"{FOLDER}/{run}.moved"
 
 
 def note_objects(names: Iterable[str]) -> list[NoteObject]:

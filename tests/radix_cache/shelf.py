@@ -31,7 +31,8 @@ class Note(NamedTuple):
 class Shelf:
     """Keeps records. ``refuses``: it keeps nothing more; ``is_closed``: nothing is read. ``refused``: failed writes.
 
-    ``keeps_notes``: with :meth:`again`, records and notes outlive a router.
+    ``keeps_notes``: with :meth:`again`, records and notes outlive a router. ``uncopied``: notes of another store, whose
+    records are here after :meth:`end_copy`.
     """
 
     was_deleted: Callable[[bytes], Awaitable[bool]]
@@ -50,6 +51,8 @@ class Shelf:
         self.refuses = False
         self.is_closed = False
         self.refused = 0
+        self.uncopied: list[Note] = []
+        self.copy_run = self.closing = b""
 
     @hookimpl
     def setup(self, router: Router) -> None:
@@ -64,7 +67,7 @@ class Shelf:
 
     async def news(self) -> Sequence[Note]:
         new, self.seen = self.written[self.seen :], len(self.written)
-        return [note for note in new if note.run != self.run]
+        return [note for note in new if note.run not in (self.run, self.copy_run)]
 
     def learn(self, sizes: Mapping[bytes, int]) -> None:
         """All records can be fetched anyway."""
@@ -89,6 +92,15 @@ class Shelf:
         if self.refuses:
             raise OSError("no space left on the shelf")
         self.written.append(Note(self.run, f"note {len(self.written)}", content))
+
+    async def copy(self, opening: Iterable[bytes], closing: bytes) -> None:
+        copy_run = self.uncopied[-1].run[:-1] + bytes([len(self.written)])
+        self.written += [Note(copy_run, f"copied note {place}", each) for place, each in enumerate(opening)]
+        self.copy_run, self.closing = copy_run, closing
+
+    def end_copy(self, records: Mapping[bytes, bytes]) -> None:
+        self.records |= records
+        self.written.append(Note(self.copy_run, "the last copied note", self.closing))
 
     async def replace_notes(self, contents: Iterable[bytes]) -> None:
         if self.keeps_notes and not self.is_shared:

@@ -43,6 +43,7 @@ async def records(path: Path, *, remote: bool = True) -> AsyncIterator[ColdRecor
             each: list[Any] = [tier for tier in (tiers.memory, tiers.ssd, tiers.remote) if tier is not None]
             with kept.kept_in(store, each, tiers.logs):
                 await kept.notes()
+                await kept.copy([b"opening"], b"closing")
                 await kept.note(b"begun")
                 yield kept
     finally:

@@ -95,7 +95,7 @@ class ColdTrajectories:
             store, self._trajectories, demotion, RunBegun(FORMAT, tokenizer), self.rows, self.side,
             partial(self._saver.failed, "follow"),
         )  # fmt: skip
-        self._others.open = self._trajectories.losses.open = past.open
+        self._others.restore(past)
         self._restored = len(demotion.directory)
         self._trajectories.demotion = demotion
         demotion.on_notice = lambda: self._news.set()
@@ -192,18 +192,16 @@ class ColdTrajectories:
         ``asks``: a request of the session begins right after the search. Raises NotNoted if that cannot be noted.
         """
         if self._store is not None:
-            directory = self._demotion.directory
-            asking = session if asks else None
+            known = self._demotion.directory
             if not asks:
                 await self._look()
-            await self._load(lambda: [*directory.along_text(text), *self._of(session)], asking)
+            await self._load(lambda: [*known.along_text(text), *self._of(session)], session if asks else None)
 
     async def load_ids(self, ids: bytes, session: str | None, *, asks: bool = False) -> None:
         """Promote all segments that a search for ``ids`` (packed) by ``session`` may meet. Raises StoreFailed."""
         if self._store is not None:
-            directory = self._demotion.directory
-            asking = session if asks else None
-            await self._load(lambda: [*directory.along_ids(ids), *self._of(session)], asking)
+            found = lambda: [*self._demotion.directory.along_ids(ids), *self._of(session)]  # noqa: E731
+            await self._load(found, session if asks else None)
 
     async def load_given(self, ids: bytes, text: bytes, session: str | None) -> None:
         """Promote all segments that a search for ``ids`` (packed), whose text is ``text``, may meet.
@@ -255,6 +253,8 @@ class ColdTrajectories:
         self._loads.let_go()
         self._trajectories.forget(session)
         self.side.forget(session)
+        if self._store is not None:
+            self._others.forget(session)
 
     def _of(self, session: str | None) -> Iterable[int]:
         return self._demotion.of_session(session) if session is not None else ()

@@ -15,6 +15,7 @@ __all__ = [
     "FORMAT",
     "AskedAgain",
     "Begun",
+    "Copying",
     "Demoted",
     "Dropped",
     "DroppedRows",
@@ -148,10 +149,21 @@ class DroppedRows(NamedTuple):
     keys: tuple[bytes, ...]
 
 
+class Copying(NamedTuple):
+    """The notes of this run are about records that a router copies to this store. See ``copying``.
+
+    Up to the Ended note of the run, records may be missing if their keys begin with one of ``beginnings``.
+    ``replaces``: names of runs with an unfinished copy of the same records.
+    """
+
+    beginnings: tuple[bytes, ...]
+    replaces: tuple[bytes, ...]
+
+
 _FRAMES = Frames(
     (
         *(RunBegun, Demoted, Dropped, Grew, Begun, Settled, Unanswered, Lost, SideRecord, AskedAgain, Ended),
-        *(Rows, DroppedRows),
+        *(Rows, DroppedRows, Copying),
     )
 )
 

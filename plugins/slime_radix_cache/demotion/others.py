@@ -8,10 +8,12 @@ from typing import Any
 import anyio
 
 from slime_radix_cache.cold_store import ColdStore, StoredNote
+from slime_radix_cache.demotion.copying import Copies, NotCopied
 from slime_radix_cache.demotion.demotion import Demotion
 from slime_radix_cache.demotion.notes import (
     AskedAgain,
     Begun,
+    Copying,
     Demoted,
     Dropped,
     DroppedRows,
@@ -26,7 +28,7 @@ from slime_radix_cache.demotion.notes import (
     WrongNote,
     unpacked,
 )
-from slime_radix_cache.demotion.past import entry_of_note, mark_lost
+from slime_radix_cache.demotion.past import Past, entry_of_note, mark_lost
 from slime_radix_cache.demotion.row_notes import RowNotes
 from slime_radix_cache.demotion.side_records import SideRecords
 from slime_radix_cache.index.segments import Segment
@@ -60,6 +62,9 @@ class OtherRouters:
         self._ignored: set[bytes] = set()
         #: Segments whose parent is not known yet.
         self._waiting: dict[bytes, Demoted] = {}
+        self._copies = Copies()
+        #: Segments that a copy may bring, each with the run of the note. Their sessions are open in the copy's run.
+        self._hidden: dict[bytes, tuple[bytes, Demoted]] = {}
         self._lock = anyio.Lock()
         self._wrong: WrongNote | None = None
         #: Numbers of the latest reading that has begun, and of the latest that has ended. ``_error``: the error of the
@@ -69,6 +74,13 @@ class OtherRouters:
         #: Open sessions, each with the runs in which it is open, and with the keys of its segments in ``_waiting``.
         #: A session stays open until neither a run nor a key is left.
         self.open: dict[str, set[bytes]] = {}
+
+    def restore(self, past: Past) -> None:
+        """Go on after the notes in ``past``."""
+        self.open = self._trajectories.losses.open = past.open
+        self._copies, self._waiting = past.copies, past.waiting
+        self._hidden = {key: (b"", note) for key, note in past.hidden.items()}
+        self._add_waiting()
 
     async def run(self) -> None:
         """Follow the notes until cancelled."""
@@ -98,11 +110,23 @@ class OtherRouters:
     async def was_deleted(self, key: bytes) -> bool:
         """Return True if a router has dropped the record of ``key``, according to the notes written until now.
 
-        A router notes that before it deletes the record. Raises what :meth:`look` raises.
+        A router notes that before it deletes the record. Raises what :meth:`look` raises, and NotCopied if the record
+        may still come.
         """
         await self.look()
         demotion, runs = self._demotion, self._demotion.runs
-        return key in demotion.dropped_rows or (runs.knows(key) and runs.serial(key) in demotion.dropped)
+        if key in demotion.dropped_rows or (runs.knows(key) and runs.serial(key) in demotion.dropped):
+            return True
+        if self._copies.may_bring(key):
+            raise NotCopied(key)
+        return False
+
+    def forget(self, session: str) -> None:
+        """Drop the segments of ``session`` that are not known yet."""
+        hidden = (note for _, note in self._hidden.values())
+        for key in [note.key for note in (*self._waiting.values(), *hidden) if note.session == session]:
+            self._drop(key)
+            self._demotion.forget(self._demotion.runs.serial(key))
 
     async def _read(self) -> Exception | None:
         """Read the notes written until now. Returns an error instead of raising it, or None."""
@@ -134,7 +158,7 @@ class OtherRouters:
                 else:
                     self._ignored.add(run)
             case Demoted():
-                self._waiting[note.key] = note
+                self._learn(note, run)
             case Dropped():
                 self._drop(note.key)
             case Grew():
@@ -144,8 +168,11 @@ class OtherRouters:
             case Settled():
                 self._settle(note.session, run)
             case Ended():
-                for session in list(self.open):
-                    self._settle(session, run)  # the shortened log of an ended run has no Settled notes
+                self._end(run)
+            case Copying():
+                self._copies.begin(run, note)
+                for replaced in note.replaces:
+                    self._end(replaced)
             case Rows():
                 self._rows.found(note)
             case DroppedRows():
@@ -157,7 +184,16 @@ class OtherRouters:
             case SideRecord() | AskedAgain():
                 self._side.learn(note)
 
+    def _learn(self, note: Demoted, run: bytes) -> None:
+        if not self._copies.may_bring(note.key):
+            self._waiting[note.key] = note
+            return
+        known, _ = self._hidden.get(note.key, (run, note))
+        if run not in self._copies or known in self._copies:  # else the known note is the later one
+            self._hidden[note.key] = run, note
+
     def _drop(self, key: bytes) -> None:
+        self._hidden.pop(key, None)
         note = self._waiting.pop(key, None)
         if note is not None and note.session is not None:
             self._settle(note.session, key)
@@ -192,6 +228,14 @@ class OtherRouters:
         for key in (note.part, note.whole):
             runs.add(key)
         self._demotion.grown.learn(runs.serial(note.part), runs.serial(note.whole))
+
+    def _end(self, run: bytes) -> None:
+        """Settle all sessions of ``run``: the shortened log of an ended run has no Settled notes. End its copy, too."""
+        self._copies.end(run)
+        for session in list(self.open):
+            self._settle(session, run)
+        for key in [key for key in self._hidden if not self._copies.may_bring(key)]:
+            _, self._waiting[key] = self._hidden.pop(key)
 
     def _settle(self, session: str, run: bytes) -> None:
         runs = self.open.get(session, set())

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import groupby, islice, starmap
 from typing import Any
 
 from router_core.errors import StartupError
 from slime_radix_cache.cold_store import StoredNote
+from slime_radix_cache.demotion.copying import Copies, beginnings_of
 from slime_radix_cache.demotion.directory import Entry, IdPlace, State, TextPlace
 from slime_radix_cache.demotion.notes import (
     FORMAT,
     AskedAgain,
     Begun,
+    Copying,
     Demoted,
     Dropped,
     DroppedRows,
@@ -49,9 +52,19 @@ class Past:
     A session is open between a Begun and a Settled note. A session that was open at the end of a run is lost. If the
     store is shared, that run may still go on, so ``open`` has the session instead, with the runs in which it is open.
     A run without an Ended note may also have lost answers to requests without a session.
+
+    ``copies``: unfinished copies of other routers to the store. ``hidden``: segments that these copies may bring.
+    ``waiting``: segments that continue hidden ones.
+
+    ``here``: the notes about records that this router is about to copy to the store. Its earlier copies, whose runs are
+    ``replaced``, do not count. ``gone``: keys of records that an earlier copy wanted to bring, and that are not here
+    any more.
     """
 
-    def __init__(self, notes: Sequence[StoredNote], tokenizer: str, *, is_shared: bool = False) -> None:
+    def __init__(
+        self, notes: Sequence[StoredNote], tokenizer: str, *, is_shared: bool = False,
+        here: Past | None = None,
+    ) -> None:  # fmt: skip
         self.segments: dict[bytes, Demoted] = {}
         self.grown: dict[bytes, bytes] = {}
         self.lost: dict[Lost, None] = {}
@@ -66,13 +79,26 @@ class Past:
         self._begun = RunBegun(FORMAT, tokenizer)
         self.dropped: set[bytes] = set()
         self.dropped_rows: set[bytes] = set()
+        self.copies = Copies()
+        self._replaced: set[bytes] = set()
+        #: The keys of the records that each unfinished copy is about.
+        self._copied: dict[bytes, set[bytes]] = {}
         for run, each in groupby(notes, lambda note: note.run):
             self._read_run(run, each)
+        self.replaced = self.copies.of(here.beginnings) if here is not None else []
+        copied = set[bytes]().union(*(self._copied[run] for run in self.replaced))
+        known = (here.segments.keys() | here.side_records.keys()) if here is not None else set[bytes]()
+        self.gone = copied - known - self.dropped
+        self.dropped |= self.gone
         #: Dropped keys with a Demoted or SideRecord note. :meth:`as_notes` repeats that they are dropped: the store may
         #: have a log in another tier, which the new notes do not replace, with such a note.
         self._still_noted = [
             key for key in self.dropped for kept in (self.segments, self.side_records) if kept.pop(key, None)
         ]
+        self._leave_out({*self.replaced, *self._replaced})
+        if self.copies:
+            self.lost[Lost("text", *digest_of(b""))] = None
+        self.hidden, self.waiting = self._set_aside()
         self.rows = [note for note in reversed(self._rows.values()) if self._are_needed(note)]
         if not is_shared:  # else another router's record may still come
             self.asked_again &= {note.place for note in self.side_records.values()}
@@ -93,6 +119,12 @@ class Past:
                     if isinstance(note, DroppedRows):
                         self.dropped_rows.update(note.keys)
                         continue
+                    if isinstance(note, Copying):
+                        self.copies.begin(run, note)
+                        self._copied.setdefault(run, set())
+                        self._replaced.update(note.replaces)
+                    if run in self._copied and isinstance(note, Demoted | SideRecord):
+                        self._copied[run].add(note.key)
                     has_ended = isinstance(note, Ended)
                     self._take(note, open_sessions)
             except WrongNote as wrong:
@@ -100,12 +132,15 @@ class Past:
                     f"the log of demoted trajectories cannot be read: {stored.place}: {wrong}; "
                     "give the store another directory, or prefix, to start without them"
                 ) from None
+        if has_ended:
+            self.copies.end(run)
+            open_sessions.clear()
         if self._is_shared:
             for session in open_sessions:
                 self.open.setdefault(session, set()).add(run)
         else:
             self.lost |= {Lost("session", *digest_of(session)): None for session in open_sessions}
-        if not has_ended:
+        if not has_ended and run not in self.copies:
             self.lost[Lost("text", *digest_of(b""))] = None
 
     def _take(self, note: Any, open_sessions: set[str]) -> None:
@@ -128,6 +163,43 @@ class Past:
                 self.side_records[note.key] = note
             case AskedAgain():
                 self.asked_again.add(note.place)
+
+    def _leave_out(self, replaced: Set[bytes]) -> None:
+        """Leave out the notes of unfinished copies that other copies have replaced, or will replace."""
+        for run in replaced:
+            self.copies.end(run)
+        for session, runs in list(self.open.items()):
+            runs -= replaced
+            if not runs:
+                del self.open[session]
+
+    def _set_aside(self) -> tuple[dict[bytes, Demoted], dict[bytes, Demoted]]:
+        """Take the hidden segments, and the segments that continue them, out of ``segments``; return both."""
+        hidden = {key: note for key, note in self.segments.items() if self.copies.may_bring(key)}
+        children = defaultdict[bytes, list[Demoted]](list)
+        for note in self.segments.values():
+            children[note.parent].append(note)
+        waiting: dict[bytes, Demoted] = {}
+        rest = list(hidden.values())
+        while rest:
+            note = rest.pop()
+            if self.segments.pop(note.key, None) is not None:
+                rest += children[note.key]
+                if note.key not in hidden:
+                    waiting[note.key] = note
+        return hidden, waiting
+
+    @property
+    def beginnings(self) -> frozenset[bytes]:
+        """The beginnings of the keys of all records."""
+        return beginnings_of(self.sizes)
+
+    @property
+    def sessions(self) -> list[str]:
+        """The sessions of the segments and of the side records."""
+        known = (self.segments, self.side_records)
+        found = dict.fromkeys(note.session for notes in known for note in notes.values())
+        return [session for session in found if session is not None]
 
     def _are_needed(self, note: Rows) -> bool:
         """Return True if ``note`` is about all rows, or if its response is known or may be noted later."""

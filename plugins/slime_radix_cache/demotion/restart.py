@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable
 
 from router_core.errors import StartupError
 from slime_radix_cache.cold_store import ColdStore
+from slime_radix_cache.demotion.copying import CLOSING, opening
 from slime_radix_cache.demotion.demotion import Demotion
 from slime_radix_cache.demotion.note_writer import NoteWriter
 from slime_radix_cache.demotion.notes import FORMAT, Dropped, Grew, Lost, RunBegun, packed
@@ -28,9 +30,12 @@ async def restore(
     Segments whose records are gone are lost, with all that continues them. Raises StartupError.
     """
     notes = await store.notes()
-    past = Past(notes, tokenizer, is_shared=store.is_shared)
+    begun = RunBegun(FORMAT, tokenizer)
+    here = Past(store.uncopied, tokenizer) if store.uncopied else None
+    past = Past(notes, tokenizer, is_shared=store.is_shared, here=here)
     # All records of a run may be gone, while segments of later runs still name them as parents.
-    named = [key for each in past.segments.values() for key in (each.key, each.parent) if key]
+    segments = (*past.segments.values(), *past.hidden.values(), *past.waiting.values())
+    named = [key for each in segments for key in (each.key, each.parent) if key]
     named += [note.key for note in past.rows if note.key]
     # A running router may join several of its notes into one. This router then reads them again, also those about
     # dropped records.
@@ -41,7 +46,13 @@ async def restore(
     gone = set(await store.adopt(past.sizes))
     await store.replace_notes(past.as_notes())
     await store.shorten_notes(notes, shortened)
-    await _begin(store, RunBegun(FORMAT, tokenizer))
+    if here is not None:
+        facts = here.as_notes()
+        copied = opening(begun, here.beginnings, here.sessions, facts, past.gone, past.replaced)
+        await _written(store.copy(copied, CLOSING))
+    if store.keeps_notes:
+        # Before this run has samples: by this note, later starts see that samples may be lost.
+        await _written(store.note(packed([begun])))
     _follow(demotion, trajectories, writer, past)
     entries = sorted(
         (entry_of_note(note, demotion.runs) for note in past.segments.values()), key=lambda one: one.serial
@@ -66,13 +77,11 @@ async def restore(
     return past
 
 
-async def _begin(store: ColdStore, begun: RunBegun) -> None:
-    """Note that this run begins, before it has samples: by this note, later starts see that samples may be lost."""
-    if store.keeps_notes:
-        try:
-            await store.note(packed([begun]))
-        except Exception as error:
-            raise StartupError(f"the log of demoted trajectories cannot be written: {error}") from error
+async def _written(write: Awaitable[None]) -> None:
+    try:
+        await write
+    except Exception as error:
+        raise StartupError(f"the log of demoted trajectories cannot be written: {error}") from error
 
 
 def _follow(demotion: Demotion, trajectories: Trajectories, writer: NoteWriter, past: Past) -> None:

@@ -1,0 +1,48 @@
+"""Records as the rows of one sequence: the length in bytes, the content, and zeros up to the end of a block."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import numpy.typing as npt
+
+from slime_tiered_store.frames import Layout
+from slime_tiered_store.keys import Namespace
+
+__all__ = ["LAYOUT", "LENGTH", "blocks_of", "content_of", "namespace_of", "rows_of", "tokens_of"]
+
+#: A block has one row. With the header and the token of the engine (36 bytes) and the header of the SSD tier (64), a
+#: block fills 4 KiB on the disk.
+LAYOUT = Layout(tokens_per_block=1, bytes_per_token=4096 - 36 - 64)
+#: The length of a record, before its content.
+LENGTH = struct.Struct("<Q")
+
+
+def namespace_of(key: bytes) -> Namespace:
+    """Return the namespace of the record of ``key``."""
+    return Namespace("trajectories", variant=key.hex())
+
+
+def tokens_of(blocks: int) -> npt.NDArray[np.int32]:
+    """Return the tokens of a record: zeros, since the namespace already has the key of the record."""
+    return np.zeros(blocks, np.int32)
+
+
+def blocks_of(size: int) -> int:
+    """Return the number of blocks of a record of ``size`` bytes."""
+    return -(-(LENGTH.size + size) // LAYOUT.bytes_per_token)
+
+
+def rows_of(content: bytes) -> bytes:
+    """Return the rows of a record."""
+    size = blocks_of(len(content)) * LAYOUT.bytes_per_token
+    return (LENGTH.pack(len(content)) + content).ljust(size, b"\0")
+
+
+def content_of(rows: bytes) -> bytes | None:
+    """Return the record in ``rows``; None if rows are missing."""
+    if len(rows) < LENGTH.size:
+        return None
+    (length,) = LENGTH.unpack_from(rows)
+    return rows[LENGTH.size : LENGTH.size + length] if LENGTH.size + length <= len(rows) else None
