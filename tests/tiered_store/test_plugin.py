@@ -119,6 +119,7 @@ async def test_record_that_is_in_no_tier_any_more_is_an_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     flags = (*STORE, "--plugin", "metrics", *small_disk(tmp_path, 9, on_loss=on_loss))
+    flags += ("--store-keep-secs", "60")  # a busy disk takes longer than the 0.1 s of the other tests
     if home == "remote":
         flags += tier_flags("file", tmp_path / "remote")
     async with routed(start, ScriptedEngine(tokenizer), checkpoint, *flags) as client:
