@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 
 from router_core.errors import MixedWorkers, NoWorker, WorkerNotFound
@@ -17,7 +17,7 @@ _MAX_TOLD = 20
 
 
 class WorkerPool:
-    """All registered workers; a server with data-parallel ranks is one worker.
+    """All registered workers.
 
     ``kinds``: a request needs a worker of each of these types.
     ``keeps_sessions``: a session stays with its worker; if False, a policy chooses for each request of a session.
@@ -51,12 +51,12 @@ class WorkerPool:
         return self._workers.get(worker.url) is worker.server
 
     def find(self, id_or_url: str) -> Worker:
-        """Return the worker with that id or URL, or the rank with that id or name. Raises WorkerNotFound."""
+        """Return the worker with that id or URL, or the target with that id or name. Raises WorkerNotFound."""
         worker = self._workers.get(id_or_url)
         if worker is not None:
             return worker
         for server in self._workers.values():
-            for worker in (server, *server.ranks):
+            for worker in (server, *server.targets):
                 if id_or_url in (worker.id, worker.name):
                     return worker
         known = ", ".join(self._workers) or "none"
@@ -100,7 +100,7 @@ class WorkerPool:
             )
 
     def remove(self, worker: Worker) -> None:
-        """Remove ``worker`` with all its ranks. The worker's requests in flight go on, and stay counted."""
+        """Remove ``worker`` with all its targets. The worker's requests in flight go on, and stay counted."""
         worker = worker.server
         if worker in self:
             del self._workers[worker.url]
@@ -142,9 +142,11 @@ class WorkerPool:
         """Set the weight version that the router assumes for ``worker``; None: unknown. Nothing else changes it."""
         worker.weight_version = version
 
-    def split(self, worker: Worker, size: int) -> None:
-        """Set the number of data-parallel ranks of ``worker``."""
-        worker.split(size)
+    def divide(self, worker: Worker, targets: Sequence[Worker]) -> None:
+        """Let each request for ``worker`` go to one of ``targets``; without targets to the worker itself."""
+        for target in targets:
+            target.server = worker
+        worker.targets = tuple(targets)
         self._recount()
 
     def _recount(self) -> None:
@@ -163,7 +165,7 @@ class WorkerPool:
         return sum(worker.is_healthy for worker in self._workers.values())
 
     def routable(self) -> tuple[Worker, ...]:
-        """Return the workers and ranks that a request may go to now. Raises NoWorker if a needed type has none."""
+        """Return the workers and targets that a request may go to now. Raises NoWorker if a needed type has none."""
         if not self._routable:
             missing = next(kind for kind in self.kinds if not self._usable.get(kind))
             kind = "" if missing == "regular" else f"{missing} "

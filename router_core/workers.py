@@ -29,7 +29,8 @@ __all__ = [
     "worker_url",
 ]
 
-WorkerType = Literal["regular", "prefill", "decode", "passthrough"]
+#: ``"regular"``, ``"passthrough"``, or a type of a plugin.
+WorkerType = str
 #: States in order of precedence: a worker with several holds shows the first of their states.
 WorkerState = Literal["draining", "quarantined", "stale", "joining", "ready"]
 WorkerChange = Literal["added", "removed", "quarantined", "stale", "readmitted", "draining"]
@@ -104,8 +105,9 @@ class Worker:
 
     ``worker_type`` ``passthrough``: the router only proxies to it, in any protocol. All workers have this type or none.
 
-    A server with data-parallel ranks is one worker, and each rank can be chosen. A rank is a Worker too: it counts its
-    own requests in flight; its ``server`` has everything else. Any other worker is its own ``server``.
+    A plugin may give a worker several ``targets``, see :meth:`WorkerPool.divide`: then a request goes to one of them. A
+    target is a Worker too, with its own ``id``, ``name``, ``facts`` and requests in flight; its ``server`` has
+    everything else. Any other worker is its own ``server``.
     """
 
     url: str
@@ -118,21 +120,17 @@ class Worker:
     in_flight: int = 0
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     said_version: str | None = None
-    rank: int | None = None
-    ranks: tuple[Worker, ...] = field(default=(), repr=False)
+    name: str = ""  # by default the URL
+    targets: tuple[Worker, ...] = field(default=(), repr=False)
     server: Worker = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.server = self
-
-    @property
-    def name(self) -> str:
-        """The worker's URL; ``url@rank`` for a rank."""
-        return self.url if self.rank is None else f"{self.url}@{self.rank}"
+        self.name = self.name or self.url
 
     @property
     def passthrough(self) -> bool:
-        """True when the router only proxies to the worker (for a rank: to its server)."""
+        """True when the router only proxies to the worker (for a target: to its server)."""
         return self.server.worker_type == "passthrough"
 
     @property
@@ -142,17 +140,17 @@ class Worker:
 
     @property
     def load(self) -> int:
-        """Requests in flight, including the requests of its ranks."""
-        return self.in_flight + sum(rank.in_flight for rank in self.ranks)
+        """Requests in flight, including the requests of its targets."""
+        return self.in_flight + sum(target.in_flight for target in self.targets)
 
     @property
     def is_healthy(self) -> bool:
-        """True when the worker has no hold, so it gets requests; a rank has its server's holds."""
+        """True when the worker has no hold, so it gets requests; a target has its server's holds."""
         return not self.server.holds
 
     @property
     def state(self) -> WorkerState:
-        """The state of the hold that takes precedence, or ``ready`` without holds. A rank has its server's state."""
+        """The state of the hold that takes precedence, or ``ready`` without holds. A target has its server's state."""
         hold = self._main_hold
         return "ready" if hold is None else hold.state
 
@@ -173,18 +171,8 @@ class Worker:
 
     @property
     def choices(self) -> tuple[Worker, ...]:
-        """The targets for a request: the worker's ranks, or without ranks the worker itself."""
-        return self.ranks or (self,)
-
-    def split(self, size: int) -> None:
-        """Set the number of data-parallel ranks; 1: no ranks. Existing ranks below ``size`` are kept."""
-        if len(self.choices) != size:
-            known = self.ranks[: size if size > 1 else 0]  # with their requests in flight
-            more = range(len(known), size if size > 1 else 0)
-            new = [Worker(self.url, id=f"{self.id}@{rank}", rank=rank) for rank in more]
-            for rank in new:
-                rank.server = self
-            self.ranks = (*known, *new)
+        """The worker's targets, or without targets the worker itself."""
+        return self.targets or (self,)
 
     def standing(self) -> str:
         """Return the worker's URL, type and state, and the reason why it gets no requests, in one line."""

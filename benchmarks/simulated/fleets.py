@@ -9,9 +9,11 @@ from typing import Protocol
 from benchmarks.simulated.engine import Costs, Engine, Generation
 from benchmarks.simulated.prompts import Text
 from router_core import Exchange, Worker
+from router_core.pool import WorkerPool
 from slime_policies import Auto, CacheAware, Corrected, LeastInflight, Policy, PowerOfTwo
 from slime_policies.kv_events.batches import Event
 from slime_policies.tokens_in_flight import TokensInFlight
+from slime_sglang.ranks import split
 
 __all__ = ["At", "Done", "Earliest", "Fleet", "MakeFleet", "Pairs", "Ranks", "Servers"]
 
@@ -72,8 +74,9 @@ class Servers:
         self._places_sessions = isinstance(policy, Auto) and policy.places_sessions
         self._load = _load_of(policy)
         servers = [Worker(f"http://10.0.0.{number}:30000") for number in range(1, count + 1)]
+        pool = WorkerPool(lambda worker, change: None)
         for server in servers:
-            server.split(ranks.count if ranks.aware else 1)
+            split(pool, server, ranks.count if ranks.aware else 1)
         self._workers = tuple(worker for server in servers for worker in server.choices)
         self._places: dict[Worker, list[_Place]] = {}
         for server in servers:

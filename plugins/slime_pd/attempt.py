@@ -14,6 +14,7 @@ from router_core.sender import Sender
 from slime_pd.bodies import FirstPiece, MergedStream
 from slime_pd.bootstrap import bootstrap_fields
 from slime_pd.pd_merge import Prefilled
+from slime_sglang.facts import dp_rank
 from slime_sglang.generation import with_fields
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Attempt:
 
         ``count``: the number of sequences of ``body``, if it is a batch. Raises HTTPError.
         """
-        prefill, rank = self._prefill.server, self._prefill.rank
+        prefill, rank = self._prefill.server, dp_rank(self._prefill)
         self._asks_rows = any(field in body for field in _ROWS)
         body = with_fields(body, bootstrap_fields(count, prefill))
         to_decode = body if rank is None else with_fields(body, b'"disagg_prefill_dp_rank":%d' % rank)

@@ -17,6 +17,7 @@ from router_core.router import Router
 from slime_http.limits import Limits
 from slime_http.upstream import Upstream
 from slime_policies.tokens_in_flight import CountedRequest, TokensInFlight, change_total
+from slime_sglang.facts import dp_rank
 from slime_sglang.loads import loads_in, tokens_of
 
 __all__ = ["EngineLoads"]
@@ -156,7 +157,8 @@ async def _get(router: Router, worker: Worker, path: bytes) -> tuple[int, bytes]
 
 def _tokens_in(loads: list[dict[str, Any]], choice: Worker) -> int | None:
     """Return the tokens of ``choice``, a worker or a rank; None if the number is missing or invalid."""
-    own = loads if choice.rank is None else [each for each in loads if each.get("dp_rank") == choice.rank]
+    rank = dp_rank(choice)
+    own = loads if rank is None else [each for each in loads if each.get("dp_rank") == rank]
     try:
         return tokens if own and (tokens := tokens_of(own)) >= 0 else None
     except WorkerBroke:

@@ -1,4 +1,4 @@
-"""Facts about an SGLang worker: its model, the shape of the routed experts, and a prefill worker's bootstrap port."""
+"""Facts about an SGLang worker: its type, rank, model, shape of the routed experts, and bootstrap port."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ __all__ = [
     "BOOTSTRAP_PORT",
     "EXPERTS_SHAPE",
     "MODEL_ID",
+    "RANK",
     "TOLD_MODEL",
+    "WORKER_TYPES",
     "bootstrap_port",
     "described",
+    "dp_rank",
     "experts_shape",
     "model_id",
     "registered_model",
@@ -22,12 +25,22 @@ __all__ = [
 #: registration names. ``EXPERTS_SHAPE``: layers, and experts per token.
 BOOTSTRAP_PORT, MODEL_ID, TOLD_MODEL = "bootstrap_port", "model_id", "told_model"
 EXPERTS_SHAPE = "experts_shape"
+#: A name in the facts of a target: the data-parallel rank that the target is.
+RANK = "dp_rank"
+#: The values of :attr:`Worker.worker_type`.
+WORKER_TYPES = ("regular", "prefill", "decode", "passthrough")
 
 
 def bootstrap_port(worker: Worker) -> int | None:
     """Return the port at which decode workers reach the prefill worker ``worker``; None: the engine's default."""
     port: int | None = worker.server.facts.get(BOOTSTRAP_PORT)
     return port
+
+
+def dp_rank(worker: Worker) -> int | None:
+    """Return the data-parallel rank that ``worker`` is; None for a whole server."""
+    rank: int | None = worker.facts.get(RANK)
+    return rank
 
 
 def experts_shape(worker: Worker) -> tuple[int, int] | None:

@@ -13,7 +13,7 @@ from router_core.router import Router
 from router_core.weights import version_named
 from slime_sglang.documents import document_in
 from slime_sglang.facts import EXPERTS_SHAPE, TOLD_MODEL
-from slime_sglang.ranks import ranks_told
+from slime_sglang.ranks import ranks_told, split
 from slime_sglang.recognizer import objection
 
 __all__ = ["Introduction"]
@@ -45,7 +45,7 @@ class Introduction:
             if status < 500 and (self._counts_ranks or self.asks_model):
                 told = await self._server_info(worker)
                 if self._counts_ranks:
-                    router.pool.split(worker, ranks_told(told))
+                    split(router.pool, worker, ranks_told(told))
                 if self.asks_model:
                     served = _served_model(told)
         trouble = unwell(status)
@@ -64,7 +64,7 @@ class Introduction:
         trouble: object = f"no answer within {FIRST_LOOK_S:g} s"
         with anyio.move_on_after(FIRST_LOOK_S):
             try:
-                self._router.pool.split(worker, ranks_told(await self._server_info(worker)))
+                split(self._router.pool, worker, ranks_told(await self._server_info(worker)))
                 return
             except Exception as error:  # of many kinds with httpcore on uvloop; it must not end the router
                 trouble = error

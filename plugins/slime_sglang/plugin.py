@@ -17,7 +17,7 @@ from router_core.workers import WorkerChange
 from slime_sglang.gateway_flags import add_gateway_flags, without_effect
 from slime_sglang.introduction import Introduction
 from slime_sglang.misspelt_paths import MisspeltPaths
-from slime_sglang.ranks import Ranks
+from slime_sglang.ranks import Ranks, split
 from slime_sglang.worker_routes import worker_routes
 
 __all__ = ["SGLang", "add_options", "make_plugin", "provides"]
@@ -92,7 +92,7 @@ class SGLang:
     def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
         router = self._router
         if change == "added" and self._ranks > 1:
-            router.pool.split(worker, self._ranks)
+            split(router.pool, worker, self._ranks)
         elif change == "readmitted" and not router.pool.passthrough:
             if self._introduction.asks_model:
                 router.tasks.start_soon(router.registration.look_at, worker)

@@ -1,4 +1,4 @@
-"""Writes the chosen data-parallel rank into requests.
+"""Data-parallel ranks: each is a target of its worker, and is written into the requests that go to it.
 
 A server with ``dp_size`` above 1 has a scheduler and a prefix cache for each rank. The server uses its ranks in turn,
 unless a request names a rank. SGLang reads the rank in the body of a generation, vLLM in a header.
@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from router_core.exchange import Exchange
+from router_core.pool import WorkerPool
 from router_core.reply import Reply
 from router_core.request import Request
 from router_core.sender import Sender
 from router_core.workers import Worker
 from slime_sglang.documents import document_in
+from slime_sglang.facts import RANK, dp_rank
 from slime_sglang.generation import generates, with_fields, without_fields
 
-__all__ = ["Ranks", "ranks_told"]
+__all__ = ["Ranks", "ranks_told", "split"]
 
 #: A larger ``dp_size`` counts as invalid.
 _MAX_RANKS = 1024
@@ -29,6 +31,18 @@ def ranks_told(server_info: bytes) -> int:
     """Return the ``dp_size`` in an answer to ``/server_info``; 1 when the answer has no valid ``dp_size``."""
     size = (document_in(server_info) or {}).get("dp_size")
     return size if isinstance(size, int) and 1 < size <= _MAX_RANKS else 1
+
+
+def split(pool: WorkerPool, worker: Worker, size: int) -> None:
+    """Set the number of ranks of ``worker``; 1: no ranks. Existing ranks below ``size`` are kept."""
+    count = size if size > 1 else 0
+    if len(worker.targets) != count:
+        known = worker.targets[:count]  # with their requests in flight
+        pool.divide(worker, (*known, *(_new_rank(worker, rank) for rank in range(len(known), count))))
+
+
+def _new_rank(worker: Worker, rank: int) -> Worker:
+    return Worker(worker.url, id=f"{worker.id}@{rank}", name=f"{worker.url}@{rank}", facts={RANK: rank})
 
 
 class Ranks:
@@ -50,7 +64,7 @@ class Ranks:
     async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:
         """See :class:`router_core.sender.Sender`."""
         worker = exchange.worker
-        rank = worker.rank if worker is not None else None
+        rank = dp_rank(worker) if worker is not None else None
         is_generation = generates(request) and not (worker is not None and worker.passthrough)
         if is_generation:
             body = request.body if body is None else body

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, cast, get_args
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,8 +16,8 @@ from router_core.errors import BadRequest, HTTPError, WorkerNotFound
 from router_core.registration import Refusal
 from router_core.router import Router
 from router_core.routes import JSON, ControlRoute, by_method, json_object, shown
-from router_core.workers import WorkerType, worker_url
-from slime_sglang.facts import BOOTSTRAP_PORT, MODEL_ID, described
+from router_core.workers import worker_url
+from slime_sglang.facts import BOOTSTRAP_PORT, MODEL_ID, WORKER_TYPES, described
 
 __all__ = ["WorkerRefused", "worker_routes"]
 
@@ -173,8 +173,8 @@ def _warning(url: str, trouble: str) -> dict[str, str]:
 def _checked(content: dict[str, Any]) -> dict[str, Any]:
     """Return the optional fields of a registration. Raises BadRequest."""
     kind = content.get("worker_type")
-    if kind is not None and (not isinstance(kind, str) or kind not in get_args(WorkerType)):
-        raise BadRequest(f"worker_type: wanted one of {', '.join(get_args(WorkerType))}, got {shown(kind)}")
+    if kind is not None and (not isinstance(kind, str) or kind not in WORKER_TYPES):
+        raise BadRequest(f"worker_type: wanted one of {', '.join(WORKER_TYPES)}, got {shown(kind)}")
     port = content.get("bootstrap_port")
     if port is not None and (isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536):
         raise BadRequest(f"bootstrap_port: wanted a port number or null, got {shown(port)}")
@@ -200,7 +200,7 @@ def _checked(content: dict[str, Any]) -> dict[str, Any]:
     if key is not None and not (isinstance(key, str) and _KEY.fullmatch(key)):
         raise BadRequest("api_key: wanted a string of printable ASCII, without a space at its ends")
     return {
-        "worker_type": cast(WorkerType | None, kind),
+        "worker_type": kind,
         # A null is kept, too: it removes the port or the model that an earlier registration named.
         "facts": {name: content[name] for name in (BOOTSTRAP_PORT, MODEL_ID) if name in content},
         "labels": _bounded(labels),

@@ -12,7 +12,7 @@ from router_core import Worker
 from router_core.errors import BadRequest
 from router_core.weights import WeightVersions
 from router_core.workers import WorkerState, WorkerType, worker_url
-from slime_sglang.facts import BOOTSTRAP_PORT, MODEL_ID, bootstrap_port, registered_model
+from slime_sglang.facts import BOOTSTRAP_PORT, MODEL_ID, WORKER_TYPES, bootstrap_port, registered_model
 
 __all__ = ["Foreign", "SavedWorker", "Snapshot"]
 
@@ -59,7 +59,7 @@ class SavedWorker:
         labels = saved.labels if isinstance(saved.labels, dict) else {"": None}
         well = (
             isinstance(saved.id, str)
-            and saved.worker_type in get_args(WorkerType)
+            and saved.worker_type in WORKER_TYPES
             and saved.state in get_args(WorkerState)
             and isinstance(saved.bootstrap_port, int | None)
             and all(isinstance(value, str | None) for value in optional)

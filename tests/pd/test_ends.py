@@ -78,7 +78,9 @@ def waiting_for_probes(breakers: Breakers) -> list[str]:
 
 @pytest.mark.parametrize("mood", MOODS)
 async def test_nothing_is_left_of_a_pair_that_is_given_up_at_any_step(start: Start, mood: str) -> None:
-    prefill, decode = (StandIn(kind, rest=how) for kind, how in zip(("prefill", "decode"), MOODS[mood], strict=True))  # type: ignore[arg-type]  # fmt: skip
+    prefill, decode = (
+        StandIn(kind, rest=how) for kind, how in zip(("prefill", "decode"), MOODS[mood], strict=True)
+    )
     flags = (
         "--cb-failure-threshold", "1", "--cb-success-threshold", "9", "--cb-timeout-duration-secs", "600",
         "--retry-max-retries", "2",

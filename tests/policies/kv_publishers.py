@@ -69,9 +69,9 @@ class Following:
 
     def in_sync(self, url: str, rank: int | None = None) -> WorkerBlocks | None:
         worker = self.running.router.pool.find(url)
-        if rank is not None and not worker.ranks:
+        if rank is not None and not worker.targets:
             return None
-        return self.blocks.in_sync(worker.id if rank is None else worker.ranks[rank].id)
+        return self.blocks.in_sync(worker.id if rank is None else worker.targets[rank].id)
 
     def agrees(self, url: str, cache: SimulatedCache, rank: int | None = None) -> bool:
         """Return True when the router knows the blocks in ``cache``, and no others."""

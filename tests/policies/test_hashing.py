@@ -15,12 +15,14 @@ import holding
 from pd.stand_ins import StandIn, between
 from policies.asking import asking, ready
 from router_core import Exchange, Worker
+from router_core.pool import WorkerPool
 from router_core.types import Receive, Scope, Send
 from routers import Start, answering
 from slime_http.serving import serving
 from slime_policies import ConsistentHashing, PrefixHash, Settings
 from slime_policies.prompt_start import PromptStart
 from slime_policies.ring import WorkerRing
+from slime_sglang.ranks import split
 
 KEYS = [f"key {number}" for number in range(2000)]
 
@@ -87,8 +89,8 @@ def test_unoffered_worker_lends_its_keys_to_the_next_one() -> None:
 
 def test_ranks_have_own_places_and_leave_the_ring_with_their_server() -> None:
     policy, (server, other) = ConsistentHashing(), ready(0, 0)
-    server.split(4)
-    ranks = [*server.ranks, other]
+    split(WorkerPool(lambda worker, change: None), server, 4)
+    ranks = [*server.targets, other]
     assert {policy(asking(session=key), ranks).name for key in KEYS} == {rank.name for rank in ranks}
     policy.forget(server)
     assert {policy(asking(session=key), [other]) for key in KEYS[:50]} == {other}

@@ -31,6 +31,7 @@ from slime_policies.engine_loads import EngineLoads
 from slime_policies.plugin import POLICIES
 from slime_policies.request_tokens import MeanLength, completions_of, limit_of, prompt_tokens_of
 from slime_policies.tokens_in_flight import PROMPT_WEIGHT, TokensInFlight
+from slime_sglang.ranks import split
 from slime_testing import Call, FakeEngine, Running
 
 LEAST = ("--policy", "least_inflight")
@@ -327,7 +328,7 @@ async def test_a_worker_that_recovers_is_known_again(start: Start) -> None:
         assert loads.loads([known]) == [1]
         worker.load = {"loads": [{"dp_rank": 0, "num_used_tokens": 70}, {"dp_rank": 1, "num_used_tokens": 7}]}
         await until(lambda: loads.loads([known]) == [77])
-        running.router.pool.split(known, 3)
+        split(running.router.pool, known, 3)
         ranks = known.choices
         await until(lambda: loads.loads(ranks)[:2] == [70, 7])
         assert loads.loads(ranks) == [70, 7, 77]  # of the third it says nothing, and none has a request

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from router_core.admin import admin_routes
 from router_core.cli import build
 from router_core.errors import BadRequest
-from router_core.workers import Worker, WorkerState, WorkerType
+from router_core.workers import Worker, WorkerState
 from routers import BARE
 from slime_control.calls.endpoints import CALLS
 from slime_control.calls.overview import QUESTIONS
@@ -22,7 +22,7 @@ from slime_openai.requests import chat_request, completion_request
 from slime_openai.requests.chat_request import read_chat
 from slime_openai.requests.completion_request import read_completion
 from slime_openai.requests.options import NO_EFFECT, REFUSED
-from slime_sglang.facts import described
+from slime_sglang.facts import WORKER_TYPES, described
 from surface.description import DOCUMENT, documents, jsonschema, operations, unlike
 from surface.values import MESSAGES, VALUES
 
@@ -135,7 +135,7 @@ def test_a_worker_is_described_with_all_that_is_shown_of_it() -> None:
     fields = SCHEMAS["Worker"]["properties"]
     assert set(fields) == set(SCHEMAS["Worker"]["required"]) == described(Worker("http://a")).keys()
     assert fields["state"]["enum"] == list(get_args(WorkerState))
-    assert fields["worker_type"]["enum"] == list(get_args(WorkerType))
+    assert fields["worker_type"]["enum"] == list(WORKER_TYPES)
 
 
 # parameters

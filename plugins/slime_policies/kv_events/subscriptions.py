@@ -16,6 +16,7 @@ from slime_policies.kv_events.blocks import Blocks, WorkerBlocks
 from slime_policies.kv_events.publisher import Publisher, publisher_of
 from slime_policies.kv_events.stream import EventStream, Tally
 from slime_policies.kv_events.subscription import Subscription
+from slime_sglang.facts import dp_rank
 
 if TYPE_CHECKING:
     from slime_metrics.contracts import Metrics
@@ -114,7 +115,7 @@ class Subscriptions:
             publisher = await _publisher(router, choice)
             if publisher is None:
                 return "/server_info names no publisher; start the engine with --kv-events-config"
-            if publisher.ranks > 1 and choice.rank is None:
+            if publisher.ranks > 1 and dp_rank(choice) is None:
                 return f"each of its {publisher.ranks} data-parallel ranks has a cache; add --dp-aware"
             for endpoint in filter(None, (publisher.endpoint, publisher.replay)):
                 await router.addresses.admit(endpoint.replace("tcp:", "http:", 1))
@@ -128,7 +129,7 @@ class Subscriptions:
 
 
 async def _publisher(router: Router, choice: Worker) -> Publisher | None:
-    server, rank = choice.server, choice.rank or 0
+    server, rank = choice.server, dp_rank(choice) or 0
     for path in ("/server_info", "/get_server_info"):
         status, body = await router.registration.get(server, path)
         if status != 404:

@@ -133,7 +133,7 @@ async def test_load_that_an_engine_reports_is_that_of_the_rank(start: Start, mod
         tasks.start_soon(lambda: engine.client.post("/generate", json=body))  # by another client
         [worker] = told.running.router.pool
         loads = load_in(told.running, worker)
-        await until(lambda: loads.loads(worker.ranks)[1] >= 2000)
+        await until(lambda: loads.loads(worker.targets)[1] >= 2000)
         for number in range(4):
             await told.generate([301 + number], max_new_tokens=1)
         assert [rank for _, rank, ids in told.entries() if len(ids) == 1] == [0] * 4

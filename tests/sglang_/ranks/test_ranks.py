@@ -23,10 +23,13 @@ from slime_engine.engine import EngineHost
 from slime_engine.model import NgramModel
 from slime_engine.settings import Settings
 from slime_http.serving import serving
-from slime_sglang.ranks import ranks_told
+from slime_sglang.facts import dp_rank
+from slime_sglang.ranks import ranks_told, split
 from slime_testing import FakeEngine, Running
 
 pytestmark = pytest.mark.anyio
+
+_POOL = WorkerPool(lambda worker, change: None)
 
 SAMPLING = {"max_new_tokens": 3, "ignore_eos": True}
 
@@ -386,7 +389,7 @@ def test_an_answer_that_says_nothing_of_ranks_says_one(body: bytes) -> None:
 def test_a_pool_counts_servers_and_finds_ranks() -> None:
     pool = WorkerPool(lambda worker, change: None)
     server = add_ready(pool, Worker("http://127.0.0.1:1"))
-    pool.split(server, 3)
+    split(pool, server, 3)
     assert len(pool) == 1
     assert list(pool) == [server]
     ranks = pool.routable()
@@ -402,22 +405,22 @@ def test_a_pool_counts_servers_and_finds_ranks() -> None:
 
 def test_ranks_are_called_the_same_after_a_restart() -> None:
     one, two = (Worker("http://127.0.0.1:1", id="known") for _ in range(2))
-    one.split(3)
-    two.split(3)
-    assert [rank.id for rank in one.ranks] == [rank.id for rank in two.ranks]
+    split(_POOL, one, 3)
+    split(_POOL, two, 3)
+    assert [target.id for target in one.targets] == [target.id for target in two.targets]
 
 
 def test_a_server_that_gets_more_ranks_keeps_the_count_of_those_it_has() -> None:
     server = Worker("http://127.0.0.1:1")
-    server.split(2)
-    one, two = server.ranks
+    split(_POOL, server, 2)
+    one, two = server.targets
     two.in_flight += 1
-    server.split(4)
-    assert server.ranks[:2] == (one, two)
-    assert len({rank.id for rank in server.ranks}) == 4
-    assert [rank.rank for rank in server.ranks] == [0, 1, 2, 3]
+    split(_POOL, server, 4)
+    assert server.targets[:2] == (one, two)
+    assert len({target.id for target in server.targets}) == 4
+    assert [dp_rank(target) for target in server.targets] == [0, 1, 2, 3]
     assert server.load == 1
-    server.split(1)
+    split(_POOL, server, 1)
     assert server.choices == (server,)
 
 
