@@ -101,6 +101,7 @@ class Hooks:
         self._select_worker = _in_order(manager, "select_worker")
         self._on_weight_update = _in_order(manager, "on_weight_update")
         self._worker_changed = _in_order(manager, "worker_changed")
+        self._weights_confirmed = _in_order(manager, "weights_confirmed")
         self.setup = _at_start(manager, "setup")
         self.sender = _at_start(manager, "sender")
         self.routes = _at_start(manager, "routes")
@@ -213,6 +214,10 @@ class Hooks:
     def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
         """Call each plugin; an exception is logged."""
         _call_each("worker_changed", self._worker_changed, worker, change)
+
+    def weights_confirmed(self, worker: Worker) -> None:
+        """Call each plugin; an exception is logged. A plugin calls this when ``worker`` has the weights to serve."""
+        _call_each("weights_confirmed", self._weights_confirmed, worker)
 
 
 def _call_each(hook: str, found: list[tuple[str, Callable[..., Any]]], *arguments: object) -> list[Any]:

@@ -163,3 +163,11 @@ def worker_changed(worker: Worker, change: WorkerChange) -> None:
 
     When: right after the change. An exception is logged, and the change stands.
     """
+
+
+@hookspec
+def weights_confirmed(worker: Worker) -> None:
+    """Release the plugin's own hold of ``worker`` that waits for the fleet's weights.
+
+    When: a plugin has found that ``worker`` may serve with its weights. An exception is logged.
+    """

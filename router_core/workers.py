@@ -162,7 +162,8 @@ class Worker:
 
     @property
     def _main_hold(self) -> Hold | None:
-        return min(reversed(self.server.holds.values()), key=_order, default=None)  # the latest of equals
+        latest_first = reversed(self.server.holds.values())
+        return min(latest_first, key=lambda hold: _STATES.index(hold.state), default=None)
 
     @property
     def in_use(self) -> bool:
@@ -181,10 +182,6 @@ class Worker:
             "ready" if hold is None else f"{'held' if hold.state == 'ready' else hold.state}: {hold.reason}"
         )
         return f"{server.url} {server.worker_type} {standing}"
-
-
-def _order(hold: Hold) -> int:
-    return _STATES.index(hold.state)
 
 
 def least_in_flight(workers: Iterable[Worker]) -> Worker:

@@ -13,8 +13,8 @@ def quarantine(pool: WorkerPool, worker: Worker, reason: str) -> None:
     pool.release(worker, JOINING, "weights")
 
 
-def stale(pool: WorkerPool, worker: Worker, reason: str) -> None:
-    pool.hold(worker, "weights", reason, "stale")
+def stale(pool: WorkerPool, worker: Worker, reason: str, owner: str = "weights") -> None:
+    pool.hold(worker, owner, reason, "stale")
     pool.release(worker, JOINING, "health")
 
 

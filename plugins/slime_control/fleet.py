@@ -19,7 +19,7 @@ from slime_control.calls.fan_out import Answer, FanOut, passed_on
 from slime_control.calls.recipients import Recipients
 from slime_control.pausing.gate import Gate
 from slime_control.pausing.under_way import UnderWay
-from slime_control.weights.missed_calls import OWNER, MissedCalls
+from slime_control.weights.missed_calls import MissedCalls
 from slime_control.weights.pieces import Pieces
 from slime_control.weights.unannounced import learn_version
 from slime_control.weights.weight_update import Piece
@@ -58,6 +58,10 @@ class Fleet:
             self._pieces.updates.left(worker)
         if change == "added":
             self._pieces.updates.joined(worker)
+
+    def weights_confirmed(self, worker: Worker) -> None:
+        """See :meth:`MissedCalls.weights_confirmed`."""
+        self._missed.weights_confirmed(worker)
 
     async def call(self, call: Call, request: Request) -> Reply:
         """Make ``call`` and answer it. Raises HTTPError."""
@@ -195,8 +199,8 @@ class Fleet:
         elif not is_weights and worker.state == "joining" and not was_suspended:
             return  # a starting engine is neither paused nor without memory, so it has missed nothing
         elif answer.reached and not (is_update and answer.is_as_before):
-            known = None if is_weights else worker.holds.get(OWNER) or worker.holds.get("weights")
-            self._missed.add(worker, call.misses, number, reason if known is None else known.reason)
+            known = None if is_weights else self._missed.reason(worker)
+            self._missed.add(worker, call.misses, number, known or reason)
         elif is_weights or worker.state == "ready":
             self._missed.set_aside(worker, reason)
 

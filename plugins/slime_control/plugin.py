@@ -191,11 +191,9 @@ class Control:
         if path in QUESTIONS:
             if request.method not in _READING:
                 return _wrong_method(_READING)
-            overview = self._overview
-            assert overview is not None  # narrowing: it is set while the router serves
-            return await overview.answer(path)
-        refused = refusal(path)
-        if refused is not None:
+            assert self._overview is not None  # narrowing: it is set while the router serves
+            return await self._overview.answer(path)
+        if (refused := refusal(path)) is not None:
             raise refused
         return None
 
@@ -234,6 +232,11 @@ class Control:
     def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
         if self._fleet is not None:
             self._fleet.worker_changed(worker, change)
+
+    @hookimpl
+    def weights_confirmed(self, worker: Worker) -> None:
+        if self._fleet is not None:
+            self._fleet.weights_confirmed(worker)
 
     async def _pass(self, exchange: Exchange) -> Reply | None:
         """Wait until generation continues. Returns the answer to a ``/generate`` that is aborted meanwhile, else None.

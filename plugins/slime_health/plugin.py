@@ -25,7 +25,7 @@ from slime_health.judge import Judge, Unwell, severity
 from slime_health.probe import Probe
 from slime_health.settings import Settings, add_options
 from slime_health.versions import Versions
-from slime_health.watch import JUDGED, Watch, standing
+from slime_health.watch import JUDGED, WEIGHTS, Watch, standing
 from slime_sglang.generation import GENERATION_PATHS
 
 if TYPE_CHECKING:
@@ -101,6 +101,11 @@ class Health:
             watch.woken.set()
         if watch is not None and self._router is not None and change not in ("added", "readmitted"):
             self._versions.left(self._router, worker)
+
+    @hookimpl
+    def weights_confirmed(self, worker: Worker) -> None:
+        if self._router is not None:
+            self._router.pool.release(worker, WEIGHTS)
 
     @hookimpl
     def attempt_failed(self, worker: Worker, error: HTTPError | None) -> None:

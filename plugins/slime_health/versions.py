@@ -17,7 +17,7 @@ from slime_health.agreement import agreed, missed_control_call, newer_than_the_f
 from slime_health.judge import AS_STARTED, Fit, fit
 from slime_health.questions import PROBES, Questions
 from slime_health.settings import Settings
-from slime_health.watch import JUDGED, UNCHECKED, Watch
+from slime_health.watch import JUDGED, UNCHECKED, WEIGHTS, Watch
 
 if TYPE_CHECKING:
     from slime_control.contracts import QuietPeriod
@@ -244,15 +244,15 @@ class Versions:
                 if is_probed:
                     judge.trust()
         elif worker.state in JUDGED and (judge.returns or (worker.state == "stale" and not judge.failures)):
-            if missed_control_call(worker):
-                if judge.returns:
-                    router.pool.release(worker, "health")
-            elif fits == "same":
+            missed = missed_control_call(worker)
+            if fits == "same" and not missed:
                 judge.trust()
-                router.pool.release(worker, "health", "weights")
+                router.hooks.weights_confirmed(worker)  # first: it must not become stale
+                router.pool.release(worker, "health")
                 self._ask_others(worker, PROBES)
             elif judge.returns:
-                self._leave_behind(router, worker)
+                if not missed:
+                    self._leave_behind(router, worker)
                 router.pool.release(worker, "health")
 
     def _is_behind(self, router: Router, watch: Watch, *, is_news: bool) -> bool:
@@ -297,4 +297,4 @@ class Versions:
     def _set_aside(self, router: Router, worker: Worker, reason: str) -> None:
         if worker.state != "stale":
             logger.warning("worker %s is well and gets no new requests: %s", worker.url, reason)
-        router.pool.hold(worker, "weights", reason, "stale")
+        router.pool.hold(worker, WEIGHTS, reason, "stale")

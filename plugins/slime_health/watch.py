@@ -9,12 +9,14 @@ from router_core.router import Router
 from slime_health.agreement import missed_control_call
 from slime_health.judge import Judge
 
-__all__ = ["JUDGED", "UNCHECKED", "Watch", "standing"]
+__all__ = ["JUDGED", "UNCHECKED", "WEIGHTS", "Watch", "standing"]
 
 #: States that this plugin may change. The core owns the others.
 JUDGED = ("ready", "quarantined", "stale")
 #: Owner of the hold of a worker that has failed, and not named its version since.
 UNCHECKED = "unchecked weights"
+#: Owner of the hold of a worker whose reported weights are not the fleet's.
+WEIGHTS = "weights"
 
 
 class Watch:

@@ -24,6 +24,8 @@ __all__ = ["State", "add_options", "make_plugin"]
 logger = logging.getLogger(__name__)
 
 _WATCH_S = 1.0
+#: Owner of the hold of a worker that was stale, or came back with other weights.
+_OWNER = "state"
 
 
 @hookimpl
@@ -53,8 +55,9 @@ class State:
         self._written: list[object] = []
 
     @hookimpl
-    def setup(self) -> None:
+    def setup(self, router: Router) -> None:
         """Lock the directory, and read the saved state. Raises StartupError."""
+        self._pool = router.pool
         self._directory = StateDirectory(self._path)
         try:
             self._snapshot = self._directory.read()
@@ -79,6 +82,10 @@ class State:
     @hookimpl
     def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
         self._write()
+
+    @hookimpl
+    def weights_confirmed(self, worker: Worker) -> None:
+        self._pool.release(worker, _OWNER)
 
     @hookimpl
     async def on_weight_update(self, update: WeightUpdate) -> None:
@@ -125,7 +132,7 @@ class State:
                 if saved.torn:
                     router.pool.hold(worker, "control", saved.reason or "it failed a control call", "stale")
                 elif saved.state == "stale":
-                    router.pool.hold(worker, "weights", saved.reason or "it was stale", "stale")
+                    router.pool.hold(worker, _OWNER, saved.reason or "it was stale", "stale")
                 if saved.state == "quarantined":
                     router.pool.hold(worker, "health", saved.reason or "it was quarantined", "quarantined")
                 if saved.state in ("stale", "quarantined"):
@@ -135,7 +142,7 @@ class State:
         current = router.weights.current
         for worker in behind:  # after all have answered, since the answers may change the fleet's version
             reason = f"it came back with weights {worker.weight_version!r}, not {current!r}"
-            router.pool.hold(worker, "weights", reason, "stale")
+            router.pool.hold(worker, _OWNER, reason, "stale")
         logger.info("restored %d workers, weights at version %s", len(there), snapshot.current)
 
 

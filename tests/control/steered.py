@@ -16,11 +16,14 @@ from starlette.routing import Route
 
 from plugged import routing
 from slime_control import Control, Settings
+from slime_health import Settings as HealthSettings
 from slime_http.serving import serving
 from slime_testing import Running
 
-__all__ = ["Controlled", "Steered", "hung", "steering"]
+__all__ = ["RARE_PROBES", "Controlled", "Steered", "hung", "steering"]
 
+#: Health checks that probe no worker while a test runs, unless there is news of it.
+RARE_PROBES = HealthSettings(interval_s=600)
 _UPDATES = tuple(f"/update_weights_from_{source}" for source in ("disk", "tensor", "distributed", "ipc"))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,11 +11,13 @@ import pytest
 
 import slime_control.weights.unannounced
 from control.slotted import SLOTS, Slotted, up
+from control.steered import RARE_PROBES
 from holding import is_torn, quarantine, ready, stale, tear
 from plugged import routing, until
 from router_core import Worker
 from router_core.weights import WeightVersions
 from slime_control import Control, Settings
+from slime_health import Health
 from slime_testing import Running
 
 pytestmark = pytest.mark.anyio
@@ -59,10 +61,13 @@ class PiecewiseFleet:
 
 
 @asynccontextmanager
-async def fleet(count: int = 2, timeout_s: float = 10.0) -> AsyncIterator[PiecewiseFleet]:
+async def fleet(
+    count: int = 2, timeout_s: float = 10.0, beside: Mapping[str, object] | None = None
+) -> AsyncIterator[PiecewiseFleet]:
     """A fleet of ``count`` engines; no health checks, which would bring them back."""
     engines = tuple(Slotted() for _ in range(count))
-    async with up(*engines), routing({"control": Control(Settings(timeout_s, 10.0))}) as running:
+    plugins = {"control": Control(Settings(timeout_s, 10.0)), **(beside or {})}
+    async with up(*engines), routing(plugins) as running:
         for engine in engines:
             await running.router.add_worker(engine.url)
         yield PiecewiseFleet(running, engines)
@@ -693,7 +698,7 @@ async def test_worker_quarantined_during_an_update_may_restart_at_any_time() -> 
 
 
 async def test_worker_set_aside_before_an_update_returns_with_all_of_it() -> None:
-    async with fleet() as trainer:
+    async with fleet(beside={"health": Health(RARE_PROBES)}) as trainer:
         _, other = trainer.engines
         worker = trainer.worker(other)
         stale(trainer.running.router.pool, worker, "its weights are at version '1', the fleet's at '8'")

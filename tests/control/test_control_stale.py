@@ -9,10 +9,11 @@ from contextlib import contextmanager
 import anyio
 import pytest
 
-from control.steered import Steered, hung, steering
+from control.steered import RARE_PROBES, Steered, hung, steering
 from holding import is_torn, stale, tear
 from plugged import until
 from router_core.workers import JOINING
+from slime_health import Health
 from slime_http.serving import serving
 from slime_sglang.facts import described
 from slime_testing import Running
@@ -344,7 +345,7 @@ async def test_worker_torn_before_router_start_is_not_trusted_for_a_pause() -> N
 async def test_a_new_name_brings_back_nobody_that_has_other_weights() -> None:
     """An engine that was started anew says the fleet's version then, and does not have its weights."""
     good, anew = Steered(), Steered()
-    async with steering(good, anew) as running:
+    async with steering(good, anew, beside={"health": Health(RARE_PROBES)}) as running:
         assert await update(running, "7") == 200
         worker = running.router.pool.find(anew.url)
         stale(running.router.pool, worker, "its weights are at version 'default', the fleet's at '7'")

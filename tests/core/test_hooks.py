@@ -894,6 +894,36 @@ async def test_hook_worker_changed() -> None:
     ]
 
 
+# weights_confirmed
+
+
+async def test_hook_weights_confirmed() -> None:
+    """Each plugin releases its own hold; an error is logged and changes nothing."""
+
+    class ReleasesItsHold:
+        def __init__(self, owner: str) -> None:
+            self.owner = owner
+
+        @hookimpl
+        def setup(self, router: Router) -> None:
+            self.pool = router.pool
+
+        @hookimpl
+        def weights_confirmed(self, worker: Worker) -> None:
+            self.pool.release(worker, self.owner)
+
+    clumsy = Raises("weights_confirmed", ValueError("logged"))
+    async with routing(
+        {"one": ReleasesItsHold("one"), "clumsy": clumsy, "two": ReleasesItsHold("two")}, Recording()
+    ) as running:
+        pool = running.router.pool
+        (worker,) = pool
+        for owner in ("one", "two", "three"):
+            pool.hold(worker, owner, "it has old weights", "stale")
+        running.router.hooks.weights_confirmed(worker)
+        assert list(worker.holds) == ["three"]
+
+
 # router.generate()
 
 
@@ -986,6 +1016,7 @@ async def test_hooks_that_nobody_implements_cost_nothing() -> None:
         "select_worker",
         "sender",
         "setup",
+        "weights_confirmed",
         "worker_changed",
     ]
 

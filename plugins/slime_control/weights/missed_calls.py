@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from router_core import Worker
 from router_core.router import Router
 
-__all__ = ["OWNER", "MissedCall", "MissedCalls"]
+__all__ = ["OWNER", "WEIGHTS", "MissedCall", "MissedCalls"]
 
 logger = logging.getLogger(__name__)
 
 #: Owner of the hold of a worker that missed a call.
 OWNER = "control"
+#: Owner of the hold of a worker that missed no call, or has made up for it, and may lack the fleet's weights.
+WEIGHTS = "control weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,12 @@ class MissedCalls:
         """Return the last call about weights that ``worker`` missed."""
         return self.of(worker).get("weights")
 
+    def reason(self, worker: Worker) -> str | None:
+        """Return the reason why ``worker`` is held for a missed call, else why it is stale, or None."""
+        stale = [hold for hold in worker.holds.values() if hold.state == "stale"]
+        hold = worker.holds.get(OWNER) or (stale[-1] if stale else None)
+        return None if hold is None else hold.reason
+
     def add(self, worker: Worker, kind: str, number: int, reason: str) -> None:
         """Note that ``worker`` missed the call ``number``, in place of an earlier call of that kind."""
         if worker not in self._router.pool:
@@ -71,7 +79,7 @@ class MissedCalls:
                 self.forget(worker)
                 pool, hold = self._router.pool, worker.holds.get(OWNER)
                 if hold is not None:
-                    pool.hold(worker, "weights", hold.reason, "stale")  # until it is readmitted
+                    pool.hold(worker, WEIGHTS, hold.reason, "stale")  # until it is readmitted
                     pool.release(worker, OWNER)
 
     def forget(self, worker: Worker) -> None:
@@ -80,7 +88,7 @@ class MissedCalls:
 
     def set_aside(self, worker: Worker, reason: str) -> None:
         """Keep new requests from ``worker`` until it has the fleet's weights."""
-        self._hold(worker, "weights", reason)
+        self._hold(worker, WEIGHTS, reason)
 
     def _hold(self, worker: Worker, owner: str, reason: str) -> None:
         if worker in self._router.pool:
@@ -90,4 +98,9 @@ class MissedCalls:
     def readmit(self, worker: Worker) -> None:
         """Let ``worker`` get requests again if it missed no other calls and has the weights of the fleet."""
         if OWNER not in worker.holds and self._router.weights.current in (None, worker.weight_version):
-            self._router.pool.release(worker, "weights")
+            self._router.hooks.weights_confirmed(worker)
+
+    def weights_confirmed(self, worker: Worker) -> None:
+        """Release ``worker`` unless it has missed a call."""
+        if OWNER not in worker.holds:
+            self._router.pool.release(worker, WEIGHTS)
