@@ -16,7 +16,7 @@ from chaos.report import Report
 _SECONDS = float(os.environ.get("SLIME_ROUTER_CHAOS_SECONDS", "0"))
 _SEED = int(os.environ.get("SLIME_ROUTER_CHAOS_SEED", "1"))
 _REPORT = os.environ.get("SLIME_ROUTER_CHAOS_REPORT")
-_PACE, _CLIENTS = (1.0, 200) if _SECONDS else (0.5, 40)
+_PACE, _CLIENTS = (1.0, 200) if _SECONDS else (0.5, 16)
 
 
 def _store(directory: Path) -> tuple[str, ...]:
