@@ -74,8 +74,8 @@ class NgramModel:
         unigrams = np.bincount(tokens, minlength=size).astype(np.float64)
         unigrams[list(self.tokenizer.special_ids)] *= _SPECIAL_DISCOUNT
         unigrams = (1 - _FLOOR) * unigrams / unigrams.sum() + _FLOOR / size
-        counts = np.zeros((size, size))
-        np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
+        pairs = np.bincount(tokens[:-1] * size + tokens[1:], minlength=size * size)
+        counts = pairs.reshape(size, size).astype(np.float64)
         counts[:, self.tokenizer.start_of_turn_id] *= _SPECIAL_DISCOUNT
         # At least 1: a token that nothing ever followed gets the unigrams, instead of a division by 0.
         kinds = np.maximum((counts > 0).sum(axis=1, keepdims=True), 1) * _BACK_OFF_TO_UNIGRAM
@@ -83,15 +83,20 @@ class NgramModel:
 
     def _trigram_table(self, tokens: IntArray) -> dict[int, tuple[float, IntArray, FloatArray]]:
         """Return, for each pair of tokens, the bigrams' share, the tokens that followed, and their shares."""
-        contexts = tokens[:-2] * self.vocab_size + tokens[1:-1]
-        pairs, counts = np.unique(np.stack([contexts, tokens[2:]]), axis=1, return_counts=True)
-        starts = np.flatnonzero(np.diff(pairs[0], prepend=-1))
+        size = self.vocab_size
+        triples = (tokens[:-2] * size + tokens[1:-1]) * size + tokens[2:]
+        found, counts = np.unique(triples, return_counts=True)
+        contexts, followers = np.divmod(found, size)
+        starts = np.flatnonzero(np.diff(contexts, prepend=-1))
+        sizes = np.diff(starts, append=len(counts))
+        kinds = sizes * _BACK_OFF_TO_BIGRAM
+        totals = np.add.reduceat(counts, starts) + kinds
+        shares = counts / np.repeat(totals, sizes)
         table = {}
-        for start, end in zip(starts, [*starts[1:], len(counts)], strict=True):
-            followers = counts[start:end]
-            kinds = (end - start) * _BACK_OFF_TO_BIGRAM
-            total = followers.sum() + kinds
-            table[int(pairs[0, start])] = (kinds / total, pairs[1, start:end], followers / total)
+        for context, share, start, end in zip(
+            contexts[starts].tolist(), (kinds / totals).tolist(), starts, starts + sizes, strict=True
+        ):
+            table[context] = (share, followers[start:end], shares[start:end])
         return table
 
     def _offset(self, version: str) -> FloatArray:
