@@ -17,8 +17,8 @@ from router_core.types import Tokenizer
 from slime_openai.generating import EVENT_STREAM, JSON, generate
 from slime_openai.models import Models
 from slime_openai.parsing.formats import Formats
+from slime_openai.prompts.conversation import Conversation
 from slime_openai.prompts.question import Question
-from slime_openai.prompts.rendering import Conversation
 from slime_openai.prompts.turn_tokens import Prompt, Prompts
 from slime_openai.prompts.turns import Turns
 from slime_openai.requests.chat_request import ChatRequest, read_chat

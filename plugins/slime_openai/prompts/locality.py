@@ -3,6 +3,9 @@
 The proof reads the template's source. A template is proved to be local if it has one loop over all messages, and keeps
 these rules. No state passes from one round of the loop to the next. Each round after the first reads only its own
 message, the two beside it, and the last message. Behind the loop, only the last message is read.
+
+Before this loop a template may search for the index of a message, see ``searches``. A round may compare its own index
+with the found one. Then the text behind a message also depends on the results of these comparisons.
 """
 
 from __future__ import annotations
@@ -10,40 +13,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import cycle
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from jinja2 import Environment, TemplateError, nodes
 
-__all__ = ["is_local", "trials"]
+from slime_openai.prompts.plain_nodes import is_const, is_name, is_plain
+from slime_openai.prompts.searches import Member, Search, SearchNodes, take_searches
+
+__all__ = ["Proof", "prove", "trials"]
 
 _MESSAGES, _LOOP = "messages", "loop"
-#: Jinja's names that keep a state, give a random result, or read values in a way that this module does not analyse.
-_IMPURE = frozenset(("attr", "cycler", "joiner", "lipsum", "namespace", "random", "self"))
-#: Methods that change a list or an object.
-_CHANGING = frozenset(
-    (
-        "add",
-        "append",
-        "clear",
-        "extend",
-        "insert",
-        "pop",
-        "popitem",
-        "remove",
-        "reverse",
-        "setdefault",
-        "sort",
-        "update",
-    )
-)
 #: Filters whose values can be read several times. Other filters may return an iterator, which is empty the second time.
 _LASTING = frozenset(
     ("d", "default", "join", "length", "lower", "replace", "string", "tojson", "trim", "upper")
 )
 #: Members of ``loop`` that do not change if earlier messages are left out. The direct predecessor is never left out.
 _UNCOUNTED = frozenset(("first", "last", "nextitem", "previtem", "revindex", "revindex0"))
-_STATEMENTS = (nodes.Assign, nodes.AssignBlock, nodes.For, nodes.If, nodes.Macro, nodes.Output)
-_EXPRESSIONS = (nodes.Expr, nodes.Keyword, nodes.Operand, nodes.Pair)
 
 Message: TypeAlias = Mapping[str, Any]
 #: A part of a template: before the loop over messages, in a round of this loop, in an inner loop of a round, or behind
@@ -51,23 +36,39 @@ Message: TypeAlias = Mapping[str, Any]
 _Where: TypeAlias = Literal["before", "round", "part", "behind"]
 
 
+class Proof(NamedTuple):
+    """A proof that a template is local. ``search``: the searches whose results rounds compare; None: there are none."""
+
+    search: Search | None
+
+
 @lru_cache(maxsize=8)
-def is_local(source: str) -> bool:
-    """Return True if the template in ``source`` is proved to be local. False proves nothing."""
+def prove(source: str) -> Proof | None:
+    """Return the proof that the template in ``source`` is local. None proves nothing."""
     try:
         tree = Environment(autoescape=False).parse(source)
     except TemplateError:
-        return False
-    return all(map(_is_plain, tree.find_all(nodes.Node))) and _Reading().proves(tree.body)
+        return None
+    searches = take_searches(tree.body)
+    reading = _Reading(searches)
+    if not all(map(is_plain, tree.find_all(nodes.Node))) or not reading.proves(tree.body):
+        return None
+    return Proof(Search(searches, reading.members) if reading.members else None)
 
 
 class _Reading:
-    """One reading of a template, from beginning to end. ``_tainted``: names whose values may depend on messages."""
+    """One reading of a template without its ``searches``, from beginning to end.
 
-    def __init__(self) -> None:
-        self._tainted = {_MESSAGES, _LOOP}
+    ``_tainted``: names whose values may depend on messages. ``members``: what rounds compare with their own indexes.
+    """
+
+    def __init__(self, searches: SearchNodes) -> None:
+        self._searches = searches
+        self._fixed = searches.spaces | {_MESSAGES, _LOOP}
+        self._tainted = {*self._fixed}
         self._macros: list[nodes.Macro] = []
         self._where: _Where = "before"
+        self.members: dict[Member, None] = {}
 
     def proves(self, body: list[nodes.Node]) -> bool:
         """Return True if ``body``, a whole template, is proved to be local."""
@@ -87,7 +88,7 @@ class _Reading:
             return is_certain and node.name not in self._tainted
         if isinstance(node, nodes.If):
             return self._read_branches(node, is_certain=is_certain)
-        if isinstance(node, nodes.For) and _is_name(node.iter, _MESSAGES):
+        if isinstance(node, nodes.For) and is_name(node.iter, _MESSAGES):
             return is_certain and self._read_loop(node)
         if isinstance(node, nodes.Assign | nodes.AssignBlock):
             return self._read_assignment(node, is_certain=is_certain)
@@ -103,7 +104,7 @@ class _Reading:
 
     def _read_assignment(self, node: nodes.Assign | nodes.AssignBlock, *, is_certain: bool) -> bool:
         name = node.target
-        if not isinstance(name, nodes.Name) or name.name in (_MESSAGES, _LOOP):
+        if not isinstance(name, nodes.Name) or name.name in self._fixed:
             return False
         values = [each for each in node.iter_child_nodes() if each is not name]
         lasts = all(each.name in _LASTING for value in values for each in _filters(value))
@@ -130,27 +131,19 @@ class _Reading:
             inner = [*node.body, *node.else_, *([node.test] if node.test is not None else [])]
             is_near = all(self._is_near(each, where) for each in own)
             return is_near and not node.recursive and all(self._is_near(each, within) for each in inner)
-        if isinstance(node, nodes.Getitem) and _is_name(node.node, _MESSAGES):
+        if isinstance(node, nodes.Getitem) and is_name(node.node, _MESSAGES):
             return _is_readable(node.arg, where)
-        if where == "round" and (_is_uncounted(node) or _asks_if_first(node) or _is_only_for_first(node)):
-            return True
+        if where == "round":
+            if _is_uncounted(node) or _asks_if_first(node) or _is_only_for_first(node):
+                return True
+            if (member := self._searches.compared(node)) is not None:
+                self.members[member] = None
+                return True
         if isinstance(node, nodes.Name):
             if node.name == _MESSAGES or node.name not in self._tainted:
                 return node.name != _MESSAGES
             return where == "before" or (where == "part" and node.name == _LOOP)
         return all(self._is_near(each, where) for each in node.iter_child_nodes())
-
-
-def _is_plain(node: nodes.Node) -> bool:
-    """Return True for a node of a kind that this module knows, if it keeps no state and does not depend on chance."""
-    if isinstance(node, nodes.Name | nodes.Filter):
-        return node.name not in _IMPURE
-    if isinstance(node, nodes.Call):
-        called = node.node
-        return isinstance(called, nodes.Name) or (
-            isinstance(called, nodes.Getattr) and called.attr not in _CHANGING
-        )
-    return isinstance(node, _STATEMENTS + _EXPRESSIONS) and not isinstance(node, nodes.NSRef)
 
 
 def _filters(node: nodes.Node) -> Iterator[nodes.Filter]:
@@ -159,19 +152,9 @@ def _filters(node: nodes.Node) -> Iterator[nodes.Filter]:
     yield from node.find_all(nodes.Filter)
 
 
-def _is_name(node: nodes.Node, name: str) -> bool:
-    return isinstance(node, nodes.Name) and node.name == name
-
-
-def _is_const(node: nodes.Node, value: int) -> bool:
-    if isinstance(node, nodes.Neg):
-        return _is_const(node.node, -value) and value < 0
-    return isinstance(node, nodes.Const) and node.value == value
-
-
 def _counter(node: nodes.Node) -> str | None:
     """Return the name of the member of ``loop`` that ``node`` reads; None if it reads no such member."""
-    if isinstance(node, nodes.Getattr) and _is_name(node.node, _LOOP):
+    if isinstance(node, nodes.Getattr) and is_name(node.node, _LOOP):
         return node.attr
     return None
 
@@ -186,7 +169,7 @@ def _asks_if_first(node: nodes.Node) -> bool:
     if not isinstance(node, nodes.Compare) or len(node.ops) != 1:
         return False
     counter, [other] = _counter(node.expr), node.ops
-    return counter in first and other.op in ("eq", "gt", "ne") and _is_const(other.expr, first[counter])
+    return counter in first and other.op in ("eq", "gt", "ne") and is_const(other.expr, first[counter])
 
 
 def _is_only_for_first(node: nodes.Node) -> bool:
@@ -200,14 +183,14 @@ def _is_readable(place: nodes.Node, where: _Where) -> bool:
     Every part may read the last message. The part before the loop may also read the first message. A round may read
     its own message and both neighbours.
     """
-    if _is_const(place, -1):
+    if is_const(place, -1):
         return True
     if where == "before":
-        return _is_const(place, 0)
+        return is_const(place, 0)
     if where != "round":
         return False
     if isinstance(place, nodes.Add | nodes.Sub):
-        return _counter(place.left) == "index0" and _is_const(place.right, 1)
+        return _counter(place.left) == "index0" and is_const(place.right, 1)
     return _counter(place) in ("index", "index0")
 
 

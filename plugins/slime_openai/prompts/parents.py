@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from slime_openai.errors import InvalidRequest
 from slime_openai.prompts.chat_turn import Turn
+from slime_openai.prompts.conversation import Conversation
 from slime_openai.prompts.history import Alike, History
 from slime_openai.prompts.question import Question
-from slime_openai.prompts.rendering import Conversation, Renderer
+from slime_openai.prompts.rendering import Renderer
 from slime_openai.requests.messages import Message
 from slime_openai.responses.evidence import Ownership
 

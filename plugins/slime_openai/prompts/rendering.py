@@ -6,7 +6,7 @@ import json
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -14,18 +14,21 @@ from router_core.errors import SettingsError
 from router_core.types import Tokenizer
 from slime_fairness.turns import FairThreads
 from slime_openai.errors import InvalidRequest
+from slime_openai.prompts.conversation import Conversation, shortened
 from slime_openai.prompts.direct_template import DirectTemplate
-from slime_openai.prompts.locality import is_local, trials
+from slime_openai.prompts.locality import Proof, prove, trials
 from slime_openai.prompts.template_traits import TemplateTraits, probe
 from slime_openai.requests.call_arguments import as_written
-from slime_openai.requests.messages import Message, for_template
+from slime_openai.requests.messages import for_template
 
-__all__ = ["Conversation", "Renderer"]
+__all__ = ["Renderer"]
 
 logger = logging.getLogger(__name__)
 
 #: Conversations of more bytes than this are rendered in a thread, so that streams are not delayed.
 _LONG_BODY = 1 << 14
+#: A template's searches run in a thread if there are more messages than this.
+_MANY_MESSAGES = 1 << 10
 #: Marks a place in a message; it is random, so no client can send it.
 _MARK = f"mark{secrets.token_hex(12)}"
 _TOOL = {
@@ -48,35 +51,6 @@ _MOST_ENDS = 256
 _LONGEST_KEY = 1024
 #: One in this many shortened conversations is rendered as a whole, too, to compare the texts.
 _COMPARED_EVERY = 101
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """The input of a template, see ``for_template``. ``continues``: the last message is the beginning of the answer.
-
-    ``size``: bytes of its JSON, roughly. ``client``: the client at whose turn a long rendering runs, see FairThreads.
-    """
-
-    messages: Sequence[Message | Mapping[str, Any]]
-    tools: Sequence[Mapping[str, Any]] | None = None
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    generation_prompt: bool = True
-    continues: bool = False
-    size: int = 0
-    client: str | None = None
-
-    def until(self, place: int, last: Mapping[str, Any]) -> Conversation:
-        """Return the conversation of the messages before ``place`` and then ``last``, without a generation prompt."""
-        return replace(
-            self, messages=[*self.messages[:place], last], generation_prompt=False, continues=False
-        )
-
-    def since(self, place: int) -> Conversation:
-        """Return the conversation of the messages from ``place`` on."""
-        messages = [for_template(message) for message in self.messages[place:]]
-        spoken = sum([len(message["content"]) for message in messages])
-        calls = self.tools or [message for message in messages if "tool_calls" in message]
-        return replace(self, messages=messages, size=self.size if calls else min(spoken, self.size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +97,7 @@ class Renderer:
         self._form = _FORMS[0]
         self._form = self._form_of_calls()
         self.traits: TemplateTraits = probe(self._probed)
-        self._is_local = self._proved_local(source if source is not None else known)
+        self._proof = self._proved(source if source is not None else known)
         self._shortened = -1
 
     async def render(self, conversation: Conversation) -> str:
@@ -141,10 +115,14 @@ class Renderer:
         renders only the last of those messages, and what follows. Return None when the template does not show where the
         message ends. Raises InvalidRequest.
         """
-        if not is_known or not self._is_local or place < 2:
+        proof = self._proof
+        shorter = None
+        if is_known and proof is not None and place > 1:
+            shorter = await self._shorter(conversation, place, proof)
+        if shorter is None:
             return await self._behind(conversation, place)
         try:
-            behind = await self._behind(conversation.since(place - 1), 1)
+            behind = await self._behind(*shorter)
         except InvalidRequest:  # the template may refuse a conversation that begins like this
             behind = None
         self._shortened += 1
@@ -152,11 +130,18 @@ class Renderer:
             return behind
         whole = await self._behind(conversation, place)
         if behind is not None and behind != whole:
-            self._is_local = False
+            self._proof = None
             logger.error(
                 "from now on, whole conversations are rendered: the template depends on earlier messages"
             )
         return whole
+
+    async def _shorter(
+        self, conversation: Conversation, place: int, proof: Proof
+    ) -> tuple[Conversation, int] | None:
+        if proof.search is not None and len(conversation.messages) > _MANY_MESSAGES:
+            return await self._threads.run(lambda: shortened(conversation, place, proof), conversation.client)
+        return shortened(conversation, place, proof)
 
     async def _behind(self, conversation: Conversation, place: int) -> str | None:
         if conversation.size > _LONG_BODY:
@@ -174,24 +159,26 @@ class Renderer:
                 return behind
         return None
 
-    def _proved_local(self, source: object) -> bool:
-        """Return True if ``source`` proves that the template is local, and no trial contradicts this."""
-        return (
-            isinstance(source, str)
-            and is_local(source)
-            and all(
-                self._is_local_in(Conversation(messages, tools, generation_prompt=generation_prompt), place)
-                for messages, place in trials()
-                for tools, generation_prompt in ((None, True), ([_TOOL], False))
-            )
-        )
+    def _proved(self, source: object) -> Proof | None:
+        """Return the proof that ``source`` is local, if no trial contradicts it."""
+        proof = prove(source) if isinstance(source, str) else None
+        if proof is None or not all(
+            self._agrees(proof, Conversation(messages, tools, generation_prompt=generation_prompt), place)
+            for messages, place in trials()
+            for tools, generation_prompt in ((None, True), ([_TOOL], False))
+        ):
+            return None
+        return proof
 
-    def _is_local_in(self, trial: Conversation, place: int) -> bool:
+    def _agrees(self, proof: Proof, trial: Conversation, place: int) -> bool:
         """Return True if the text behind ``place`` is the same when earlier messages are left out."""
-        try:
-            return self._text_behind(trial.since(place - 1), 1) == self._text_behind(trial, place)
-        except InvalidRequest:
+        shorter = shortened(trial, place, proof)
+        if shorter is None:
             return True  # such a conversation is rendered as a whole
+        try:
+            return self._text_behind(*shorter) == self._text_behind(trial, place)
+        except InvalidRequest:
+            return True  # such a conversation, too
 
     def end_of_turn(self, conversation: Conversation) -> str | None:
         """Return the text behind the content of an assistant's message that ends a conversation and has no calls.

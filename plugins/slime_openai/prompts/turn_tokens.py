@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Literal
 from router_core.types import Tokenizer
 from slime_openai.errors import InvalidRequest
 from slime_openai.prompts.chat_turn import Turn
+from slime_openai.prompts.conversation import Conversation
 from slime_openai.prompts.history import Asking
 from slime_openai.prompts.parents import Parents, as_recorded
 from slime_openai.prompts.question import Question
-from slime_openai.prompts.rendering import Conversation, Renderer
+from slime_openai.prompts.rendering import Renderer
 from slime_openai.requests.messages import Message, for_template
 
 if TYPE_CHECKING:

@@ -16,7 +16,15 @@ from slime_openai.requests.call_arguments import as_object, read_exactly, write
 from slime_openai.requests.content import has_media, read_content
 from slime_openai.requests.fields import one_of, string, text
 
-__all__ = ["Message", "ToolCall", "for_template", "has_media", "read_messages", "with_exact_arguments"]
+__all__ = [
+    "Message",
+    "ToolCall",
+    "for_template",
+    "has_media",
+    "read_messages",
+    "template_role",
+    "with_exact_arguments",
+]
 
 #: Members of an answer that clients send back (openai's ``.parse()``, litellm), but that no template reads.
 _WITHOUT_EFFECT = frozenset(("annotations", "parsed", "provider_specific_fields"))
@@ -205,6 +213,11 @@ def _arguments(param: str, value: Any) -> str:
     raise wrong(param, "a string of JSON", value)
 
 
+def template_role(role: str) -> str:
+    """Return ``role`` as chat templates know it."""
+    return _TEMPLATE_ROLES.get(role, role)
+
+
 def for_template(message: Message | Mapping[str, Any]) -> Mapping[str, Any]:
     """Return ``message`` as chat templates read it. A mapping is in this form already.
 
@@ -214,7 +227,7 @@ def for_template(message: Message | Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(message, Message):
         return message
     rendered: dict[str, Any] = {
-        "role": _TEMPLATE_ROLES.get(message.role, message.role),
+        "role": template_role(message.role),
         "content": message.content or "",
     }
     if message.reasoning is not None:

@@ -14,7 +14,8 @@ from openai_.chat.chatting import chatting
 from openai_.chat_models.families import QWEN2_5
 from router_core.errors import SettingsError
 from slime_openai.errors import InvalidRequest
-from slime_openai.prompts.rendering import Conversation, Renderer
+from slime_openai.prompts.conversation import Conversation
+from slime_openai.prompts.rendering import Renderer
 
 if TYPE_CHECKING:
     from routers import Start

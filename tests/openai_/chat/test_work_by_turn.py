@@ -13,7 +13,7 @@ import pytest
 
 from openai_.chat.chatting import chatting
 from openai_.chat.remembered import ASK, user
-from openai_.chat_models.families import QWEN2_5
+from openai_.chat_models.families import QWEN2_5, QWEN3, Family
 from openai_.drift.rollouts import TOOLS
 from router_core.cli import is_compiled
 
@@ -69,6 +69,10 @@ CONTINUES_THE_CONTEXT = {
 }
 
 
+#: A template that searches for the last question sees the roles of all messages, and renders only the last ones.
+SEARCHES = {"conversation._searched"}
+
+
 @contextmanager
 def calls() -> Iterator[Counter[str]]:
     """Count calls of the functions that keep and continue tokens, steps of generators, and calls of C from there."""
@@ -87,8 +91,15 @@ def calls() -> Iterator[Counter[str]]:
         sys.setprofile(None)
 
 
-async def test_only_reading_comparing_and_continuing_grow_with_the_turns(start: Start) -> None:
-    async with chatting(start, CALL, family=QWEN2_5) as chat:
+@pytest.mark.parametrize(
+    ("family", "searches"),
+    [(QWEN2_5, set[str]()), (QWEN3, SEARCHES)],
+    ids=lambda value: getattr(value, "name", ""),
+)
+async def test_only_reading_comparing_and_continuing_grow_with_the_turns(
+    start: Start, family: Family, searches: set[str]
+) -> None:
+    async with chatting(start, CALL, family=family) as chat:
         messages: list[dict[str, Any]] = [user("a")]
         counts: dict[int, Counter[str]] = {}
         for turn in range(LATE + 1):
@@ -99,5 +110,7 @@ async def test_only_reading_comparing_and_continuing_grow_with_the_turns(start: 
             result = {"role": "tool", "content": "1", "tool_call_id": message["tool_calls"][0]["id"]}
             messages += [{key: message[key] for key in ("role", "content", "tool_calls")}, result]
     grown = {name for name, count in counts[LATE].items() if count - counts[EARLY][name] >= LATE - EARLY}
-    may_grow = READS_THE_MESSAGES | COMPARES_THE_ANSWERS | READS_WHAT_WAS_ASKED | CONTINUES_THE_CONTEXT
+    may_grow = (
+        READS_THE_MESSAGES | COMPARES_THE_ANSWERS | READS_WHAT_WAS_ASKED | CONTINUES_THE_CONTEXT | searches
+    )
     assert grown == may_grow

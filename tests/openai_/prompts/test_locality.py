@@ -15,8 +15,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from openai_.chat_models.families import DEEPSEEK, LLAMA, MISTRAL, QWEN2_5, QWEN3
 from slime_openai.prompts import rendering
-from slime_openai.prompts.locality import is_local, trials
-from slime_openai.prompts.rendering import Conversation, Renderer
+from slime_openai.prompts.conversation import Conversation
+from slime_openai.prompts.locality import Proof, prove, trials
+from slime_openai.prompts.rendering import Renderer
+from slime_openai.requests.messages import Message as Read
 
 Message = Mapping[str, Any]
 ENGINE = files("slime_engine").joinpath("chat_template.jinja").read_text()
@@ -27,6 +29,59 @@ def each(round_: str, *, before: str = "", behind: str = "") -> str:
     return before + "{% for m in messages %}" + SAID + round_ + "{% endfor %}" + behind
 
 
+def searching(search: str, *, namespace: str = "last=-1", round_: str = "{{ loop.index0 > ns.last }}") -> str:
+    """Return a template that begins with ``search``, and shows ``round_`` behind each content."""
+    return f"{{% set ns = namespace({namespace}) %}}{search}{each(round_)}"
+
+
+def forward(condition: str) -> str:
+    found = "{% set ns.last = loop.index0 %}"
+    return f"{{% for m in messages %}}{{% if {condition} %}}\n{found}{{% endif %}}{{% endfor %}}"
+
+
+FROM_THE_END = """
+{% for m in messages[::-1] %}
+  {% set place = messages|length - 1 - loop.index0 %}
+  {% if ns.on and m.role == 'user' and m.content is string and not m['content'].endswith('!') %}
+    {% set ns.on = false %}
+    {% set ns.last = place %}
+  {% endif %}
+{% endfor %}
+"""
+ASKS = "m.role == 'user'"
+#: Each searches for a message, and compares the index of each message with that of the found one.
+SEARCHING = {
+    "forward": searching(forward(ASKS)),
+    "backward": searching(FROM_THE_END, namespace="on=true, last=messages|length - 1"),
+    "forward to the first": searching(
+        "{% for m in messages %}{% if ns.on and m.role != 'system' %}{% set ns.last = loop.index0 %}"
+        "{% set ns.on = false %}{% endif %}{% endfor %}",
+        namespace="on=true, last=-1",
+    ),
+    "with a name": searching(
+        "{% for m in messages %}{% set a = m.content %}{% if m.role == 'tool' and a.strip() %}"
+        "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+    ),
+    "number": searching(
+        f"{{% for m in messages %}}{{% if {ASKS} %}}{{% set ns.last = ns.last + 2 %}}{{% endif %}}{{% endfor %}}"
+    ),
+    "other comparison": searching(
+        forward(ASKS), round_="{{ ns.last == loop.index0 }}{{ ns.last <= loop.index0 }}"
+    ),
+    "two": searching(
+        f"{forward(ASKS)}{{% for m in messages %}}{{% set ns.b = loop.index0 %}}{{% endfor %}}",
+        namespace="last=1, b=7",
+        round_="{{ loop.index0 != ns.last }}{{ loop.index0 < ns.b }}",
+    ),
+    "text": searching(
+        f"{forward(ASKS)}{{% for m in messages %}}{{% set ns.last = 'a,1' %}}{{% endfor %}}",
+        round_="{{ loop.index0 == ns.last }}",
+    ),
+    "not compared": searching(forward(ASKS), round_=""),
+    "asked before": searching(f"{forward(ASKS)}{{% if ns.last < 0 %}}none{{% endif %}}"),
+    "of what assistants say": searching(forward("m.content.endswith('?')")),
+    "of strings that assistants say": searching(forward("m.content is string")),
+}
 LOCAL = {
     "chatml": each("<end>\n", behind="{% if add_generation_prompt %}<assistant>{% endif %}"),
     "neighbours": each(
@@ -93,23 +148,65 @@ OTHERS = {
     "iterators": each("{{ a | list }}", before="{% set a = [] or tools | map('upper') %}"),
     "chance": each("{{ ['a', 'b'] | random }}"),
     "pair": each("", before="{% set a, b = 1, 2 %}"),
+    "search of calls": searching(forward("m.tool_calls")),
+    "search of keys": searching(forward("m.get('tool_calls')")),
+    "search of private attributes": searching(forward("m.content.__class__")),
+    "search of neighbours": searching(forward("loop.previtem.tool_calls")),
+    "search of the loop": searching(forward("loop == m.content")),
+    "search by function": searching(forward("range(3)")),
+    "search of characters": searching(forward("m.content[0]")),
+    "search by filter": searching(forward("m.content | trim")),
+    "search by test": searching(forward("m.content is defined")),
+    "search of other messages": searching(forward("messages[0].content")),
+    "search of the message": searching(forward("m == m")),
+    "search by a variable": searching(forward("enable_thinking")),
+    "search by an earlier value": searching(forward("a"), round_="{% set a = 1 %}"),
+    "search that writes": searching("{% for m in messages %}a{% set ns.last = loop.index0 %}{% endfor %}"),
+    "search in pairs": searching("{% for a, b in messages %}{% set ns.last = loop.index0 %}{% endfor %}"),
+    "search in a part": searching("{% for m in messages[1:] %}{% set ns.last = loop.index0 %}{% endfor %}"),
+    "search in tools": searching("{% for m in tools %}{% set ns.last = loop.index0 %}{% endfor %}"),
+    "search in the end": f"{{% set ns = namespace(last=1) %}}{each('{{ loop.index0 > ns.last }}')}{forward(ASKS)}",
+    "search elsewhere": searching(forward(ASKS).replace("ns.", "other.")),
+    "conditional search": searching(f"{{% if tools %}}{forward(ASKS)}{{% endif %}}"),
+    "begun by position": "{% set ns = namespace({}) %}" + forward(ASKS) + each(""),
+    "begun with messages": searching(forward(ASKS), namespace="last=messages"),
+    "begun twice": searching(forward(ASKS) + "{% set ns = 1 %}"),
+    "found index": searching(forward(ASKS), round_="{{ ns.last }}"),
+    "found elsewhere": searching(forward(ASKS), round_="{{ loop.index0 > tools.last }}"),
+    "found in a list": searching(forward(ASKS), round_="{{ loop.index0 in ns.last }}"),
+    "found among three": searching(forward(ASKS), round_="{{ 0 < loop.index0 < ns.last }}"),
+    "found by another number": searching(forward(ASKS), round_="{{ loop.index0 > ns.last + 1 }}"),
+    "found behind": searching(forward(ASKS), round_="") + "{{ ns.last }}",
+    "found in parts": searching(
+        forward(ASKS), round_="{% for c in m.content %}{{ loop.index0 > ns.last }}{% endfor %}"
+    ),
 }
 
 
 @pytest.mark.parametrize("name", LOCAL)
 def test_template_is_proved_local(name: str) -> None:
-    assert is_local(LOCAL[name])
+    assert prove(LOCAL[name]) == Proof(None)
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_template_is_not_proved_local(name: str) -> None:
-    assert not is_local(OTHERS[name])
+    assert prove(OTHERS[name]) is None
+
+
+@pytest.mark.parametrize("name", SEARCHING)
+def test_template_that_searches_is_proved_local(name: str) -> None:
+    proof = prove(SEARCHING[name])
+    assert proof is not None
+    assert (proof.search is None) == (name == "not compared")
 
 
 def test_local_templates_of_models() -> None:
     models = {"engine": ENGINE}
     models |= {one.name: one.template for one in (QWEN2_5, QWEN3, LLAMA, MISTRAL, DEEPSEEK)}
-    assert {name for name, source in models.items() if is_local(source)} == {"engine", QWEN2_5.name}
+    proofs = {name: prove(source) for name, source in models.items()}
+    local = {name: proof.search for name, proof in proofs.items() if proof is not None}
+    assert local.keys() == {"engine", QWEN2_5.name, QWEN3.name}
+    assert [name for name, search in local.items() if search is not None] == [QWEN3.name]
 
 
 class Sandboxed:
@@ -146,7 +243,7 @@ def conversations(chance: random.Random) -> Iterator[tuple[Conversation, int]]:
         messages: list[dict[str, Any]] = [
             {
                 "role": chance.choice(("assistant", "system", "tool", "user")),
-                "content": chance.choice(("", "?", "! ")),
+                "content": chance.choice(("", "?", "! ", "<tool_response></tool_response>")),
             }
             for _ in range(chance.randrange(3, 12))
         ]
@@ -159,18 +256,23 @@ def conversations(chance: random.Random) -> Iterator[tuple[Conversation, int]]:
             yield Conversation(messages, tools, {}, chance.random() < 0.5), chance.choice(places)
 
 
-@pytest.mark.parametrize("name", [*LOCAL, "engine", "qwen2.5"])
+@pytest.mark.parametrize("name", [*LOCAL, *SEARCHING, "engine", "qwen2.5", "qwen3"])
 def test_text_behind_a_message_is_that_of_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = {"engine": ENGINE, "qwen2.5": QWEN2_5.template, **LOCAL}[name]
+    models = {"engine": ENGINE, "qwen2.5": QWEN2_5.template, "qwen3": QWEN3.template}
+    source = {**models, **LOCAL, **SEARCHING}[name]
     renderer = Renderer(Sandboxed(source))
     monkeypatch.setattr(rendering, "_COMPARED_EVERY", 1 << 30)  # else a difference would be mended
     for (chat, place), _ in zip(conversations(random.Random(name)), range(60), strict=False):
         assert behind(renderer, chat, place) == behind(renderer, chat, place, is_known=False)
 
 
+def user(content: str) -> Message:
+    return {"role": "user", "content": content}
+
+
 def a_chat(turns: int) -> Conversation:
-    user, answer = {"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}
-    return Conversation([*[user, answer] * turns, user])
+    answer = {"role": "assistant", "content": "!"}
+    return Conversation([*[user("?"), answer] * turns, user("?")])
 
 
 def test_only_the_messages_behind_are_rendered_and_a_sample_of_the_whole() -> None:
@@ -181,6 +283,52 @@ def test_only_the_messages_behind_are_rendered_and_a_sample_of_the_whole() -> No
         assert behind(renderer, a_chat(9), 17) == "<end>\n<user>?<end>\n<assistant>"
     assert tokenizer.lengths.count(19) == 3
     assert tokenizer.lengths.count(3) == 203
+
+
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [("forward", 4), ("backward", 4), ("two", 4), ("number", 19), ("text", 19), ("not compared", 3)]
+    + [(name, 19) for name in ("of what assistants say", "of strings that assistants say")],
+)
+def test_template_that_searches_renders_few_messages(name: str, length: int) -> None:
+    tokenizer = Sandboxed(SEARCHING[name])
+    renderer = Renderer(tokenizer)
+    assert behind(renderer, a_chat(9), 17) is not None  # the first text is compared with the whole
+    tokenizer.lengths.clear()
+    assert behind(renderer, a_chat(9), 17) == behind(renderer, a_chat(9), 17, is_known=False)
+    assert tokenizer.lengths == [length, 19]
+
+
+def test_turns_of_an_agent_behind_one_question_are_short() -> None:
+    tokenizer = Sandboxed(QWEN3.template)
+    renderer = Renderer(tokenizer)
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": "b"}}}
+    step: list[Message] = [
+        {"role": "assistant", "content": "", "reasoning_content": ".", "tool_calls": [call]}
+    ]
+    step.append({"role": "tool", "content": "7"})
+    chat = Conversation([user("?"), *step * 600])
+    tokenizer.lengths.clear()
+    assert behind(renderer, chat, 1199) == behind(renderer, chat, 1199, is_known=False)  # in a thread
+    assert behind(renderer, chat, 1199)
+    assert tokenizer.lengths == [4, 1201, 1201, 4]
+    unasked = replace(chat, messages=chat.messages[1:])
+    assert behind(renderer, unasked, 1198) == behind(renderer, unasked, 1198, is_known=False)
+    assert tokenizer.lengths[4:] == [1200, 1200]
+
+
+def test_messages_of_a_client_are_searched_as_the_template_sees_them() -> None:
+    said = [Read("developer", "!"), Read("user", "?"), Read("assistant"), Read("function", "7")]
+    said += [Read("tool"), Read("assistant", "!"), Read("user", "?")]
+    for role, length in (("system", 7), ("tool", 4), ("user", 4), ("developer", 4)):
+        tokenizer = Sandboxed(searching(forward(f"m.role == '{role}'"), namespace="last=messages|length - 1"))
+        renderer = Renderer(tokenizer)
+        assert behind(renderer, Conversation(said), 5)
+        tokenizer.lengths.clear()
+        assert behind(renderer, Conversation(said), 5) == behind(
+            renderer, Conversation(said), 5, is_known=False
+        )
+        assert tokenizer.lengths == [length, 7]
 
 
 def test_the_whole_is_rendered_where_it_must_be() -> None:
@@ -198,7 +346,7 @@ def test_the_whole_is_rendered_where_it_must_be() -> None:
 def test_template_that_lies_is_found_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rendering, "is_local", lambda source: True)
+    monkeypatch.setattr(rendering, "prove", lambda source: Proof(None))
     counting = Sandboxed(each("{{ loop.index }}"))
     renderer = Renderer(counting)
     assert behind(renderer, a_chat(3), 5) == "6<user>?7"  # the trials at load find it
