@@ -1,6 +1,6 @@
 """All hooks. Read this module before you write a plugin; docs/hooks.md has the details.
 
-Pluggy registers plugins. The module ``hooks`` calls them one after the other, in ``--plugin`` order, so a later plugin
+Pluggy registers plugins. The router calls the plugins one after the other, in ``--plugin`` order, so a later plugin
 sees what an earlier plugin did. ``post_response`` runs in reverse order, like the layers of an onion. ``tryfirst`` and
 ``trylast`` move an implementation to the beginning or the end of the ``--plugin`` order. ``pre_request`` and
 ``post_response`` may be plain or async functions. An implementation may leave out arguments that it does not need.
@@ -41,8 +41,8 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the plugin's own flags.
 
-    When: before the command line is parsed; for plugins that are not loaded, too, so that errors can name their flags.
-    The hook is a function of the module that holds the factory, since the factory needs the parsed options.
+    When: before the command line is parsed, also for plugins that are not loaded: an error can then name their flags.
+    The hook is a function of the module that has the plugin's factory, since the factory gets the parsed options.
     A flag that another plugin has added already is an error at start.
     """
 
@@ -89,10 +89,10 @@ def lifespan(router: Router) -> AbstractAsyncContextManager[None]:  # type: igno
 async def pre_request(exchange: Exchange) -> Reply | None:
     """See, change or answer a request.
 
-    When: once per request, after its body was read and before a worker is chosen; behind the defaults ``limits`` and
-    ``sessions``, or before them if marked ``tryfirst``. Change ``exchange.request`` in place, or return a Reply: the
-    first Reply wins, and later plugins are not called. An HTTPError reaches the client as it is; any other exception
-    becomes a 500 that names the plugin. No worker is leased yet, so no lease can leak.
+    When: once per request, after its body was read and before a worker is chosen; behind the default plugins ``limits``
+    and ``sessions``, or before them if marked ``tryfirst``. Change ``exchange.request`` in place, or return a Reply:
+    the first Reply wins, and later plugins are not called. An HTTPError reaches the client as it is; any other
+    exception becomes a 500 that names the plugin. No worker is leased yet, so no lease can leak.
     """
 
 
@@ -130,9 +130,9 @@ def attempt_failed(worker: Worker, request: Request, error: HTTPError | None) ->
 def client_gone(exchange: Exchange) -> bool | None:
     """React to a client that hung up while ``exchange.worker`` has its request.
 
-    When: at once; in the first 50 ms of a request, up to 50 ms late. Return True when the worker was told to stop.
-    Then the exchange goes on for up to two seconds, so that the sampled tokens are recorded. If no plugin returns
-    True, the exchange is cancelled at once. An exception is logged.
+    When: at once; a client that hangs up in the first 50 ms of its request is noticed after them. Return True when the
+    worker was told to stop. Then the exchange goes on for up to two seconds, so that the sampled tokens are recorded.
+    If no plugin returns True, the exchange is cancelled at once. An exception is logged.
     """
 
 

@@ -19,7 +19,8 @@ __all__ = ["StatelessBackend"]
 
 
 class StatelessBackend:
-    """Asks ``model`` for the logits of each sequence, on the event loop. An update of weights changes only the version.
+    """Asks ``model`` for the logits of each sequence, on the event loop. An update of weights changes only the version,
+    and empties the simulated caches.
 
     Routed experts are simulated, as ``settings`` say, and so is a KV cache of each data-parallel rank. With
     ``prefill_tokens_per_second``, the tokens of a new prompt that the cache lacks take time. Meanwhile no sequence of

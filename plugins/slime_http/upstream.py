@@ -41,7 +41,10 @@ def _close_if_unsendable(reply: UpstreamReply, method: str, target: bytes, heade
 
 
 class Upstream(Pool):
-    """Requests to one worker. ``reachable(url, address)`` returns True when a worker may be at that IP address."""
+    """Requests to one worker.
+
+    ``reachable(url, address)`` returns True if requests to ``url`` may go to the IP ``address``.
+    """
 
     def __init__(
         self,
@@ -92,7 +95,7 @@ class Upstream(Pool):
         WorkerBroke and WorkerTimeout. On cancellation the connection is closed.
 
         Raises UnsendableRequest for a fault that the request has, when its head cannot be written or the worker
-        answers 400. The worker's answer would put the blame on the client.
+        answers 400. The worker's answer would blame the client for what a plugin did.
         """
         try:
             head = self._head(method, target, headers, len(body))

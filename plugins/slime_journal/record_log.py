@@ -185,7 +185,7 @@ class RecordLog:
     # Rewriting.
 
     async def tidy(self, is_needed: Callable[[Any], bool]) -> None:
-        """Rewrite half-dead files until a write fails: from then on, it is unknown which records are needed.
+        """Rewrite half-dead files, until a record cannot be written: then it is unknown which records are needed.
 
         ``is_needed`` is called in a thread. It decides on records that neither add nor remove an item, and on removals
         of items that no file has.
@@ -200,7 +200,7 @@ class RecordLog:
             try:
                 fresh, dropped = await anyio.to_thread.run_sync(self._rewrite, run, files, is_needed)
             except (OSError, Torn) as error:
-                logger.error("%s cannot be rewritten without its removed records: %s", run[-1].path, error)
+                logger.error("removed records stay in %s, which cannot be rewritten: %s", run[-1].path, error)
                 await anyio.sleep(_TRY_AGAIN_S)
                 continue
             for file in run:
@@ -216,7 +216,8 @@ class RecordLog:
     def _due(self) -> list[LogFile]:
         """Return the files to rewrite as one; empty without a half-dead file.
 
-        These are the first half-dead file, and the files before it that fit into half a file together with it.
+        These are the first half-dead file, and the files before it, as long as their needed
+        records and its own take at most half the size of a file.
         """
         for place, file in enumerate(self.files[:-1]):
             if file.half_dead:
@@ -256,7 +257,7 @@ def _opened(file: LogFile) -> int:
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Pause the garbage collector: it would find no garbage in the records read, and take a third of the time."""
+    """Pause the garbage collector: it would take a third of the time of reading, and find nothing."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -7,16 +7,16 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 __all__ = ["Metrics", "Read", "Totals", "Traffic"]
 
-#: Returns the number of a metric without labels. For a metric with labels, returns the numbers by the values of the
-#: labels: a string for one label, a pair of strings for two labels. None: there is no number now.
+#: Returns a metric's value. For a metric with labels, returns its values by the values of the labels: a string for one
+#: label, a pair of strings for two labels. None: there is no value now.
 Read: TypeAlias = Callable[[], "float | Mapping[str, float] | Mapping[tuple[str, str], float] | None"]
 
 
 class Metrics(Protocol):
     """The router's metrics; the component ``"metrics"``. It is there when the ``setup`` of other plugins is called.
 
-    ``read`` is called for each scrape, on the event loop. So a plugin only keeps plain numbers, and a request pays
-    nothing more for metrics. Above 1,000 combinations of labels, all further ones are summed as ``other``.
+    ``read`` is called for each scrape, on the event loop. So a request only has to update the plugin's
+    plain numbers. Above 1,000 combinations of labels, all further ones are summed as ``other``.
     """
 
     def gauge(self, name: str, help: str, read: Read, labels: Sequence[str] = ()) -> None:

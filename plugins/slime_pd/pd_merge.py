@@ -141,7 +141,7 @@ def _bytes_in(text: str) -> int:
 def _overlaid(first: str, second: str) -> str:
     """Return the bytes of ``first``, and then those of ``second`` beyond the length of ``first``. Raises WorkerBroke.
 
-    Arguments and result are base64. Only the four characters at the seam are decoded, since experts may be 80 MB.
+    Arguments and result are base64. Only the four characters at the seam are decoded: routed experts may take 80 MB.
     """
     if len(second) < len(first):
         return first

@@ -196,8 +196,8 @@ class CacheAware:
     ) -> list[Match]:
         """Return the parts of ``prompt`` that workers have in their caches. ``having``: the bits of these workers.
 
-        ``nodes``: the known prefixes of ``prompt``. ``exact``: by bit, the bytes that a worker has for certain. Such a
-        worker's match has no last use.
+        ``nodes``: the known prefixes of ``prompt``. ``exact``: for the bit of a worker, the bytes of ``prompt`` that it
+        has for certain. Such a worker's match has no last use.
         """
         known_bits = 0
         for bit in exact:
@@ -252,8 +252,9 @@ class CacheAware:
     def answered(self, exchange: Exchange, prompt_tokens: int, cached_tokens: int) -> None:
         """Move the worker's horizon at the third answer with clearly fewer cached tokens than believed.
 
-        The horizon becomes the oldest last use of the prefixes of these three answers. One shortfall would prove too
-        little: an engine evicts in the order of its own steps, so it may still have prefixes with an older last use.
+        Each answer belongs to a prefix with a last use. The horizon becomes the oldest of these three last uses. One
+        shortfall would prove too little: an engine evicts in the order of its own steps, so it may still have prefixes
+        with an older last use.
         """
         belief: _Belief | None = exchange.notes.get(self._note)
         if belief is None or belief.use.is_answered or not belief.state.bit:
@@ -269,7 +270,7 @@ class CacheAware:
                 state.missed.clear()
 
     def forget(self, worker: Worker) -> None:
-        """Forget what ``worker`` has in its cache. The worker keeps its turn among equal workers."""
+        """Forget what ``worker`` has in its cache. Its place in the order of equal workers stays."""
         self._last = _NO_WORKERS
         for choice in worker.choices:
             if (state := self._states.pop(choice.id, None)) is not None:

@@ -25,7 +25,7 @@ NOT_TOLD = "not_told"
 MIS_SIZED = "mis_sized"
 #: The client asked for later rows only (``routed_experts_start_len``).
 STARTS_LATER = "starts_later"
-#: The only rows of these tokens were computed with other weights than those that sampled the tokens, or may have been.
+#: The only rows of these tokens may have been computed with other weights than those that sampled the tokens.
 OTHER_VERSION = "other_weight_version"
 #: Turns of the context were sampled with several LoRA adapters, and each adapter routes differently.
 OTHER_ADAPTER = "other_adapter"
@@ -35,7 +35,7 @@ DROPPED = "dropped"
 NOT_KEPT = "not_kept"
 #: The store has lost the rows, or they were deleted while they were read.
 NOT_IN_STORE = "not_in_store"
-#: No engine has answered a request with the last tokens yet.
+#: No engine has answered a request whose prompt has the last tokens yet.
 NOT_CONSUMED = "not_consumed"
 #: No flag and no worker says the shape of a row, and no two answers confirm its size.
 SHAPE_UNKNOWN = "shape_unknown"

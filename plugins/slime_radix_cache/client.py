@@ -74,7 +74,7 @@ class Client:
         )
 
     def session(self, session: str) -> dict[str, Any]:
-        """Return the records of ``session`` in ``trajectories``: one for each leaf.
+        """Return a dict whose ``trajectories`` are the records of ``session``, one for each leaf.
 
         A leaf is a response that the session has not continued. ``complete`` is False if a response was lost, or could
         not be recorded as exact.

@@ -51,7 +51,7 @@ class ColdStore(Protocol):
     def is_shared(self) -> bool: ...
 
     async def notes(self) -> Sequence[StoredNote]:
-        """Return the notes of earlier runs, earliest first, and begin a new run. Raises StartupError."""
+        """Return the notes of earlier runs, earliest first, and begin the notes of this run. Raises StartupError."""
         ...
 
     @property
@@ -123,7 +123,7 @@ class ColdStore(Protocol):
     async def holds(self, key: bytes) -> bool:
         """Return False if the record of ``key`` seems to be lost.
 
-        This does not read the record, so only :meth:`read` is sure.
+        This does not read the record, so only :meth:`read` tells for certain.
         Raises if the store cannot answer now.
         """
         ...

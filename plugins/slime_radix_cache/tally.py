@@ -84,7 +84,8 @@ class Tally:
     def contradicted(self, figure: str) -> None:
         """Count an answer that contradicts itself or its request in ``figure``; log the first for each figure.
 
-        ``figure``: the name of a field, or ``attempt`` if the events or attempts of the answer contradict one another.
+        ``figure``: the name of a field, or ``attempt`` if events of the answer, or attempts to get it, contradict one
+        another.
         """
         self.contradictions[figure] += 1
         if self.contradictions[figure] == 1:

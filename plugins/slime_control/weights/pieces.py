@@ -21,7 +21,7 @@ __all__ = ["Pieces"]
 class Pieces:
     """Passes events to :class:`Updates`, and carries out the effects that it returns.
 
-    No change of this state has an ``await`` in the middle, so on one event loop it needs no lock.
+    No change of its state has an ``await`` in the middle, so on one event loop it needs no lock.
     """
 
     def __init__(self, router: Router, gate: Gate, missed: MissedCalls) -> None:

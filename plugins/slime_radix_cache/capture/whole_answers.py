@@ -29,7 +29,10 @@ __all__ = ["WholeAnswers"]
 
 
 class WholeAnswers:
-    """The answer in one reply. ``turns[i]``: the prompt of sequence ``i``; ``generation`` resumes aborted sequences."""
+    """Records an answer that is not streamed.
+
+    ``turns[i]``: the prompt of sequence ``i``; ``generation`` resumes aborted sequences.
+    """
 
     def __init__(
         self,

@@ -214,7 +214,7 @@ class ColdTrajectories:
             await self._load(found, session)
 
     async def load_session(self, session: str) -> None:
-        """Promote all responses of ``session``, and all contexts that their texts may stand for. Raises StoreFailed."""
+        """Promote all responses of ``session``, and all contexts with the same texts. Raises StoreFailed."""
         if self._store is None:
             return
         await self._look()
@@ -269,7 +269,7 @@ class ColdTrajectories:
         with self._loads.begin() as found:
             while True:
                 if asking is not None and asking not in self._open and store.keeps_notes:
-                    # First: if the store cannot be read, the request goes on, so the log needs the session even then.
+                    # Before any read: the request goes on if a read fails, and then the log must have its session.
                     await self._open.begin(asking)
                 entries = demotion.directory.with_ancestors(wanted())
                 if not entries:

@@ -90,8 +90,8 @@ class Past:
         known = (here.segments.keys() | here.side_records.keys()) if here is not None else set[bytes]()
         self.gone = copied - known - self.dropped
         self.dropped |= self.gone
-        #: Dropped keys with a Demoted or SideRecord note. :meth:`as_notes` repeats that they are dropped: the store may
-        #: have a log in another tier, which the new notes do not replace, with such a note.
+        #: Dropped keys with a Demoted or SideRecord note. :meth:`as_notes` repeats that they are dropped: the log of
+        #: another tier, which the new notes do not replace, may have such a note, too.
         self._still_noted = [
             key for key in self.dropped for kept in (self.segments, self.side_records) if kept.pop(key, None)
         ]

@@ -1,9 +1,9 @@
 """Contexts that a session may use: its own contexts, contexts that it continued, or any context.
 
 A response belongs to the session of its request. Another session may begin a branch with the context that ends with
-this response; then the response's tokens have mask 1 for that session, too. A branch begins with a request whose text
-does not begin with an earlier prompt of its session. Text that a client sends later is prompt, even if another session
-sampled the same text.
+this response; then the response's tokens have mask 1 for that session, too. A request begins a branch if its text
+does not begin with an earlier prompt of the request's session. Text that a client sends after the branch's beginning
+counts as prompt, even if another session sampled the same text.
 """
 
 from __future__ import annotations

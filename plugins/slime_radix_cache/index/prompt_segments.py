@@ -20,8 +20,8 @@ Context: TypeAlias = "tuple[Segment, int] | None"
 
 #: Bytes of a token id.
 ID_BYTES = 4
-#: Number of sessions that are remembered as givers of one prompt. For any further session, the ids count as given by
-#: another client.
+#: Number of sessions that are remembered as givers of one prompt's ids. In a further session that gives these ids, they
+#: count as the ids of another session.
 _GIVERS = 64
 
 

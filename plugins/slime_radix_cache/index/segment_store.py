@@ -128,7 +128,7 @@ class SegmentStore:
         return self._response(context, self._prompt_end(context, prompt, None), sampled, session, None, None)
 
     def reorder(self, segments: Iterable[Segment], place: Callable[[Segment], int]) -> None:
-        """Sort by ``place`` each list with one of ``segments``, as if all segments had been recorded in that order."""
+        """Sort each list that contains one of ``segments`` by ``place``, as if they had been recorded in this order."""
         nodes: dict[Node, None] = {}
         for segment in segments:
             nodes[segment.node] = None

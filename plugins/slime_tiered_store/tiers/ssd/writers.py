@@ -15,13 +15,13 @@ from slime_tiered_store.tiers.ssd.threads import StartedThreads
 __all__ = ["Writers"]
 
 _THREADS = 4  # the caller's thread is one of them
-#: The runs of a batch that may bypass the page cache do so only if they have, together, at least as many bytes as this
-#: many of the shortest such runs. Fewer bytes are written faster through the page cache.
+#: A run of at least a certain length may bypass the page cache. The long runs of a batch do so only if they have at
+#: least this many times that length together: fewer bytes are written faster through the page cache.
 _LEAST_LONG_RUNS = 4
 
 
 class Writers:
-    """Writes runs of several calls. Use it in one thread at a time."""
+    """Writes the runs of several calls in one batch. Use it in one thread at a time."""
 
     def __init__(self, directory: SsdDirectory, name: str) -> None:
         self._directory = directory
@@ -41,7 +41,7 @@ class Writers:
         if self._directory.is_long(direct, _LEAST_LONG_RUNS):
             batch.write_directly(self._threads, min(len(batch.direct), _THREADS) - 1)
         # All direct writes have ended, as they must before cached writes begin, see BlockFile.
-        batch.cached += batch.direct  # too few for direct writes; else none are left
+        batch.cached += batch.direct  # what is left here was too little for direct writes
         batch.write_cached()
         return batch.errors
 
@@ -51,7 +51,7 @@ class Writers:
 
 
 class _Batch:
-    """Runs to write, each with the place of its call: past the page cache (``direct``), or through it (``cached``).
+    """Runs to write past the page cache (``direct``) or through it (``cached``), each with the place of its call.
 
     ``errors``: the first error of each call that failed, by its place. The later runs of such a call are left out.
     """
