@@ -35,9 +35,9 @@ from slime_start.banner import banner
 from slime_start.certificates import cause
 from slime_start.complaints import complaint
 from slime_start.help_page import about_point, epilog, grouped, table
+from slime_start.hints import unknown_command
 from slime_start.installed import entry_points
 from slime_start.parsing import Parser, leave_out
-from slime_start.words import unknown_command
 
 __all__ = ["build", "command_line", "is_compiled", "main"]
 

@@ -27,9 +27,9 @@ from router_core.router import Router
 from router_core.types import ASGIApp
 from slime_start.dotted_paths import import_path, is_middleware, takes_router
 from slime_start.help_page import about, grouped
+from slime_start.hints import path_cure, unknown_plugin
 from slime_start.installed import entry_points
 from slime_start.ordering import Needs, in_order, missing
-from slime_start.words import path_cure, unknown_plugin
 
 __all__ = ["DEFAULT_PLUGINS", "Loaded", "installed_plugins", "load"]
 

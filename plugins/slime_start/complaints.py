@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from slime_start.environment import unknown_variables
+from slime_start.hints import stray_word
 from slime_start.parsing import PREFIX, Parser
 from slime_start.suggestions import unknown_name
-from slime_start.words import stray_word
 
 __all__ = ["complaint"]
 

@@ -251,7 +251,7 @@ async def test_a_worker_that_fails_what_does_not_change_its_answers_stays_in_use
 
 
 async def test_those_that_get_no_requests_are_told_too() -> None:
-    """Whoever may come back must have the weights."""
+    """A worker that may come back must have the weights."""
     workers = [Steered(), Steered(), Steered()]
     async with steering(*workers) as running:
         pool = running.router.pool

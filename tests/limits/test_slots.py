@@ -48,7 +48,7 @@ class SlotMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.places)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        """Whoever it is: one that holds, one that waits, or one that has left before."""
+        """The request holds a slot, waits for one, or has left before."""
         number = data.draw(st.integers(0, len(self.places) - 1))
         if number in self.holding:
             self.holding.remove(number)
@@ -143,7 +143,7 @@ class Refilled(RuleBasedStateMachine):
     @precondition(lambda self: self.places)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        """Whoever it is: one that holds, one that waits, or one that has left before."""
+        """The request holds a slot, waits for one, or has left before."""
         number = data.draw(st.integers(0, len(self.places) - 1))
         if number in self.holding:
             self.holding.remove(number)

@@ -214,7 +214,7 @@ async def test_kill_after_any_write_leaves_no_wrong_claim(fleet: GrowingFleet, s
     assert closed[-2:] == [True, True]
 
 
-async def test_session_that_is_deleted_between_two_copies_is_neither_lost_nor_back(
+async def test_session_deleted_between_two_copies_is_neither_lost_nor_back(
     fleet: GrowingFleet, gate: anyio.Event
 ) -> None:
     names = list(fleet.rollout.journal)

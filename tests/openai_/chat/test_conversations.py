@@ -257,7 +257,7 @@ class Talk:
         return changed
 
     async def check_samples(self) -> dict[str, int]:
-        """Whose the tokens are: mask 1 only on what the session sampled, or went on from. Returns counts."""
+        """Check that mask 1 is only on tokens that the session sampled, or went on from. Returns counts."""
         counts = {"samples": 0, "own": 0, "taken": 0}
         for session in sorted({heard.session for heard in self.heard if heard.session is not None}):
             mine = [heard for heard in self.heard if heard.session == session]

@@ -158,7 +158,7 @@ async def _heard(chat: Chat, pieces: int) -> str:
 async def test_a_session_that_lost_something_takes_only_its_own_turns(
     start: Start, judge: FixedJudge, lost: set[str]
 ) -> None:
-    """Whoever knows of the loss: the tokens of one of its turns were evicted, say."""
+    """The session is marked by a component that knows of the loss: the tokens of one of its turns were evicted, say."""
     lost.add("s")
     async with chatting(start, "One.", "Two.", family=QWEN2_5) as chat:
         other = await chat.post(messages=[user("a")], session_id="other", **ASK)

@@ -1,4 +1,4 @@
-"""Whatever clients and templates do to the history: the tokens are the engine's, or the reply says so.
+"""Histories that clients and templates have changed: the tokens are the engine's, or the reply says so.
 
 Families of models, times habits of clients, streamed with tools or neither: a habit has one with a family, the other
 with the next. With ``SLIME_ROUTER_DRIFT=all`` it has both, and also only streamed and only with tools. ``pytest -s``

@@ -1,4 +1,4 @@
-"""Whatever a model writes and however the engine splits it: the same answer comes out, and nothing of it is lost.
+"""Random answers of models, split anywhere by the engine: the same answer comes out, and nothing of it is lost.
 
 The suite reads some thousand answers. To read 5,000 for each property and family::
 

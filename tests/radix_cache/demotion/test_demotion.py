@@ -257,7 +257,7 @@ def test_records_of_one_response_are_known_while_one_between_is_demoted(
 
 @pytest.mark.parametrize("seed", range(40))
 def test_records_of_each_response_stay_together(cold: Cold, kept: Trajectories, seed: int) -> None:
-    """Whatever is demoted, promoted or evicted, and in whatever order."""
+    """Segments are demoted, promoted and evicted in any order."""
     some = random.Random(seed)
     running: dict[int, Response] = {}
     for number in range(120):

@@ -348,7 +348,7 @@ class Fact:
         return possible | own, surely | own
 
     def speakers(self, kept: int) -> set[Fact | None]:
-        """Whose may be the last response in the context of so many tokens."""
+        """Sessions that the last response may belong to, in the context of so many tokens."""
         return {self} if kept else self._spoken
 
 
