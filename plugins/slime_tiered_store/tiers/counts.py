@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from slime_tiered_store.tiers.block_header import Buffer
@@ -18,8 +18,8 @@ class TierCounts:
 
     ``waits``: writes that waited for others, for ``waited_s`` seconds in all. ``refused``: writes that gave up waiting.
     ``pending_bytes``: bytes of the writes under way. ``errors``: failed calls. ``last_error``: the message of the last
-    failed call. ``is_failing``: True from a failure until a write succeeds. ``missing``, ``corrupt``: blocks that reads
-    did not find, or found corrupt.
+    failed call. ``is_failing``: True from a failure until a write succeeds, or also until a read succeeds if only reads
+    have failed. ``missing``, ``corrupt``: blocks that reads did not find, or found corrupt.
     """
 
     written_blocks: int = 0
@@ -35,26 +35,33 @@ class TierCounts:
     pending_bytes: int = 0
     is_failing: bool = False
     last_error: str = ""
+    _has_failed_change: bool = field(default=False, repr=False)
 
     def wrote(self, blocks: Sequence[Buffer]) -> None:
         """Count blocks that were written."""
         self.written_blocks += len(blocks)
         self.written_bytes += sum(map(len, blocks))
-        self.is_failing = False
+        self.is_failing = self._has_failed_change = False
 
     def read(self, blocks: Sequence[Buffer]) -> None:
         """Count blocks that were read."""
         self.read_blocks += len(blocks)
         self.read_bytes += sum(map(len, blocks))
+        if blocks:
+            self.is_failing = self._has_failed_change
 
-    def failed(self, error: BaseException) -> int:
-        """Count a failed call. Return the level for the log: ERROR for the first failure in a row, then DEBUG."""
+    def failed(self, error: BaseException, operation: str) -> int:
+        """Count a failed call of ``operation`` (``"read"``, ``"holds"``, ``"write"`` or ``"delete"``).
+
+        Return the level for the log: ERROR for the first failure in a row, then DEBUG.
+        """
         level = logging.DEBUG if self.is_failing else logging.ERROR
         self.errors += 1
         self.is_failing = True
+        self._has_failed_change |= operation not in ("read", "holds")
         self.last_error = str(error)
         return level
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counters by name."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if not name.startswith("_")}

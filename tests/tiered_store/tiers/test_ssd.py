@@ -376,7 +376,24 @@ async def test_a_failed_read_is_no_miss(tmp_path: Path) -> None:
     with pytest.raises(TierFailed, match=r"read at .* failed: .*Input/output error"):
         await got(tier, 1, 0)
     faults.is_on = False
+    assert tier.counts.as_dict()["is_failing"]
     assert await is_intact(tier, 1, 0)
+    assert not tier.counts.as_dict()["is_failing"]
+    await tier.aclose()
+
+
+async def test_read_does_not_hide_a_failed_write(tmp_path: Path) -> None:
+    faults = DiskFaults("pwritev", "blocks", errno.EIO, is_on=False)
+    tier = await opened(tmp_path, ops=faults.ops)
+    await put(tier, {1: 0})
+    faults.is_on = True
+    with pytest.raises(TierFailed):
+        await put(tier, {2: 1})
+    assert await is_intact(tier, 1, 0)
+    assert tier.counts.as_dict()["is_failing"]
+    faults.is_on = False
+    await put(tier, {2: 1})
+    assert not tier.counts.as_dict()["is_failing"]
     await tier.aclose()
 
 

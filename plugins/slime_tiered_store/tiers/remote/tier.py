@@ -167,7 +167,7 @@ class RemoteTier:
             try:
                 await self.call(partial(self.client.delete, names))
             except RemoteError as error:
-                self.counts.failed(error)
+                self.counts.failed(error, "delete")
                 logger.error("tier %s: blocks at %s are not deleted: %s", self.name, self.client.url, error)
                 return False
             finally:
@@ -234,7 +234,7 @@ class RemoteTier:
     def _failure(self, operation: str, error: StoreError | RemoteError, required: int) -> StoreError:
         if isinstance(error, StoreError):
             return error
-        level = self.counts.failed(error)
+        level = self.counts.failed(error, operation)
         logger.log(level, "tier %s: %s at %s: %s", self.name, operation, self.client.url, error)
         if error.is_full:
             return TierFull(self.name, required, 0)

@@ -199,7 +199,7 @@ class SsdTier:
     def _failure(self, operation: str, number: int, error: BaseException, required: int) -> BaseException:
         """Count an error of a call, and return it as an error of the tier. Any error but an OSError stays as it is."""
         path = self._directories[number].path
-        level = self.counts.failed(error)
+        level = self.counts.failed(error, operation)
         if not isinstance(error, OSError):
             return error
         logger.log(level, "tier %s: %s in %s: %s", self.name, operation, path, error)
