@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 __all__ = ["ColdStore", "StoredNote"]
@@ -26,9 +26,9 @@ class ColdStore(Protocol):
     """A store of records that have no room in memory. A record is a byte string under a key of 16 bytes.
 
     Records never change. ``wait_s``: longest time, in seconds, that a record may wait until it is kept.
-    ``stops_on_loss``: the router ends when a record cannot be kept. ``keeps_notes``: records and *notes* outlive the
-    router. Notes are byte strings about records, and are read in the order of writing. ``is_shared``: other routers may
-    keep records and notes in the same store.
+    ``stops_on_loss``: the router ends when a record cannot be kept, or is lost. ``keeps_notes``: records and *notes*
+    outlive the router. Notes are byte strings about records, and are read in the order of writing. ``is_shared``: other
+    routers may keep records and notes in the same store.
 
     ``was_deleted(key)``: set this if the store is shared. The store calls it for a record that is missing. It returns
     True if the record is missing because a router has dropped it, and raises if that cannot be known now.
@@ -71,11 +71,19 @@ class ColdStore(Protocol):
         """
         ...
 
-    async def adopt(self, sizes: Mapping[bytes, int]) -> Sequence[bytes]:
+    async def adopt(self, sizes: Mapping[bytes, int], deletable: Container[bytes] = ()) -> Sequence[bytes]:
         """Keep the records of earlier runs that ``sizes`` (bytes by key) names.
 
         Other records are dropped, unless the store is shared. Returns those keys in ``sizes`` whose records are known
-        to be lost.
+        to be missing. They are lost, except for those in ``deletable``: an earlier run may have deleted these without
+        a note. Raises StartupError if records are lost and ``stops_on_loss`` is set.
+        """
+        ...
+
+    def damaged(self, key: bytes) -> None:
+        """Count the record of ``key`` as lost: :meth:`fetch` returned it, and its content is damaged.
+
+        The router ends if ``stops_on_loss`` is set.
         """
         ...
 

@@ -14,7 +14,7 @@
     ├── RowsDiffer            equal tokens came with other rows
     ├── ResetMeanwhile        a reset came before the blocks were stored
     ├── NotStored             no tier took the rows
-    └── RecordLost            a record that was kept is in no tier
+    └── RecordLost            a record that was kept is in no tier, or is damaged
 """
 
 from __future__ import annotations
@@ -155,9 +155,10 @@ class NotStored(StoreError):
 
 
 class RecordLost(StoreError):
-    """A record that was kept is in no tier. Raised only with ``--store-on-loss stop``."""
+    """A record that was kept is lost, for ``reason``. Raised only with ``--store-on-loss stop``."""
 
-    def __init__(self) -> None:
+    def __init__(self, reason: str) -> None:
         super().__init__(
-            "a record that was kept is in no tier; --store-on-loss mark lets the router go on without it"
+            f"a record that was kept {reason}; --store-on-loss mark lets the router go on without it"
         )
+        self.reason = reason

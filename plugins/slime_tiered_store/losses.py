@@ -1,13 +1,14 @@
-"""Records that were kept, but are in no tier any more."""
+"""Records that were kept, but are in no tier any more, or are damaged."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable, Collection, Container
 from typing import TypeVar
 
 import anyio
 
+from router_core.errors import StartupError
 from slime_tiered_store.errors import RecordLost, StoreError
 
 __all__ = ["RecordLosses"]
@@ -16,9 +17,11 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
+_MISSING, _DAMAGED = "is in no tier", "is damaged"
+
 
 class RecordLosses:
-    """Decides which missing records are lost, and counts them. The first loss is logged as an error.
+    """Decides which missing records are lost, and counts these and the damaged ones. Logs the first loss as an error.
 
     ``kept``: the keys of the records that should be there.
     """
@@ -27,6 +30,7 @@ class RecordLosses:
         self.count = 0
         self._kept = kept
         self._is_any = anyio.Event()
+        self._reason = _MISSING
 
     async def found(
         self,
@@ -51,21 +55,43 @@ class RecordLosses:
             if found is not None or await _answer(was_deleted(key)):
                 return found
         if key in self._kept:
-            self._add(key)
+            self._add(key, _MISSING)
         return None
 
-    def _add(self, key: bytes) -> None:
+    def damaged(self, key: bytes) -> None:
+        """Count the record of ``key``, which a tier has, but with a damaged content."""
+        if key in self._kept:
+            self._add(key, _DAMAGED)
+
+    def _add(self, key: bytes, reason: str) -> None:
         self.count += 1
-        if self.count == 1:
+        if not self._is_any.is_set():
+            self._reason = reason
             logger.error(
-                "the record %s was kept, and is in no tier (further losses are only counted)", key.hex()
+                "the record %s was kept, and %s (further losses are only counted)", key.hex(), reason
             )
         self._is_any.set()
+
+    def at_start(self, gone: Collection[bytes], known: int, place: str, *, stops: bool) -> None:
+        """Count the records of the keys ``gone``, of ``known`` records that the log at ``place`` names.
+
+        If ``stops`` is set, raises StartupError instead. Losses at a start do not end :meth:`stop`.
+        """
+        if not gone:
+            return
+        found = f"{place}: {len(gone)} of {known} records of earlier runs are lost: no tier has all of their blocks"
+        if stops:
+            raise StartupError(
+                f"{found}; give all directories and stores that the earlier router had, or --store-on-loss mark "
+                "to start without these records: their sessions are then marked as not complete"
+            )
+        self.count += len(gone)
+        logger.error("%s; their sessions are marked as not complete", found)
 
     async def stop(self) -> None:
         """Wait for the first loss, then raise RecordLost. Run this in the background: the error ends the router."""
         await self._is_any.wait()
-        raise RecordLost
+        raise RecordLost(self._reason)
 
 
 async def _answer(question: Awaitable[bool]) -> bool:

@@ -266,9 +266,14 @@ class NoteLog:
     def _place(self, one: NoteObject) -> str:
         return f"{self._client.url}/{one.name}"
 
+    @property
+    def place(self) -> str:
+        """The flag and the address of the store, for messages."""
+        return f"{self._flag} {self._client.url}"
+
     def _refused(self, why: str) -> StartupError:
         return StartupError(
-            f"{self._flag} {self._client.url}: {why}; give another directory, or prefix, to start without these records"
+            f"{self.place}: {why}; give another directory, or prefix, to start without these records"
         )
 
 

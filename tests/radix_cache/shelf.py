@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import anyio.lowlevel
@@ -50,7 +50,7 @@ class Shelf:
         self.stops_on_loss = stops_on_loss
         self.refuses = False
         self.is_closed = False
-        self.refused = 0
+        self.refused = self.num_damaged = 0
         self.uncopied: list[Note] = []
         self.copy_run = self.closing = b""
 
@@ -117,11 +117,14 @@ class Shelf:
             for place, content in zip(places, contents, strict=True):
                 self.written[place] = self.written[place]._replace(content=content)
 
-    async def adopt(self, sizes: Mapping[bytes, int]) -> Sequence[bytes]:
+    async def adopt(self, sizes: Mapping[bytes, int], deletable: Container[bytes] = ()) -> Sequence[bytes]:
         if not self.is_shared:
             self.records = {key: self.records[key] for key in sizes if key in self.records}
         assert all(len(self.records.get(key, bytes(size))) == size for key, size in sizes.items())
         return [key for key in sizes if key not in self.records]
+
+    def damaged(self, key: bytes) -> None:
+        self.num_damaged += 1
 
     async def keep(self, records: Sequence[tuple[bytes, bytes]]) -> None:
         await anyio.lowlevel.checkpoint()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -13,8 +14,9 @@ import anyio.lowlevel
 import pytest
 
 from deadlines import HANG_S, until
+from router_core.errors import StartupError
 from slime_tiered_store.cold_records import LAYOUT, ColdRecords
-from slime_tiered_store.errors import NotEnoughSpaceError, StoreError, TierFailed
+from slime_tiered_store.errors import NotEnoughSpaceError, RecordLost, StoreError, TierFailed
 from slime_tiered_store.store import TieredStore
 from slime_tiered_store.tiers.memory import MemoryArena
 from slime_tiered_store.tiers.remote import open_remote_tier
@@ -29,7 +31,7 @@ ROW = LAYOUT.bytes_per_token
 
 @asynccontextmanager
 async def records(
-    memory: int, ssd: int = 0, path: Path | None = None, ops: FileOps | None = None
+    memory: int, ssd: int = 0, path: Path | None = None, ops: FileOps | None = None, *, stops: bool = False
 ) -> AsyncIterator[ColdRecords]:
     """Records in tiers of so many blocks. A disk with ``ops`` has 0.2 s for an answer."""
     arena = MemoryArena(memory, LAYOUT.block_bytes)
@@ -40,7 +42,7 @@ async def records(
         if path is not None
         else None
     )
-    kept = ColdRecords(wait_s=1.0, stops_on_loss=False)
+    kept = ColdRecords(wait_s=1.0, stops_on_loss=stops)
     try:
         async with TieredStore(LAYOUT, arena, disk) as store:
             with kept.kept_in(store, [arena, disk] if disk is not None else [arena]):
@@ -131,6 +133,46 @@ async def test_records_of_an_earlier_run_are_adopted(tmp_path: Path) -> None:
         assert engine.mempool.num_used_blocks == 0
     async with records(64, 64, tmp_path) as kept:
         assert await kept.adopt(sizes) == list(sizes)
+
+
+async def test_start_counts_lost_records_or_ends_and_drops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with records(64, 64, tmp_path) as kept:
+        await kept.keep([(key(1), bytes(3 * ROW)), (key(2), b"not needed")])
+    sizes = {key(1): 3 * ROW, key(8): 5, key(9): 5}
+    for _ in range(2):
+        async with records(64, 64, tmp_path, stops=True) as kept:
+            with pytest.raises(StartupError, match=r"2 of 3 records of earlier runs are lost.*-on-loss mark"):
+                await kept.adopt(sizes)
+            assert kept.tiers[-1][0].mempool.num_used_blocks == 5
+    async with records(64, 64, tmp_path, stops=True) as kept:
+        assert await kept.adopt(sizes, deletable={key(8), key(9)}) == [key(8), key(9)]
+        assert kept.losses.count == 0
+    async with records(64, 64, tmp_path) as kept:
+        assert await kept.adopt(sizes, deletable={key(9)}) == [key(8), key(9)]
+        assert kept.losses.count == 1
+        assert await kept.fetch([key(8)]) == [None]  # it is known to be lost
+        assert kept.losses.count == 1
+        kept.tiers[-1][0].reset()
+        kept.tiers[0][0].reset()
+        assert await kept.fetch([key(1)]) == [None]
+        assert kept.losses.count == 2
+    errors = [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
+    assert len(errors) == 2
+    assert "1 of 3 records of earlier runs are lost" in errors[0]
+    assert f"the record {key(1).hex()} was kept" in errors[1]
+
+
+async def test_damaged_record_is_lost_if_it_was_kept() -> None:
+    async with records(64) as kept:
+        await kept.keep([(key(1), b"damaged")])
+        kept.damaged(key(2))
+        assert kept.losses.count == 0
+        kept.damaged(key(1))
+        assert kept.losses.count == 1
+        with pytest.raises(RecordLost, match="a record that was kept is damaged"):
+            await kept.losses.stop()
 
 
 async def test_equal_records_under_two_keys_are_two_records() -> None:

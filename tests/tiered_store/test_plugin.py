@@ -143,6 +143,70 @@ async def test_record_that_is_in_no_tier_any_more_is_an_error(
     assert ("RecordLost" in caplog.text) is (on_loss == "stop")
 
 
+@pytest.mark.parametrize("on_loss", ["mark", "stop"])
+async def test_record_with_a_damaged_content_is_lost(
+    start: Start, tokenizer: EngineTokenizer, checkpoint: str, tmp_path: Path, on_loss: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    flags = (*STORE, *small_disk(tmp_path, 9, on_loss=on_loss), "--store-keep-secs", "60")
+    async with routed(start, ScriptedEngine(tokenizer), checkpoint, *flags) as client:
+        text = PROMPT + (await client.generate(PROMPT, [70, 71], session="s"))["text"]
+        await demoted(client)
+        records = client.running.router.components.get("cold_store")
+        last = max(records._blocks)  # the answer
+        (content,) = await records.fetch([last])
+        records.forget([last])
+        await records.keep([(last, content[:-1] + bytes([content[-1] ^ 1]))])
+        if on_loss == "mark":
+            found = await client.retrieve(text, session_id="s")
+            assert (found["exact"], found["inexact_reason"]) == (False, "evicted")
+            assert (await demoted(client))["lost"] == 1
+        else:
+            with suppress(httpx.TransportError):  # the router may end before it answers
+                await client.running.client.post("/retrieve_from_text", json={"text": text})
+            await until(lambda: "RecordLost: a record that was kept is damaged" in caplog.text)
+    assert f"the record {last.hex()} was kept, and is damaged" in caplog.text
+
+
+async def test_records_that_are_missing_at_a_start_are_marked_or_end_the_start(
+    start: Start,
+    tokenizer: EngineTokenizer,
+    checkpoint: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    flags = (*STORE, "--plugin", "sessions", *tier_flags("ssd", tmp_path / "disk"), "--store-on-loss")
+    async with routed(start, ScriptedEngine(tokenizer), checkpoint, *flags, "stop") as client:
+        for name in ("deleted", "s"):
+            await client.generate(PROMPT + name, [70, 71], session=name)
+        await demoted(client)
+        assert (await client.running.client.delete("/sessions/deleted")).status_code == 204
+    async with routed(start, ScriptedEngine(tokenizer), checkpoint, *flags, "stop") as client:
+        assert (await demoted(client))["lost"] == 0
+        number = (await demoted(client))["records"]
+    for file in (tmp_path / "disk").iterdir():
+        if file.is_file():  # the notes stay
+            file.unlink()
+    for _ in range(2):
+        with pytest.raises(ExceptionGroup) as caught:
+            async with routed(start, ScriptedEngine(tokenizer), checkpoint, *flags, "stop"):
+                pass
+        error: BaseException = caught.value
+        while isinstance(error, BaseExceptionGroup):
+            (error,) = error.exceptions
+        assert isinstance(error, StartupError)
+        message = str(error)
+        assert f"{tmp_path / 'disk'}: {number} of {number} records of earlier runs are lost" in message
+        assert "--store-on-loss mark" in message
+    caplog.clear()
+    async with routed(start, ScriptedEngine(tokenizer), checkpoint, *flags, "mark") as client:
+        assert (await demoted(client))["lost"] == number
+        assert (await client.running.client.get("/trajectories/s")).status_code == 404
+    assert caplog.text.count("records of earlier runs are lost") == 1
+    async with routed(start, ScriptedEngine(tokenizer), checkpoint, *flags, "stop") as client:
+        assert (await demoted(client))["lost"] == 0
+
+
 async def test_store_and_log_together_are_refused(checkpoint: str, tmp_path: Path) -> None:
     log = ("--trajectory-log", str(tmp_path / "log"))
     with pytest.raises(StartupError, match="cannot be combined with --trajectory-log"):

@@ -32,8 +32,8 @@ class Demotion:
     """The demoted segments of ``trajectories``, and the serials of all segments. No method awaits.
 
     Callbacks: ``forget(serial)`` is called for each record that is not needed any more, ``gone(serial)`` for each
-    segment that is removed for good, ``on_notice()`` when a limit is exceeded, and ``on_change(entry)`` when a demoted
-    segment changes.
+    segment that is removed for good, ``on_notice()`` when a limit is exceeded, ``on_change(entry)`` when a demoted
+    segment changes, and ``damaged(serial)`` for each record that the store has, but damaged.
 
     ``memory``: the segments in memory. ``demoted``: counts of demotions by reason. ``promoted``: count of promotions.
     """
@@ -46,6 +46,7 @@ class Demotion:
         self.promoted = 0
         self.forget: Callable[[int], None] = lambda serial: None
         self.gone: Callable[[int], None] = lambda serial: None
+        self.damaged: Callable[[int], None] = lambda serial: None
         #: How many responses each session has, in memory and demoted. In the order of the sessions' first responses.
         self.sessions: Counter[str] = Counter()
         self.on_notice: Callable[[], None] = lambda: None
@@ -168,6 +169,8 @@ class Demotion:
             content = read_record(record, serial)
             segment = self._promote(entry, content) if content is not None else None
             if segment is None:
+                if record is not None:  # else the store has counted the loss
+                    self.damaged(serial)
                 self.lose(serial)
                 continue
             self._trajectories.pin((segment, len(segment)))

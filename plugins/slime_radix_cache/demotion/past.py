@@ -207,6 +207,11 @@ class Past:
         return not note.key or note.key in self.segments or may_come
 
     @property
+    def row_keys(self) -> frozenset[bytes]:
+        """The keys of the records of rows. The owner of the rows may delete them without a note."""
+        return frozenset(key for note in self.rows for key, _ in note.records)
+
+    @property
     def sizes(self) -> dict[bytes, int]:
         """Sizes of the needed records, in bytes, by key. If the store is shared, the records of rows are left out."""
         rows = [] if self._is_shared else self.rows

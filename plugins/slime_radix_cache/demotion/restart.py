@@ -27,7 +27,8 @@ async def restore(
 ) -> Past:  # fmt: skip
     """Add to ``demotion`` and ``side`` what earlier runs demoted, and let ``writer`` note each change from now on.
 
-    Segments whose records are gone are lost, with all that continues them. Raises StartupError.
+    Segments whose records are gone are lost, with all that continues them. Raises StartupError, also if records are
+    gone and the store's ``stops_on_loss`` is set.
     """
     notes = await store.notes()
     begun = RunBegun(FORMAT, tokenizer)
@@ -43,7 +44,7 @@ async def restore(
     demotion.runs.begin([*named, *past.side_records, *dropped], store.run)
     demotion.dropped.update(map(demotion.runs.serial, dropped))
     demotion.dropped_rows |= past.dropped_rows
-    gone = set(await store.adopt(past.sizes))
+    gone = set(await store.adopt(past.sizes, past.row_keys))
     await store.replace_notes(past.as_notes())
     await store.shorten_notes(notes, shortened)
     if here is not None:
@@ -54,6 +55,7 @@ async def restore(
         # Before this run has samples: by this note, later starts see that samples may be lost.
         await _written(store.note(packed([begun])))
     _follow(demotion, trajectories, writer, past)
+    demotion.damaged = lambda serial: store.damaged(demotion.runs.key(serial))
     entries = sorted(
         (entry_of_note(note, demotion.runs) for note in past.segments.values()), key=lambda one: one.serial
     )

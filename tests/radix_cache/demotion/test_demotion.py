@@ -346,7 +346,10 @@ def test_lost_record_is_a_loss_of_all_that_continues_it(
         cold.records[serials[1]] = cold.records[serials[1]][: len(wrong)]
     else:
         del cold.records[serials[1]]
+    damaged: list[int] = []
+    cold.demotion.damaged = damaged.append
     cold.text("ababab", "s")
+    assert damaged == ([serials[1]] if wrong is not None else [])  # the store counts a missing record itself
     (first,) = kept.responses_of("s")
     assert first.continuation_lost
     assert kept.has_lost("s")
