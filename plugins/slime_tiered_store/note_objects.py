@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from slime_tiered_store.tiers.remote.client import RemoteError
+from slime_tiered_store.tiers.remote.client import NOTES_FOLDER, RemoteError
 
 __all__ = [
     "FOLDER",
@@ -29,7 +29,7 @@ __all__ = [
     "whole_name",
 ]
 
-FOLDER = "notes"
+FOLDER = NOTES_FOLDER
 _NAME = re.compile(r"notes/([0-9a-f]{22})\.(\d+)-(\d+)")
 _WHOLE = re.compile(r"notes/([0-9a-f]{22})\.whole")
 

@@ -7,7 +7,10 @@ from typing import Protocol
 
 from slime_tiered_store.tiers.block_header import Buffer
 
-__all__ = ["RemoteClient", "RemoteError"]
+__all__ = ["NOTES_FOLDER", "RemoteClient", "RemoteError"]
+
+#: The only folder whose objects are listed. The others are blocks, too many to list.
+NOTES_FOLDER = "notes"
 
 
 class RemoteError(Exception):
@@ -41,7 +44,10 @@ class RemoteClient(Protocol):
         """Return True if the store says that there is an object."""
 
     async def list(self, folder: str) -> list[str]:
-        """Return the names of all objects that begin with ``folder`` and a slash, in any order."""
+        """Return the names of all objects that begin with ``folder`` and a slash, in any order.
+
+        A client may support no folder but NOTES_FOLDER.
+        """
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete objects. Names without an object are ignored."""

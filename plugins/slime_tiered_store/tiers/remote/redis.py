@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -15,20 +15,27 @@ from redis.exceptions import (
     OutOfMemoryError,
     RedisError,
     ResponseError,
+    WatchError,
 )
 
 from router_core.errors import SettingsError
-from slime_tiered_store.tiers.remote.client import RemoteError
+from slime_tiered_store.tiers.remote.client import NOTES_FOLDER, RemoteError
 
 __all__ = ["RedisClient"]
 
 T = TypeVar("T")
 
 _PREFIX = "slime-store:"
+#: The key of a set with the names of all notes. SCAN would walk all blocks, too.
+_NAMES = f"{_PREFIX}{NOTES_FOLDER}"
+#: A member of this set that is no name. Without it the set may lack notes, and the database is scanned once.
+_COMPLETE = f"{NOTES_FOLDER}/"
 
 
 class RedisClient:
-    """Objects under the keys ``slime-store:NAME``.
+    """Objects under the keys ``slime-store:NAME``, and a set with the names of the notes.
+
+    A transaction writes or deletes notes and changes the set. So the set always has the names of the notes that exist.
 
     ``url``: ``redis[s]://[USER:PASSWORD@]HOST[:PORT][/DB]``. Raises SettingsError.
     """
@@ -54,26 +61,61 @@ class RedisClient:
         return cast("bytes | None", await self._call(self._redis.get(_PREFIX + name)))
 
     async def put(self, objects: Mapping[str, bytes]) -> None:
-        await self._call(self._redis.mset({_PREFIX + name: content for name, content in objects.items()}))
+        values = {_PREFIX + name: content for name, content in objects.items()}
+        if not (notes := _notes(objects)):
+            await self._call(self._redis.mset(values))
+            return
+        async with self._redis.pipeline(transaction=True) as changes:
+            changes.sadd(_NAMES, *notes)
+            changes.mset(values)
+            await self._call(changes.execute())
 
     async def exists(self, name: str) -> bool:
         return bool(await self._call(self._redis.exists(_PREFIX + name)))
 
     async def list(self, folder: str) -> list[str]:
-        async def found() -> list[str]:
-            keys = self._redis.scan_iter(match=f"{_PREFIX}{folder}/*", count=10_000)
-            return [key.decode().removeprefix(_PREFIX) async for key in keys]
-
-        return list(dict.fromkeys(await self._call(found())))  # a scan may return a key twice
+        if folder != NOTES_FOLDER:
+            raise ValueError(f"only the names in {NOTES_FOLDER} are kept in a set, got {folder}")
+        names = await self._call(self._names())
+        if _COMPLETE not in names:
+            await self._call(self._complete())
+            names = await self._call(self._names())
+        return list(names - {_COMPLETE})
 
     async def delete(self, names: Sequence[str]) -> None:
-        await self._call(self._redis.unlink(*(_PREFIX + name for name in names)))
+        keys = [_PREFIX + name for name in names]
+        if not (notes := _notes(names)):
+            await self._call(self._redis.unlink(*keys))
+            return
+        async with self._redis.pipeline(transaction=True) as changes:
+            changes.unlink(*keys)
+            changes.srem(_NAMES, *notes)
+            await self._call(changes.execute())
 
     async def is_there(self, format_name: str) -> bool:
         return await self.exists(format_name)  # a server that was flushed answers, too
 
     async def aclose(self) -> None:
         await self._redis.aclose()
+
+    async def _names(self) -> set[str]:
+        return {name.decode() for name in cast("set[bytes]", await self._redis.smembers(_NAMES))}
+
+    async def _complete(self) -> None:
+        """Scan the database for notes that were written before there was a set, and add them to the set.
+
+        Raises WatchError if a note is deleted meanwhile: a name without a note must not get into the set.
+        """
+        found = self._redis.scan_iter(match=f"{_NAMES}/*", count=10_000)
+        keys = {key async for key in found}  # a scan may return a key twice
+        async with self._redis.pipeline(transaction=True) as changes:
+            if keys:
+                await changes.watch(*keys)
+                if await changes.exists(*keys) < len(keys):
+                    raise WatchError("a note was deleted while the database was scanned")
+                changes.multi()  # type: ignore[no-untyped-call]  # redis does not annotate it
+            changes.sadd(_NAMES, _COMPLETE, *(key.decode().removeprefix(_PREFIX) for key in keys))
+            await changes.execute()
 
     async def _call(self, call: Awaitable[T]) -> T:
         try:
@@ -86,3 +128,7 @@ class RedisClient:
             raise RemoteError(str(error), retry=False) from None
         except (RedisError, OSError) as error:
             raise RemoteError(str(error) or type(error).__name__) from None
+
+
+def _notes(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith(f"{NOTES_FOLDER}/")]
