@@ -49,7 +49,7 @@ def command_line(arguments: Sequence[str]) -> tuple[Parser, Loaded]:
     """Return a parser with the flags of the plugins that ``arguments`` load, and these plugins. Raises StartupError."""
     parser = Parser(DEFAULT_PLUGINS, failure=SettingsError)
     first, _ = parser.parse_known_args(list(arguments))
-    defaults = () if first.no_default_plugins else DEFAULT_PLUGINS
+    defaults = [name for name in DEFAULT_PLUGINS if name in first.plugin or not first.no_default_plugins]
     loaded = load([*defaults, *first.plugin], first.middleware_paths)
     parser.add_ends()
     with grouped(parser, "router"):

@@ -9,6 +9,7 @@ from types import CodeType, ModuleType, TracebackType
 __all__ = ["Owners"]
 
 _CORE = "router_core"
+_SHIPPED = "slime_"
 #: Modules that take the messages of middleware and check them. Each layer outside of a mistaken one passes it on.
 _CHECK_MESSAGES = ("slime_http.response_head", "slime_http.server_request", "router_core.request_ids")
 
@@ -47,6 +48,8 @@ class Owners:
             package = module.partition(".")[0]
             owner = self._names.get(module) or self._names.get(package)
             is_refused |= module in _CHECK_MESSAGES
+            if is_request and package.startswith(_SHIPPED):
+                continue  # the layers that ship with the router pass on what they got
             if owner is not None:
                 found.setdefault(owner, code.co_name)
                 if not is_refused:

@@ -162,6 +162,8 @@ def test_the_default_plugins_come_first_and_can_be_left_out() -> None:
 
     assert names("--plugin", "r3", "--plugin", "health", "--plugin", "r3") == [*DEFAULT_PLUGINS, "r3"]
     assert names("--no-default-plugins", "--plugin", "r3") == ["r3"]
+    named = [part for name in ("r3", "metrics", "limits", "sessions") for part in ("--plugin", name)]
+    assert names("--no-default-plugins", *named) == ["limits", "sessions", "metrics", "r3"]
     assert set(DEFAULT_PLUGINS) <= set(installed_plugins())
 
 

@@ -261,6 +261,19 @@ async def test_request_that_a_layer_breaks_names_all_layers_that_passed_it_on(
     assert "a header is b'x y': bytes; wanted a list of pairs of bytes" in caplog.text
 
 
+async def test_default_plugins_are_not_blamed_for_a_request_that_a_layer_breaks(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd_request.py").write_text(PLUGIN.replace("{mistake}", "layer name"))
+    monkeypatch.syspath_prepend(tmp_path)
+    async with (
+        serving(Recording()) as url,
+        start("--middleware-paths", "odd_request", "--worker-urls", url) as running,
+    ):
+        answer = await running.client.post("/x", json={})
+    assert answer.json()["error"]["message"].startswith("plugin 'odd_request' failed in send; "), answer.text
+
+
 async def test_400_of_a_worker_for_a_good_request_is_passed_on(start: Start) -> None:
     async with (
         serving(answering(b"no such field", status=400)) as url,

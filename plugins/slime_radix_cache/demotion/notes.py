@@ -32,7 +32,7 @@ __all__ = [
     "unpacked",
 ]
 
-FORMAT = "slime-router demoted trajectories 4"
+FORMAT = "slime-router demoted trajectories 5"
 
 
 class WrongNote(ValueError):
