@@ -38,7 +38,7 @@ class Owners:
         For a message that the server refuses, the name is "a or b" if the layers of several plugins have passed it on.
         The search ends at a coroutine of the core: an error below it did not come from the plugins above it, which
         only wait for the core. Other functions of the core may have got a wrong argument from a plugin. ``is_request``:
-        a request cannot be sent. It has come through all plugins above: layers of ``sender``, and middleware.
+        a request cannot be sent. It has come through all layers of ``sender`` above.
         """
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
