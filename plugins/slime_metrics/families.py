@@ -13,22 +13,22 @@ from slime_metrics.counts import Counts, Kind, Series
 from slime_metrics.histogram import Histogram, histogram_family
 from slime_metrics.labels import ENDPOINTS, OTHER
 
-__all__ = ["request_families"]
+__all__ = ["counter_family", "request_families"]
 
 _Labels = tuple[str, ...]
 
 
 def request_families(counts: Counts) -> Iterator[Metric]:
     """Yield the metrics of all requests that have ended."""
-    yield _counter(
+    yield counter_family(
         "smg_http_requests_total", "Requests that have ended.", ["method", "path"],
         _counted(counts, lambda kind: (kind.method, kind.path)),
     )  # fmt: skip
-    yield _counter(
+    yield counter_family(
         "smg_http_responses_total", "Answers by status, and by the code of the router's error.",
         ["status_code", "error_code"], _responses(counts),
     )  # fmt: skip
-    yield _counter(
+    yield counter_family(
         "slime_requests_total", "Requests that have ended, by the worker that was asked last.",
         ["path", "status", "worker"], _counted(counts, lambda kind: (kind.path, str(kind.status), kind.worker)),
     )  # fmt: skip
@@ -36,11 +36,11 @@ def request_families(counts: Counts) -> Iterator[Metric]:
     for kind, series in counts.series.items():
         if series.incomplete:
             incomplete[kind.path, kind.worker] += series.incomplete
-    yield _counter(
+    yield counter_family(
         "slime_incomplete_answers_total", "Answers that broke off, since the client or the worker left.",
         ["path", "worker"], incomplete,
     )  # fmt: skip
-    yield _counter(
+    yield counter_family(
         "slime_worker_failed_attempts_total", "Attempts at a worker that failed or were given up.",
         ["worker", "error"], counts.failed,
     )  # fmt: skip
@@ -66,7 +66,8 @@ def request_families(counts: Counts) -> Iterator[Metric]:
     )  # fmt: skip
 
 
-def _counter(name: str, help: str, labels: list[str], numbers: Counter[_Labels]) -> CounterMetricFamily:
+def counter_family(name: str, help: str, labels: list[str], numbers: Counter[_Labels]) -> CounterMetricFamily:
+    """Return the counter ``name`` with ``numbers`` by the values of ``labels``."""
     family = CounterMetricFamily(name, help, labels=labels)
     for values, number in numbers.items():
         family.add_metric(values, number)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from slime_metrics.counts import Counts, Kind
+from slime_metrics.families import counter_family
 from slime_metrics.histogram import Histogram, histogram_family
 from slime_metrics.labels import ENDPOINTS
 
@@ -21,23 +21,25 @@ _CLIENT_GONE = 499
 
 def generation_families(counts: Counts) -> Iterator[Metric]:
     """Yield the metrics of all generations that have ended, but for refused ones."""
-    requests: Counter[str] = Counter()
-    errors: Counter[tuple[str, str]] = Counter()
+    requests: Counter[tuple[str, ...]] = Counter()
+    errors: Counter[tuple[str, ...]] = Counter()
     durations: dict[tuple[str, ...], Histogram] = {}
     for kind, series in counts.series.items():
         endpoint = ENDPOINTS.get(kind.path)
         if endpoint is None or (not kind.worker and kind.status in _REFUSED):
             continue
-        requests[endpoint] += series.whole.count
+        requests[endpoint,] += series.whole.count
         if 200 <= kind.status < 300:
             durations.setdefault((endpoint,), Histogram(counts.bounds)).add(series.whole)
         elif kind.status != _CLIENT_GONE:
             errors[endpoint, _error_type(kind)] += series.whole.count
-    yield _counter(
-        "smg_router_requests_total", "Generations that have ended, but for refused ones.", ["endpoint"],
-        {(endpoint,): number for endpoint, number in requests.items()},
-    )  # fmt: skip
-    yield _counter(
+    yield counter_family(
+        "smg_router_requests_total",
+        "Generations that have ended, but for refused ones.",
+        ["endpoint"],
+        requests,
+    )
+    yield counter_family(
         "smg_router_request_errors_total", "Generations that failed.", ["endpoint", "error_type"], errors
     )
     yield histogram_family(
@@ -57,12 +59,3 @@ def _error_type(kind: Kind) -> str:
     if status == 400:
         return "validation_error"
     return "backend_error" if status >= 500 else "internal_error"
-
-
-def _counter(
-    name: str, help: str, labels: list[str], numbers: dict[tuple[str, ...], int] | Counter[tuple[str, str]]
-) -> CounterMetricFamily:
-    family = CounterMetricFamily(name, help, labels=labels)
-    for values, number in numbers.items():
-        family.add_metric(values, number)
-    return family
