@@ -127,7 +127,7 @@ def move_to(
     """
     to = next(tier for engine, tier in tiers if engine.name == home)
     if not isinstance(to, SharedTier):
-        return None  # no router evicts from a shared tier what an earlier run wrote
+        return None  # then no tier but the home can have notes
     for engine, tier in tiers:
         run = latest.get(engine.name) if engine.name != home else None
         if run is not None and not isinstance(tier, MemoryTier) and not log.has_copies_of(run):
