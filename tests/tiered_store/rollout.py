@@ -1,4 +1,4 @@
-"""JournalledRollout code that knows what the engine consumed and sampled, for tests with a store in each tier."""
+"""Rollout code that knows what the engine consumed and sampled, for tests with a store in each tier."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROMPT = "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
 
 
 class JournalledRollout:
-    """JournalledRollout code: it remembers its texts, and what the engine's journal says of each answer."""
+    """Rollout code: it remembers its texts, and what the engine's journal says of each answer."""
 
     def __init__(self, http: httpx.AsyncClient, engine: ScriptedEngine) -> None:
         self.http = http

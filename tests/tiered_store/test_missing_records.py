@@ -13,7 +13,7 @@ import pytest
 
 from deadlines import until
 from radix_cache.scripted import Client, ScriptedEngine, routed
-from slime_engine.tokenizer import EngineTokenizer, corpus_documents, train_tokenizer
+from slime_engine.tokenizer import EngineTokenizer
 from slime_radix_cache.demotion import others
 from slime_tiered_store.cold_records import LAYOUT, ColdRecords
 from slime_tiered_store.errors import StoreError, TierFailed
@@ -118,17 +118,6 @@ async def test_record_is_not_lost_if_the_notes_cannot_be_read(tmp_path: Path, er
 
 
 # Two routers.
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> EngineTokenizer:
-    return train_tokenizer(corpus_documents())
-
-
-@pytest.fixture
-def checkpoint(tokenizer: EngineTokenizer, tmp_path: Path) -> str:
-    tokenizer.save(tmp_path / "checkpoint")
-    return str(tmp_path / "checkpoint")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from deadlines import HANG_S, until
 from radix_cache.scripted import ScriptedEngine
 from routers import BARE
-from slime_engine.tokenizer import EngineTokenizer, corpus_documents, train_tokenizer
+from slime_engine.tokenizer import EngineTokenizer
 from slime_http.serving import serving
 from slime_tiered_store.moving import Move
 from slime_tiered_store.tiers.remote.directory import DirectoryClient
@@ -25,18 +25,6 @@ if TYPE_CHECKING:
     from routers import Start
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> EngineTokenizer:
-    return train_tokenizer(corpus_documents())
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tokenizer: EngineTokenizer, tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("checkpoint")
-    tokenizer.save(path)
-    return str(path)
 
 
 class GrowingFleet:

@@ -14,7 +14,7 @@ from radix_cache.scripted import Client, ScriptedEngine, bits, routed
 from router_core.cli import build
 from router_core.errors import MissingComponent, SettingsError, StartupError
 from routers import BARE
-from slime_engine.tokenizer import EngineTokenizer, corpus_documents, train_tokenizer
+from slime_engine.tokenizer import EngineTokenizer
 from slime_tiered_store.cold_records import LAYOUT
 from slime_tiered_store.tiers.ssd.directory import Layout as SsdLayout
 from store_flags import tier_flags
@@ -26,17 +26,6 @@ pytestmark = pytest.mark.anyio
 
 PROMPT = "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
 STORE = ("--middleware-paths", "slime_tiered_store", "--radix-tree-max-size", "1")
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> EngineTokenizer:
-    return train_tokenizer(corpus_documents())
-
-
-@pytest.fixture
-def checkpoint(tokenizer: EngineTokenizer, tmp_path: Path) -> str:
-    tokenizer.save(tmp_path / "checkpoint")
-    return str(tmp_path / "checkpoint")
 
 
 async def demoted(client: Client) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from deadlines import HANG_S, until
 from ports import free_port
 from radix_cache.scripted import ScriptedEngine
 from routers import BARE
-from slime_engine.tokenizer import EngineTokenizer, corpus_documents, train_tokenizer
+from slime_engine.tokenizer import EngineTokenizer
 from slime_http.serving import serving
 from store_flags import tier_flags
 from tiered_store.rollout import SMALL, JournalledRollout, flags_of, roll
@@ -27,18 +27,6 @@ if TYPE_CHECKING:
     from routers import Start
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> EngineTokenizer:
-    return train_tokenizer(corpus_documents())
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tokenizer: EngineTokenizer, tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("checkpoint")
-    tokenizer.save(path)
-    return str(path)
 
 
 def run_of(path: Path) -> str:
