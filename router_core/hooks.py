@@ -42,8 +42,8 @@ def hook_names() -> list[str]:
 
 class _Manager(pluggy.PluginManager):
     def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
-        # A special method is no hook, but most names of a plugin are special methods, and pluggy inspects each.
-        return None if name.startswith("__") else super().parse_hookimpl_opts(plugin, name)
+        # No hook has a private name, but most names of a plugin are private, and pluggy inspects each.
+        return None if name.startswith("_") else super().parse_hookimpl_opts(plugin, name)
 
 
 def new_plugin_manager() -> pluggy.PluginManager:

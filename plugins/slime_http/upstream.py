@@ -94,9 +94,11 @@ class Upstream(Pool):
         request is not repeated, since the worker may have acted on it. Raises WorkerUnreachable (nothing was sent),
         WorkerBroke and WorkerTimeout. On cancellation the connection is closed.
 
-        Raises UnsendableRequest for a fault that the request has, when its head cannot be written or the worker
-        answers 400. The worker's answer would blame the client for what a plugin did.
+        Raises UnsendableRequest for a fault that the request has, when it cannot be written or the worker answers 400.
+        The worker's answer would blame the client for what a plugin did.
         """
+        if not isinstance(body, bytes | bytearray | memoryview):
+            raise UnsendableRequest(f"the body is a {type(body).__name__}; wanted bytes")
         try:
             head = self._head(method, target, headers, len(body))
         except HTTPError:

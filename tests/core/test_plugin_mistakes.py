@@ -164,6 +164,8 @@ class Layer:
             request = Request("POST", b"/x", [("x", "y")])
         if MISTAKE == "layer new method":
             request = Request(None, b"/x", [])
+        if MISTAKE == "layer body":
+            body = "text"
         reply = await self.inner.send(exchange, request, body)
         if MISTAKE == "layer reply":
             reply.headers.append(("x", "y"))
@@ -218,6 +220,7 @@ class Layer:
         ("layer line break", "send"),
         ("layer new request", "send"),
         ("layer new method", "send"),
+        ("layer body", "send"),
         ("layer reply", "sender"),
         ("middleware raises", "wrapped"),
         ("middleware reply", "stamped"),
@@ -272,6 +275,20 @@ async def test_default_plugins_are_not_blamed_for_a_request_that_a_layer_breaks(
     ):
         answer = await running.client.post("/x", json={})
     assert answer.json()["error"]["message"].startswith("plugin 'odd_request' failed in send; "), answer.text
+
+
+@pytest.mark.parametrize("mistake", ["layer name", "layer body"])
+async def test_request_that_a_layer_breaks_for_a_pair_of_workers_names_the_plugin(
+    mistake: str, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd_half.py").write_text(PLUGIN.replace("{mistake}", mistake))
+    monkeypatch.syspath_prepend(tmp_path)
+    async with serving(Recording()) as prefill, serving(Recording()) as decode:
+        pair = ("--pd-disaggregation", "--prefill", prefill, "9001", "--decode", decode)
+        async with start(*pair, "--disable-health-check", "--middleware-paths", "odd_half") as running:
+            answer = await running.client.post("/generate", json={"text": "a"})
+            assert not any(worker.load for worker in running.router.pool)
+    assert answer.json()["error"]["message"].startswith("plugin 'odd_half' failed in send; "), answer.text
 
 
 async def test_400_of_a_worker_for_a_good_request_is_passed_on(start: Start) -> None:
