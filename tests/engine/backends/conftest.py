@@ -14,10 +14,10 @@ from slime_engine.model import NgramModel
 from slime_engine.settings import Settings
 from slime_engine.stateless import StatelessBackend
 
-#: Tiny models: one without experts, and two kinds of experts, of which one has a sliding window.
-TINY: tuple[str, ...] = ("llama", "qwen3_moe", "mixtral")
+#: Tiny models: one with a sliding window, and one with experts.
+TINY: tuple[str, ...] = ("mistral", "qwen3_moe")
 if os.environ.get("SLIME_ROUTER_FAMILIES") == "all":
-    TINY = (*TINY, "olmoe")
+    TINY = (*TINY, "mixtral", "olmoe")
 HAS_TORCH = find_spec("torch") is not None
 NEEDS_TORCH = pytest.mark.skipif(
     not HAS_TORCH, reason="needs torch: pip install 'slime-router[transformers-engine]'"

@@ -18,7 +18,7 @@ from engine.backends.tiny import save_tiny  # after the check for torch
 
 
 def test_every_trajectory_of_a_real_model_is_exact(model: NgramModel, tmp_path: Path) -> None:
-    checkpoint = save_tiny("llama", model.tokenizer, tmp_path, 1)
+    checkpoint = save_tiny("mistral", model.tokenizer, tmp_path, 1)
     flags = ["--model", str(checkpoint), "--samples", "2", "--max-new-tokens", "24", "--json"]
     done = subprocess.run(
         [sys.executable, "-m", "router_core", "demo", *flags],
@@ -35,7 +35,7 @@ def test_every_trajectory_of_a_real_model_is_exact(model: NgramModel, tmp_path: 
 
 
 def test_the_command_saves_the_tokenizer_of_a_model(model: NgramModel, tmp_path: Path) -> None:
-    checkpoint = save_tiny("llama", model.tokenizer, tmp_path / "tiny", 1)
+    checkpoint = save_tiny("mistral", model.tokenizer, tmp_path / "tiny", 1)
     saved = tmp_path / "tokenizer"
     code = "import sys; from slime_engine.command import main; sys.exit(main(sys.argv[1:]))"
     flags = ["--backend", "transformers", "--model", str(checkpoint), "--save-tokenizer", str(saved)]

@@ -29,7 +29,7 @@ LAYERS, TOP_K = 2, 2
 
 @pytest.fixture
 def moe(kind: Kind) -> Kind:
-    if kind.name in ("ngram", "llama"):
+    if kind.name in ("ngram", "mistral"):
         pytest.skip("the model has no experts of its own")
     return kind
 
@@ -132,7 +132,7 @@ async def test_a_dense_layer_has_zeros(model: NgramModel, tmp_path: Path) -> Non
 
 
 async def test_a_model_without_experts_says_so(kind: Kind) -> None:
-    if kind.name != "llama":
+    if kind.name != "mistral":
         pytest.skip("of the model without experts")
     async with kind.serve() as engine:
         assert (await engine.get("/server_info"))["enable_return_routed_experts"] is False

@@ -19,7 +19,7 @@ from slime_engine.hf.loading import load_whole  # noqa: E402
 
 def test_loads_in_several_threads_leave_the_library_as_it_was(model: NgramModel, tmp_path: Path) -> None:
     """Overlapping loads left ``tie_weights`` without effect: weights of later models were missing."""
-    path, tie = save_tiny("llama", model.tokenizer, tmp_path, 1), PreTrainedModel.tie_weights
+    path, tie = save_tiny("mistral", model.tokenizer, tmp_path, 1), PreTrainedModel.tie_weights
     with ThreadPoolExecutor(4) as threads:
         loaded = list(threads.map(lambda _: load_whole(AutoModelForCausalLM, path), range(24)))
     assert PreTrainedModel.tie_weights is tie

@@ -26,12 +26,12 @@ _EXPERTS = {"moe_intermediate_size": 48, "num_experts_per_tok": 2}
 
 #: By name, the class of a config and its arguments.
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("LlamaConfig", {"tie_word_embeddings": True}),
+    # a window shorter than the prompts
+    "mistral": ("MistralConfig", {"tie_word_embeddings": True, "sliding_window": 8}),
     "qwen3_moe": (
         "Qwen3MoeConfig",
         {**_EXPERTS, "num_experts": 8, "head_dim": 16, "norm_topk_prob": True},
     ),
-    # a window shorter than the prompts
     "mixtral": ("MixtralConfig", {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 8}),
     "olmoe": ("OlmoeConfig", {"num_experts": 8, "num_experts_per_tok": 2}),
 }
