@@ -15,8 +15,10 @@ from own_time import OWN_TIME, Backend
 from routers import Start
 from slime_testing import started
 
-# The time of an example says nothing on a busy machine.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The time of an example says nothing on a busy machine. `--hypothesis-profile thorough` tries more examples.
+_ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("any machine", _ANY_MACHINE, max_examples=50)
+settings.register_profile("thorough", _ANY_MACHINE, max_examples=1000)
 settings.load_profile("any machine")
 
 

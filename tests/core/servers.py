@@ -28,18 +28,16 @@ __all__ = [
     "content",
     "dial",
     "on_both_loops",
+    "on_uvloop",
     "scripted",
     "talk",
 ]
 
+_UVLOOP = pytest.param(OWN_TIME_UVLOOP, id="uvloop")
 #: uvloop, which serves, and asyncio's own: transports differ in more than speed.
-on_both_loops = pytest.mark.parametrize(
-    "anyio_backend",
-    [
-        pytest.param(OWN_TIME, id="asyncio"),
-        pytest.param(OWN_TIME_UVLOOP, id="uvloop"),
-    ],
-)
+on_both_loops = pytest.mark.parametrize("anyio_backend", [pytest.param(OWN_TIME, id="asyncio"), _UVLOOP])
+#: The loop that serves, for tests that take long.
+on_uvloop = pytest.mark.parametrize("anyio_backend", [_UVLOOP])
 
 _BROKEN = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 

@@ -8,11 +8,11 @@ from urllib.parse import urlsplit
 import anyio
 import pytest
 
-from core.servers import Wire, answer, content, on_both_loops, scripted
+from core.servers import Wire, answer, content, on_uvloop, scripted
 from deadlines import HANG_S
 from routers import BARE, Start
 
-pytestmark = [pytest.mark.anyio, on_both_loops]
+pytestmark = [pytest.mark.anyio, on_uvloop]
 
 REQUESTS = 1000
 EVENTS = 12

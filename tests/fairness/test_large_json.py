@@ -47,7 +47,7 @@ def plain(value: Any) -> Any:
     return orjson.loads(orjson.dumps(value, as_numpy, orjson.OPT_SERIALIZE_NUMPY))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     document=_DOCUMENTS,
     ascii_only=st.booleans(),

@@ -19,7 +19,7 @@ import anyio
 import orjson
 import pytest
 
-from core.servers import content, dial, on_both_loops
+from core.servers import content, dial, on_uvloop
 from deadlines import HANG_S
 from radix_cache.claims import PROMPT, trained
 from router_core.request import LARGE_BYTES
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from slime_http.asgi import ASGIApp, Message, Receive, Scope, Send
     from slime_testing import Running
 
-pytestmark = [pytest.mark.anyio, on_both_loops]
+pytestmark = [pytest.mark.anyio, on_uvloop]
 
 IDS = [300, 301, 302, 303]
 _TEXT, _CHAT = {"text": PROMPT}, {"messages": [{"role": "user", "content": "hello"}]}

@@ -514,7 +514,7 @@ BODIES = st.dictionaries(NAMES, EXAMPLES | JSON, max_size=6).map(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(JSON | BODIES)
 def test_any_json_gives_a_request_or_a_refusal(body: Any) -> None:
     with suppress(InvalidRequest):

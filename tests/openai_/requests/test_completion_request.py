@@ -235,7 +235,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(JSON | st.dictionaries(st.sampled_from([*HONOURED, *NO_EFFECT, *REFUSED]), JSON, max_size=4))
 def test_any_json_gives_a_request_or_a_refusal(body: Any) -> None:
     if isinstance(body, dict):

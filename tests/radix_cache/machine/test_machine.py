@@ -34,7 +34,7 @@ from radix_cache.machine.worlds import WORLDS, World
 from slime_engine.tokenizer import EngineTokenizer
 
 _CONVERSATIONS = int(os.environ.get("SLIME_ROUTER_CONVERSATIONS", "100"))
-_STEPS = 20
+_STEPS = 14 if _CONVERSATIONS == 100 else 20
 #: Conversations of one router.
 _AT_ONCE = 15
 _SETTINGS = settings(
@@ -47,8 +47,6 @@ _SETTINGS = settings(
     phases=(Phase.generate,),  # steps are drawn by seeds, so there is nothing to shrink
     suppress_health_check=list(HealthCheck),
 )
-#: With a store, a step takes longer.
-_COLD_SETTINGS = settings(_SETTINGS, stateful_step_count=14 if _CONVERSATIONS == 100 else _STEPS)
 SEEDS = st.integers(0, 2**32 - 1)
 
 
@@ -338,5 +336,5 @@ def _played(
         given |= {"outcomes": outcomes, "experts": experts, "counts": counts, "is_cold": is_cold}
         machine = type("Given", (RolloutMachine,), given)
         while counts["conversations"] < _CONVERSATIONS / len(WORLDS):
-            run_state_machine_as_test(machine, settings=_COLD_SETTINGS if is_cold else _SETTINGS)
+            run_state_machine_as_test(machine, settings=_SETTINGS)
     return outcomes, experts, counts

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.anyio
 SLOTS = 4
 _ALL_CUTS = os.environ.get("SLIME_ROUTER_STORE_CUTS") == "all"
 #: Each part cuts at every ``_STEP``-th byte; all parts cut at each. The one part of the default meets all alignments.
-_STEP, _PARTS = (8, range(8)) if _ALL_CUTS else (13, range(1))
+_STEP, _PARTS = (8, range(8)) if _ALL_CUTS else (29, range(1))
 #: Files are cut short at every so many bytes.
 _SHORTER = 37 if _ALL_CUTS else 101
 SIZE = Layout(BLOCK_BYTES, SLOTS).total_bytes
