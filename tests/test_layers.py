@@ -84,6 +84,15 @@ PARTS = {
 ACROSS_SOURCES = (
     "benchmarks", "chaos", "clients", "compatibility", "deploy", "e2e", "examples", "frameworks", "release", "surface",
 )  # fmt: skip
+#: Directories within those of plugins that do not have the name of a subpackage, and the reason for each.
+ACROSS_SUBPACKAGES = {
+    "engine/backends": "a contract suite for all backends, and trainers and commands with a real model",
+    "openai/chat": "chats over HTTP, from the request to the record: the module chat.py and all that it uses",
+    "openai/chat_models": "models of several families with their templates, and the engine that runs them",
+    "openai/drift": "all families of models with all habits of clients",
+    "radix_cache/machine": "random rollouts through all of the plugin, and the audit of each",
+    "sglang/ranks": "the module ranks.py with policies, before engines that have ranks",
+}
 
 #: Packages that take a tenth of a second or more to import, and are not always needed. Only these may be imported
 #: within a function.
@@ -293,6 +302,15 @@ def test_directories_of_tests_have_the_names_of_their_sources() -> None:
     directories = {path.relative_to(tests).parts[0] for path in tests.glob("*/**/test_*.py")}
     assert len(directories) > 30
     assert {name.removesuffix("_") for name in directories} - names == {"core", *ACROSS_SOURCES}
+
+
+def test_each_subpackage_has_a_directory_of_tests_with_its_name() -> None:
+    tests = ROOT / "tests"
+    within = {path.parent.relative_to(tests).as_posix() for path in tests.glob("*/*/**/test_*.py")}
+    subpackages = {path.parent.relative_to(PLUGINS).as_posix() for path in PLUGINS.glob("*/*/**/__init__.py")}
+    named = {name.removeprefix("slime_") for name in subpackages}
+    assert len(named) > 15
+    assert {name.replace("_/", "/") for name in within} == {*named, *ACROSS_SUBPACKAGES}
 
 
 def test_plugins_import_public_names_of_the_core() -> None:

@@ -32,7 +32,7 @@ def anyio_backend() -> EventLoop:
 
 def transformers_kind(name: str, model: NgramModel, factory: pytest.TempPathFactory) -> Kind:
     """A tiny model with random weights; version 2 has other random weights."""
-    from engine.backends.tiny import save_tiny
+    from engine.hf.tiny import save_tiny
     from slime_engine.hf.backend import TransformersBackend
     from slime_engine.hf.weights import Checkpoint
 

@@ -14,7 +14,7 @@ from slime_engine.model import NgramModel
 
 pytest.importorskip("torch", reason="needs torch: pip install 'slime-router[transformers-engine]'")
 
-from engine.backends.tiny import save_tiny  # after the check for torch
+from engine.hf.tiny import save_tiny  # after the check for torch
 
 
 def test_every_trajectory_of_a_real_model_is_exact(model: NgramModel, tmp_path: Path) -> None:

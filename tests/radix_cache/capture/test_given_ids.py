@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from radix_cache.scripted import Client, ScriptedEngine, bits, routed
-from radix_cache.tokenizers.vocabularies import VOCABULARIES
+from radix_cache.tokens.vocabularies import VOCABULARIES
 from router_core.cli import is_compiled
 from slime_engine.tokenizer import EngineTokenizer
 from slime_radix_cache.tokens.spelling import Spelling

@@ -9,7 +9,7 @@ import pytest
 
 from radix_cache.claims import NEXT, PROMPT, STREAMED, ask, trained
 from radix_cache.scripted import Client, ScriptedEngine, routed
-from radix_cache.tokenizers.vocabularies import VOCABULARIES
+from radix_cache.tokens.vocabularies import VOCABULARIES
 from slime_engine.tokenizer import EngineTokenizer
 
 if TYPE_CHECKING:

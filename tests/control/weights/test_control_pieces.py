@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 import slime_control.weights.unannounced
-from control.slotted import SLOTS, Slotted, up
 from control.steered import RARE_PROBES
+from control.weights.slotted import SLOTS, Slotted, up
 from holding import is_torn, quarantine, ready, stale, tear
 from plugged import routing, until
 from router_core import Worker

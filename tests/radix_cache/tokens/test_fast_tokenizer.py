@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deadlines import HANG_S
-from radix_cache.tokenizers.conftest import Loaded
-from radix_cache.tokenizers.vocabularies import VOCABULARIES
+from radix_cache.tokens.conftest import Loaded
+from radix_cache.tokens.vocabularies import VOCABULARIES
 from slime_fairness.turns import FairThreads
 from slime_radix_cache.tokens import fast_tokenizer
 from slime_radix_cache.tokens.backend import own_copy

@@ -17,7 +17,7 @@ from slime_engine.model import NgramModel
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'slime-router[transformers-engine]'")
 
-from engine.backends.tiny import outputs_of, save_tiny  # noqa: E402  # after the check for torch
+from engine.hf.tiny import outputs_of, save_tiny  # noqa: E402  # after the check for torch
 from slime_engine.hf.backend import TransformersBackend  # noqa: E402
 from slime_engine.hf.weights import Checkpoint  # noqa: E402
 

@@ -15,7 +15,7 @@ from radix_cache.machine.rollouts import staged
 from slime_radix_cache.tokens.encoding import Encoder
 
 if TYPE_CHECKING:
-    from radix_cache.tokenizers.conftest import Loaded
+    from radix_cache.tokens.conftest import Loaded
 
 pytestmark = pytest.mark.anyio
 

@@ -15,7 +15,7 @@ from deadlines import HANG_S
 from slime_tiered_store.tiers.remote import RemoteTier, open_remote_tier
 from slime_tiered_store.tiers.remote.client import RemoteError
 from tiered_store.tiers.disks import BLOCK_BYTES
-from tiered_store.tiers.remote_servers import redis_server
+from tiered_store.tiers.remote.remote_servers import redis_server
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

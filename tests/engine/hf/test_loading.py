@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'slime-rou
 
 from transformers import AutoModelForCausalLM, PreTrainedModel  # noqa: E402  # after the check for torch
 
-from engine.backends.tiny import save_tiny  # noqa: E402
+from engine.hf.tiny import save_tiny  # noqa: E402
 from slime_engine.hf.loading import load_whole  # noqa: E402
 
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from anyio.abc import TaskGroup
 
-from control.slotted import SLOTS, Slotted, up
+from control.weights.slotted import SLOTS, Slotted, up
 from deadlines import HANG_S
 from own_time import OWN_TIME_UVLOOP, Backend
 from plugged import routing, until

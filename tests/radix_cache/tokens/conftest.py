@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from radix_cache.tokenizers.vocabularies import VOCABULARIES, Vocabulary
+from radix_cache.tokens.vocabularies import VOCABULARIES, Vocabulary
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import pytest
 from slime_tiered_store.command import main
 from slime_tiered_store.tiers.ssd.tier import SsdTier
 from tiered_store.tiers.disks import BLOCK_BYTES, is_intact, key_of, put
-from tiered_store.tiers.endless_writer import SIZE, SLOTS
+from tiered_store.tiers.ssd.endless_writer import SIZE, SLOTS
 
 pytestmark = pytest.mark.anyio
 KILLS = 3
@@ -23,7 +23,7 @@ KILLS = 3
 
 def script(name: str, *arguments: object) -> tuple[list[str], dict[str, str]]:
     """Return the command and the environment of a script beside this file."""
-    tests = Path(__file__).parent.parent.parent
+    tests = Path(__file__).parents[3]
     command = [sys.executable, str(Path(__file__).with_name(name)), *map(str, arguments)]
     return command, {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), *sys.path])}
 

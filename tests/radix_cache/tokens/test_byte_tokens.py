@@ -9,8 +9,8 @@ import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from radix_cache.tokenizers.conftest import Loaded
-from radix_cache.tokenizers.vocabularies import VOCABULARIES
+from radix_cache.tokens.conftest import Loaded
+from radix_cache.tokens.vocabularies import VOCABULARIES
 from slime_radix_cache.tokens import byte_tokens
 from slime_radix_cache.tokens.backend import own_copy
 from slime_radix_cache.tokens.byte_tokens import byte_decoder

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from deadlines import HANG_S, until
-from policies.kv_publishers import Follow, Following, Publishing, engine, events, publishing, stored
+from policies.kv_events.kv_publishers import Follow, Following, Publishing, engine, events, publishing, stored
 from ports import free_port, free_ports
 from router_core.cli import build, main
 from routers import Start
