@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, get_args
 
+from slime_engine.flags import flag
 from slime_engine.kv_events import KVEventsConfig
 from slime_engine.script import Script
 
@@ -17,69 +18,78 @@ BackendName = Literal["ngram", "transformers"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Settings of an engine. Raises ValueError if they are invalid.
+    """Settings of an engine, each with its flag. Raises ValueError if they are invalid.
 
-    ``latency_ms``: time before a request's first token. ``tokens_per_second``: pace of each request's later tokens (0:
-    as fast as possible). ``seed`` None: requests without a ``sampling_seed`` differ from run to run.
-    ``load_in_background``: listen while the model loads, and refuse generations until it is loaded. ``journal_file``: a
-    file to which the journal is appended. ``disaggregation_mode``: if a sequence has a bootstrap room, a ``prefill``
-    engine samples its first token, and hands the sequence over to a ``decode`` engine. ``dp_size``: data-parallel
-    ranks, each with caches and a running batch of its own. ``script``: answers to the prompts that its entries match.
+    For the backend ``transformers`` only: ``model``, ``model_cache``, ``prefix_cache_tokens`` and ``threads``. For the
+    backend ``ngram`` only: the simulated KV cache of each rank, and the simulated mixture of experts.
 
-    For the backend ``transformers`` only: ``model`` is a path or a name. ``model_cache``: directory for converted GGUF
-    files (None: ``~/.cache/slime-router``). ``prefix_cache_tokens``: tokens of ended sequences that later sequences of
-    the same rank can reuse. ``threads``: CPU threads of the model (0: half of the cores).
-
-    For the backend ``ngram`` only: ``kv_cache_tokens``: tokens that a simulated KV cache of each rank holds (0: no such
-    cache), in blocks of ``page_size`` tokens. ``prefill_tokens_per_second``: pace of prompt tokens that the cache lacks
-    (0: they take no time). ``kv_events_config``: JSON that says where changes of the cache are published (None:
-    nowhere). ``moe_layers``: layers with simulated routed experts (0: no routed experts).
+    ``model_name``: if the flag is not given, the name of ``model``. ``tokens_per_second``: pace of the tokens after the
+    first one. ``seed`` None: requests without a ``sampling_seed`` differ from run to run. ``disaggregation_mode``: if a
+    sequence has a bootstrap room, a ``prefill`` engine samples its first token, and hands the sequence over to a
+    ``decode`` engine. ``load_in_background``, which has no flag: listen while the model loads, and refuse generations
+    until it is loaded.
     """
 
-    model_name: str = "slime-ngram"
-    latency_ms: float = 0.0
-    tokens_per_second: float = 0.0
-    context_length: int = 32768
-    seed: int | None = None
-    weight_version: str = "default"
-    moe_layers: int = 0
-    moe_experts: int = 64
-    moe_topk: int = 4
-    incremental_streaming_output: bool = False
-    max_running_requests: int = 256
-    journal_size: int = 100_000
-    journal_file: str | None = None
+    backend: BackendName = flag(
+        "the model's implementation (default ngram; transformers: the model of --model)",
+        "ngram", "{ngram,transformers}",
+    )  # fmt: skip
+    model: str = flag("checkpoint directory, GGUF file, or smollm2, for the backend transformers", "", "PATH")
+    model_cache: str | None = flag(
+        "directory for converted GGUF files (default ~/.cache/slime-router)", metavar="DIR"
+    )
+    prefix_cache_tokens: int = flag(
+        "tokens of ended sequences that later sequences can reuse", 32768, at_least=0
+    )
+    threads: int = flag("CPU threads of a real model (default 0: half of the cores)", 0, at_least=0)
+    model_name: str = flag("model name that the engine reports", "slime-ngram")
+    latency_ms: float = flag("milliseconds before a request's first token (default 0)", 0.0, at_least=0)
+    tokens_per_second: float = flag("pace of each request (default 0: as fast as possible)", 0.0, at_least=0)
+    kv_cache_tokens: int = flag(
+        "tokens of a simulated KV cache, one for each rank (default 0: none)", 0, at_least=0
+    )
+    page_size: int = flag("tokens of a block of the simulated KV cache", 1, at_least=1)
+    prefill_tokens_per_second: float = flag(
+        "pace of prompt tokens that the simulated KV cache lacks (default 0: they take no time)",
+        0.0, at_least=0,
+    )  # fmt: skip
+    kv_events_config: str | None = flag(
+        "SGLang's JSON that says where changes of the simulated KV cache are published,"
+        """ such as '{"publisher": "zmq", "endpoint": "tcp://*:5557"}' (default: nowhere)""",
+        metavar="JSON",
+    )
+    context_length: int = flag("tokens that prompt and completion may have together", 32768, at_least=1)
+    seed: int | None = flag("makes sampling repeatable for requests without a sampling_seed", kind=int)
+    weight_version: str = flag(
+        "weight version to start with; with ngram, each version has other weights", "default"
+    )
+    moe_layers: int = flag("layers of the simulated mixture of experts (default 0: none)", 0, at_least=0)
+    moe_experts: int = flag("experts per layer", 64, at_least=1)
+    moe_topk: int = flag("experts that each token uses in a layer", 4, at_least=1)
+    max_running_requests: int = flag("sequences that a rank generates at the same time", 256, at_least=1)
+    journal_size: int = flag("sequences that GET /journal remembers", 100_000, at_least=1)
+    disaggregation_mode: DisaggregationMode = flag(
+        "the part of each generation that the engine does (default null: all of it)",
+        "null", "{null,prefill,decode}",
+    )  # fmt: skip
+    dp_size: int = flag("data-parallel ranks, each with its own caches and batch", 1, at_least=1)
+    journal_file: str | None = flag(
+        "append the journal to this file too, before a client is answered", metavar="FILE"
+    )
+    incremental_streaming_output: bool = flag(
+        "let each event of a stream have only new text and ids, not all so far", False
+    )
+    script: Script | None = flag(
+        "JSON Lines with answers to given prompts; the model answers all other prompts", metavar="FILE"
+    )
     load_in_background: bool = False
-    disaggregation_mode: DisaggregationMode = "null"
-    dp_size: int = 1
-    script: Script | None = None
-    backend: BackendName = "ngram"
-    model: str = ""
-    model_cache: str | None = None
-    prefix_cache_tokens: int = 32768
-    threads: int = 0
-    kv_cache_tokens: int = 0
-    page_size: int = 1
-    prefill_tokens_per_second: float = 0.0
-    kv_events_config: str | None = None
 
     def __post_init__(self) -> None:
-        times = ("latency_ms", "tokens_per_second", "prefill_tokens_per_second")
-        for name in (*times, "moe_layers", "prefix_cache_tokens", "kv_cache_tokens", "threads"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        counts = (
-            "context_length",
-            "moe_experts",
-            "moe_topk",
-            "max_running_requests",
-            "journal_size",
-            "dp_size",
-            "page_size",
-        )
-        for name in counts:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for each in fields(self):
+            value, least = getattr(self, each.name), each.metadata.get("at_least")
+            if least is not None and value < least:
+                wanted = f"be at least {least}" if least else "not be negative"
+                raise ValueError(f"{each.name} must {wanted}, got {value}")
         if self.disaggregation_mode not in get_args(DisaggregationMode):
             modes = ", ".join(get_args(DisaggregationMode))
             raise ValueError(f"disaggregation_mode must be one of {modes}, got {self.disaggregation_mode!r}")
