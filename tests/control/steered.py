@@ -30,7 +30,8 @@ _UPDATES = tuple(f"/update_weights_from_{source}" for source in ("disk", "tensor
 class Steered:
     """A worker that does as it is told, keeps what it got, and answers ``answers[path]`` where a test set it.
 
-    While ``hold`` is set to an event it answers control calls when that happens.
+    While ``hold`` is set to an event it answers control calls when that happens. It is not a FakeEngine, whose ``hold``
+    is for streams and whose ``answers`` are given at once.
     """
 
     def __init__(self, version: str = "default", tp_size: object = 1) -> None:

@@ -29,7 +29,7 @@ ONLY = (*BARE, "--plugin", "health")
 class Patient:
     """``/health`` answers ``status``, once ``released`` while ``hang`` is set; ``/model_info`` tells ``version``.
 
-    Streams go on until ``released``, a piece every ``pace_s``.
+    Streams go on until ``released``, a piece every ``pace_s``. It is not a FakeEngine, since it has no generations.
     """
 
     def __init__(self, version: str | None = None) -> None:

@@ -35,7 +35,10 @@ pytestmark = pytest.mark.anyio
 
 
 class ModelServer:
-    """An engine that says which model it serves, and keeps what it got; ``status`` is what it answers with."""
+    """An engine that says which model it serves, and keeps what it got; ``status`` is what it answers with.
+
+    It is not a FakeEngine, which parses the bodies of generations and records other calls apart from them.
+    """
 
     def __init__(
         self, path: str, *, served: str | None = None, version: str = "default", status: int = 200

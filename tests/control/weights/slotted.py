@@ -9,20 +9,17 @@ from typing import Any
 import anyio
 import orjson
 from anyio.abc import TaskGroup, TaskStatus
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from slime_http.serving import serving
+from slime_testing import Call, FakeEngine
 
 __all__ = ["SLOTS", "Slotted", "up"]
 
 SLOTS = 3
 
 
-class Slotted:
-    """An engine at one URL, whose process may be replaced (:meth:`restart`).
+class Slotted(FakeEngine):
+    """A fake engine at one URL, whose process may be replaced (:meth:`restart`).
 
     A piece is ``{"slot": 1, "round": 8}``: that slot has the weights of round 8 then. What it generates says what was
     in the slots, and ``version``, which is what it was told; one that is paused says nothing. Before the next update
@@ -30,6 +27,10 @@ class Slotted:
     """
 
     def __init__(self) -> None:
+        super().__init__()
+        self.answers["/health"] = 200, b""
+        self.rest = self._generated
+        self.other = self._answer
         self.url = ""
         self.next_up = ""
         self.lateness_s = 0.0
@@ -61,7 +62,7 @@ class Slotted:
         port = int(self.url.rpartition(":")[2]) if self.url else 0
         self._ended = anyio.Event()
         with anyio.CancelScope() as self._scope:
-            async with serving(self._app(), port=port, grace_s=0.02) as self.url:
+            async with serving(self.app, port=port, grace_s=0.02) as self.url:
                 task_status.started()
                 await anyio.sleep_forever()
         self._ended.set()
@@ -74,48 +75,36 @@ class Slotted:
         self.restart()
         await self._ended.wait()
 
-    def _app(self) -> Starlette:
-        return Starlette(
-            routes=[
-                Route("/model_info", self._about),
-                Route("/health", self._health),
-                Route("/generate", self._generate, methods=["POST"]),
-                Route("/{path:path}", self._control, methods=["POST"]),
-            ]
-        )
-
-    async def _about(self, _: Request) -> Response:
-        return JSONResponse({"weight_version": self.version})
-
-    async def _health(self, _: Request) -> Response:
-        return Response()
-
-    async def _generate(self, _: Request) -> Response:
+    def _generated(self, _: dict[str, Any]) -> tuple[int, bytes]:
         if self.paused:
-            return Response(status_code=503)
-        return JSONResponse({"slots": self.slots, "version": self.version, "url": self.url})
+            return 503, b""
+        return 200, orjson.dumps({"slots": self.slots, "version": self.version, "url": self.url})
 
-    async def _control(self, request: Request) -> Response:
-        body, path, boot = await request.body(), request.url.path, self._boots
+    async def _answer(self, call: Call) -> tuple[int, bytes]:
+        if call.path == "/model_info":
+            return 200, orjson.dumps({"weight_version": self.version})
+        if call.method != "POST":
+            return 405, b""
+        body, path, boot = call.body, call.path, self._boots
         self.got.append(path)
         given = orjson.loads(body) if body else {}
         if path in ("/pause_generation", "/continue_generation"):
             self.paused = path == "/pause_generation"
-            return JSONResponse({"status": "ok"})
+            return 200, b'{"status":"ok"}'
         up = ""
         if path.startswith(("/update_weights_from", "/post_process")):
             up, self.next_up = self.next_up, ""
         if up == "refuse":
-            return JSONResponse({"error": {"message": "no such request"}}, 400)
+            return 400, b'{"error":{"message":"no such request"}}'
         async with self._lock:  # one after another, as they came
             if up == "late":
                 await anyio.sleep(self.lateness_s)
             if boot != self._boots:
-                return Response(status_code=500)  # to whom? the process is gone
+                return 500, b""  # to whom? the process is gone
             if up != "fail before":
                 self._take(path, given)
         done = not up.startswith("fail")
-        return JSONResponse({"success": done, "message": up}, 200 if done else 400)
+        return 200 if done else 400, orjson.dumps({"success": done, "message": up})
 
     def _take(self, path: str, given: dict[str, Any]) -> None:
         if path == "/update_weights_from_disk":
