@@ -42,7 +42,7 @@ from benchmarks.report import Column, Report
 from benchmarks.samples import Samples, request_body, save_tokenizer
 from benchmarks.slices import Load, interval
 from benchmarks.stand_in import FACTS, Template
-from router_core.loader import DEFAULT_PLUGINS
+from slime_start.default_plugins import DEFAULT_PLUGINS
 
 _TABLE, _BARE = "bare, 64 connections", "without metrics"
 _NONE = "--no-default-plugins"

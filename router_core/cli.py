@@ -24,7 +24,7 @@ from router_core import proxy
 from router_core.app import make_app
 from router_core.errors import SettingsError, StartupError
 from router_core.hookspecs import PROJECT
-from router_core.loader import DEFAULT_PLUGINS, Loaded, installed_plugins, load
+from router_core.loader import Loaded, installed_plugins, load
 from router_core.logs import start_logging
 from router_core.request_ids import RequestIds
 from router_core.router import Router
@@ -34,6 +34,7 @@ from slime_http.serving import bind, run
 from slime_start.banner import banner
 from slime_start.certificates import cause
 from slime_start.complaints import complaint
+from slime_start.default_plugins import DEFAULT_PLUGINS
 from slime_start.help_page import about_point, epilog, grouped, table
 from slime_start.hints import unknown_command
 from slime_start.installed import entry_points

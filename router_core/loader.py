@@ -25,22 +25,16 @@ from router_core.hooks import attribute_errors, hook_names, new_plugin_manager
 from router_core.hookspecs import PROJECT
 from router_core.router import Router
 from router_core.types import ASGIApp
+from slime_start.default_plugins import DEFAULT_PLUGINS
 from slime_start.dotted_paths import import_path, is_middleware, takes_router
 from slime_start.help_page import about, grouped
 from slime_start.hints import path_cure, unknown_plugin
 from slime_start.installed import entry_points
 from slime_start.ordering import Needs, in_order, missing
 
-__all__ = ["DEFAULT_PLUGINS", "Loaded", "installed_plugins", "load"]
+__all__ = ["Loaded", "installed_plugins", "load"]
 
 logger = logging.getLogger(__name__)
-
-#: Loaded in this order, before the plugins of ``--plugin``, unless ``--no-default-plugins`` is given.
-DEFAULT_PLUGINS = (
-    "otel", "access_log", "auth", "dashboard", "openapi",
-    "sglang",
-    "health", "policies", "control", "retries", "models", "limits", "pd", "kubernetes", "sessions", "metrics",
-)  # fmt: skip
 
 Factory = Callable[[argparse.Namespace], object | None]
 

@@ -23,11 +23,12 @@ from router_core import hookspecs
 from router_core.admin import admin_routes
 from router_core.cli import build, command_line
 from router_core.hooks import hook_names
-from router_core.loader import DEFAULT_PLUGINS, installed_plugins
+from router_core.loader import installed_plugins
 from router_core.workers import WorkerState
 from routers import BARE, Start
 from slime_control.calls.endpoints import CALLS
 from slime_http.serving import serving
+from slime_start.default_plugins import DEFAULT_PLUGINS
 from slime_start.parsing import LeftOut
 
 ROOT = Path(__file__).parent.parent

@@ -11,8 +11,9 @@ from unittest.mock import patch
 from docs.generate.tables import Table, code, text
 from router_core.cli import command_line
 from router_core.hookspecs import PROJECT
-from router_core.loader import DEFAULT_PLUGINS, installed_plugins
+from router_core.loader import installed_plugins
 from slime_sglang.gateway_flags import FLAGS
+from slime_start.default_plugins import DEFAULT_PLUGINS
 from slime_start.help_page import about_point
 from slime_start.parsing import LeftOut, Parser
 

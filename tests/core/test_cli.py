@@ -16,8 +16,9 @@ from deadlines import HANG_S
 from router_core import cli
 from router_core.cli import build, main
 from router_core.errors import PluginError
-from router_core.loader import DEFAULT_PLUGINS, installed_plugins
+from router_core.loader import installed_plugins
 from slime_http.serving import bind
+from slime_start.default_plugins import DEFAULT_PLUGINS
 from slime_start.help_page import about
 
 Capture = pytest.CaptureFixture[str]

@@ -13,8 +13,9 @@ import pytest
 from router_core import loader
 from router_core.cli import build, command_line, main
 from router_core.errors import PluginError
-from router_core.loader import DEFAULT_PLUGINS, installed_plugins, load
+from router_core.loader import installed_plugins, load
 from routers import Start
+from slime_start.default_plugins import DEFAULT_PLUGINS
 
 HEAD = "from router_core import Reply, hookimpl\n"
 
