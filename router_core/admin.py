@@ -25,11 +25,9 @@ class _Admin:
         pool = self._router.pool
         if self._router.stopping.is_set():
             return JSON({"status": "not ready", "reason": "the router is shutting down"}, 503)
-        for kind in pool.kinds:
-            if not any(worker.kind == kind and worker.is_healthy for worker in pool):
-                which = "worker" if kind == "regular" else f"{kind} worker"
-                reason = f"no {which} is ready (registered: {len(pool)})"
-                return JSON({"status": "not ready", "reason": reason}, 503)
+        if pool.missing is not None:
+            reason = f"no {pool.missing} is ready (registered: {len(pool)})"
+            return JSON({"status": "not ready", "reason": reason}, 503)
         return JSON({"status": "ready", "healthy_workers": pool.healthy, "total_workers": len(pool)})
 
     async def weight_version(self, _: Request) -> Response:

@@ -19,7 +19,6 @@ _MAX_TOLD = 20
 class WorkerPool:
     """All registered workers.
 
-    ``kinds``: a request needs a worker of each of these types.
     ``keeps_sessions``: a session stays with its worker; if False, a policy chooses for each request of a session.
     No change of the pool has an ``await`` in the middle, so on one event loop the pool needs no lock. Nor is there an
     ``await`` between the choice of a worker and its lease.
@@ -30,16 +29,16 @@ class WorkerPool:
         #: True when the workers are passthrough workers, so plugins leave requests and replies as they are.
         self.passthrough = False
         self._routable: tuple[Worker, ...] = ()
-        self._usable: dict[WorkerType, tuple[Worker, ...]] = {}
-        self.kinds: tuple[WorkerType, ...] = ("regular",)
+        #: By type that a request needs: the workers and targets of that type that may get requests now.
+        self._usable: dict[WorkerType, tuple[Worker, ...]] = {"regular": ()}
         self.keeps_sessions = True
         self._sessions: OrderedDict[str, Worker] = OrderedDict()
         self._set_aside: set[Worker] = set()  # plugins were told that these get no requests
         self._on_change = on_change
 
     def require(self, *kinds: WorkerType) -> None:
-        """Set ``kinds``; a plugin that sends a request to several workers calls this in its setup."""
-        self.kinds = kinds
+        """Let each request need a worker of each of ``kinds``, instead of a regular one. Call this in ``setup``."""
+        self._usable = dict.fromkeys(kinds, ())
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(list(self._workers.values()))
@@ -89,9 +88,9 @@ class WorkerPool:
     def _expect_alike(self, worker: Worker) -> None:
         wanted = worker.passthrough
         others = [other for other in self._workers.values() if other.url != worker.url]
-        if wanted and self.kinds != ("regular",):
+        if wanted and self._usable.keys() != {"regular"}:
             raise MixedWorkers(
-                f"{worker.url}: a router of {' and '.join(self.kinds)} workers has no passthrough workers"
+                f"{worker.url}: a router of {' and '.join(self._usable)} workers has no passthrough workers"
             )
         if any(other.passthrough != wanted for other in others):
             raise MixedWorkers(
@@ -153,10 +152,10 @@ class WorkerPool:
         first = next(iter(self._workers.values()), None)  # all workers are passthrough, or none is
         self.passthrough = first is not None and first.passthrough
         free = [worker for worker in self._workers.values() if not worker.holds]
-        for kind in self.kinds:
+        for kind in self._usable:
             ready = [worker for worker in free if worker.kind == kind]
             self._usable[kind] = tuple(choice for worker in ready for choice in worker.choices)
-        each = [self._usable[kind] for kind in self.kinds]
+        each = self._usable.values()
         self._routable = tuple(chain.from_iterable(each)) if all(each) else ()
 
     @property
@@ -164,12 +163,18 @@ class WorkerPool:
         """The number of workers without a hold."""
         return sum(worker.is_healthy for worker in self._workers.values())
 
+    @property
+    def missing(self) -> str | None:
+        """The first kind of worker that requests need and lack, for messages; None: requests can be sent."""
+        for kind, workers in self._usable.items():
+            if not workers:
+                return "worker" if kind == "regular" else f"{kind} worker"
+        return None
+
     def routable(self) -> tuple[Worker, ...]:
         """Return the workers and targets that a request may go to now. Raises NoWorker if a needed type has none."""
         if not self._routable:
-            missing = next(kind for kind in self.kinds if not self._usable.get(kind))
-            kind = "" if missing == "regular" else f"{missing} "
-            raise NoWorker(f"no {kind}worker can take requests (registered: {self.standings()})")
+            raise NoWorker(f"no {self.missing} can take requests (registered: {self.standings()})")
         return self._routable
 
     def usable(self, kind: WorkerType) -> tuple[Worker, ...]:

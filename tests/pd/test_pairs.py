@@ -550,7 +550,7 @@ def router_plugins(router: Any) -> list[tuple[str, object]]:
 async def test_without_the_flag_requests_take_the_way_they_took_before(start: Start) -> None:
     async with start() as running:
         router = running.router
-        assert router.pool.kinds == ("regular",)
+        assert router.pool.missing == "worker"
         hooks = (*router.hooks.pre_request, *router.hooks.sender, *router.hooks.post_response)
         assert "pd" not in [name for name, _ in hooks]
         assert orjson.loads((await running.client.get("/workers")).content)["total"] == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any, ClassVar, TypeVar
 
 import anyio
@@ -167,12 +168,11 @@ class Overview:
         """Find one worker of each needed kind that can generate a token now. Raises HTTPError."""
         self._expect_workers()
         pool = self._router.pool
-        usable = [
-            [worker for worker in pool if worker.is_healthy and worker.kind == kind] for kind in pool.kinds
-        ]
-        if not all(usable):
+        if pool.missing is not None:
             raise NoHealthyEngine(f"no worker can be used: {pool.standings()}")
-        healthy = [await self._first_healthy(workers) for workers in usable]
+        servers = dict.fromkeys(worker.server for worker in pool.routable())
+        kinds = groupby(servers, lambda worker: worker.kind)
+        healthy = [await self._first_healthy(list(workers)) for _, workers in kinds]
         return Reply.from_json({"status": "ok", "workers": healthy})
 
     async def _first_healthy(self, workers: Sequence[Worker]) -> str:

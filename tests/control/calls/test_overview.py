@@ -205,7 +205,7 @@ async def test_only_workers_that_can_be_used_are_asked_for_their_health() -> Non
 async def test_a_worker_of_each_kind_has_to_be_well() -> None:
     prefill, decode = Steered(), says(Steered(), "/health_generate", b"", 503)
     async with steering(prefill, decode) as running:
-        pool_of(running).kinds = ("prefill", "decode")
+        pool_of(running).require("prefill", "decode")
         await running.router.add_worker(prefill.url, worker_type="prefill")
         await running.router.add_worker(decode.url, worker_type="decode")
         assert (await running.client.get("/health_generate")).status_code == 503
