@@ -22,7 +22,7 @@ from slime_control.pausing.under_way import UnderWay
 from slime_control.weights.missed_calls import MissedCalls
 from slime_control.weights.pieces import Pieces
 from slime_control.weights.unannounced import learn_version
-from slime_control.weights.weight_update import Piece
+from slime_control.weights.weight_update import Piece, has_joined
 
 __all__ = ["Fleet"]
 
@@ -50,14 +50,10 @@ class Fleet:
 
     def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
         """Forget the missed calls of a worker that registers or leaves. Note that a quarantined worker may restart."""
-        if change == "quarantined":
-            self._pieces.updates.doubted(worker)
-        elif change in ("added", "removed"):
+        if change in ("added", "removed"):
             self._missed.forget(worker)
             self._suspended.pop(worker, None)
-            self._pieces.updates.left(worker)
-        if change == "added":
-            self._pieces.updates.joined(worker)
+        self._pieces.changed(worker, change)
 
     def weights_confirmed(self, worker: Worker) -> None:
         """See :meth:`MissedCalls.weights_confirmed`."""
@@ -81,7 +77,7 @@ class Fleet:
         piece, kind = None, "begin" if begins_update(request) else call.piece
         if kind is not None:
             sent = Piece(number, call.path, kind, version, is_delta(request))
-            piece = self._pieces.receive(sent, bodies)
+            piece = self._pieces.sent(sent, bodies)
         unlike = self._unlike_the_fleet(bodies, version)
         answers: Answers = {}
 
@@ -94,7 +90,7 @@ class Fleet:
             elif version is not None and (piece is None or self._missed.weights_of(worker) is None):
                 self._router.pool.set_version(worker, version)
             if piece is not None:
-                self._pieces.answered(piece, worker, answer)
+                self._pieces.answered(piece, worker, answer.trouble, is_unchanged=answer.is_as_before)
 
         began = anyio.current_time()
         closed = self._gate.close() if pauses else None
@@ -159,7 +155,7 @@ class Fleet:
             elif all_failed and ((is_update and answer.is_as_before) or to_all or not is_weights):
                 continue
             elif piece is not None:
-                self._pieces.failed(piece, worker, answer.trouble)
+                self._pieces.answered(piece, worker, answer.trouble)
             else:
                 self._set_aside(call, worker, number, answer)
             if is_update and (answer.trouble is not None or self._missed.weights_of(worker) is not None):
@@ -180,7 +176,7 @@ class Fleet:
         for kind in cleared:
             self._missed.clear(worker, kind)
         if has_weights:
-            self._pieces.updates.cured(worker, number)
+            self._pieces.changed(worker, "cured", number)
         return has_weights or bool(cleared)
 
     def _set_aside(self, call: Call, worker: Worker, number: int, answer: Answer) -> None:
@@ -232,7 +228,7 @@ class Fleet:
         The call went to all workers that were registered at its beginning; they are the keys of ``told``.
         """
         for worker in self._router.pool:
-            is_new = worker not in told or self._pieces.updates.joined_since(worker, number)
+            is_new = worker not in told or has_joined(self._pieces.state, worker, number)
             if is_new and worker.weight_version != version:
                 self._missed.set_aside(worker, f"it registered while the weights moved to {version!r}")
 

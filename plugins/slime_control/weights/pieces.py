@@ -1,35 +1,40 @@
-"""Carries out the effects of updates that come in pieces: missed calls, versions and holds of workers."""
+"""Runs the state machine of updates that come in pieces, and carries out its effects on workers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
+from typing import Literal
 
 import anyio
 
 from router_core import Worker
 from router_core.router import Router
+from router_core.workers import WorkerChange
 from slime_control.calls.endpoints import Call
-from slime_control.calls.fan_out import Answer
 from slime_control.pausing.gate import Gate
-from slime_control.weights import unannounced
-from slime_control.weights.missed_calls import OWNER, MissedCalls
-from slime_control.weights.weight_update import Completed, Effect, Piece, Unproven, Update, Updates
+from slime_control.weights import unannounced, weight_update
+from slime_control.weights.missed_calls import OWNER, MissedCall, MissedCalls
+from slime_control.weights.unannounced import Standing
+from slime_control.weights.weight_update import Collecting, Completed, Idle, Piece, State, Step, Unproven
 
 __all__ = ["Pieces"]
 
 
 class Pieces:
-    """Passes events to :class:`Updates`, and carries out the effects that it returns.
+    """Keeps the state of :mod:`~slime_control.weights.weight_update`, and carries out the effects of its events.
 
-    No change of its state has an ``await`` in the middle, so on one event loop it needs no lock.
+    No change of the state has an ``await`` in the middle, so on one event loop it needs no lock.
     """
 
     def __init__(self, router: Router, gate: Gate, missed: MissedCalls) -> None:
+        self.state: State = Idle(is_first=True)
         self._router = router
         self._gate = gate
         self._missed = missed
-        self._watched: set[Update] = set()
-        self.updates = Updates(missed.weights_of, unannounced.may_be_restarted)
+        self._calls = 0
+        self._heard_at = 0.0
+        self._standings: dict[Worker, Standing] = {}  # by taker: after the last piece that it took
+        self._watched: set[int] = set()  # updates, as the numbers of their first pieces
 
     def next(self, call: Call, *, changes_gate: bool, to_all: bool) -> int:
         """Return the number of ``call``, which is about to be made.
@@ -37,69 +42,90 @@ class Pieces:
         Before that, close the current update if ``call`` ends it, or if no piece has come for a long time.
         """
         is_whole = call.path == "/update_weights_from_disk" and to_all
-        if changes_gate or call.misses == "memory" or is_whole or self._is_silent(self.updates.current):
-            self._carry_out(self.updates.close())
-        return self.updates.count()
+        if changes_gate or call.misses == "memory" or is_whole or self._is_silent():
+            self._close()
+        self._calls += 1
+        return self._calls
 
-    def receive(self, piece: Piece, workers: Iterable[Worker]) -> Piece | None:
-        """Note that ``piece`` is about to go to ``workers``. Returns None when it belongs to no update."""
-        fleet = self._router.weights.current
-        is_piece, effects = self.updates.receive(piece, workers, fleet, anyio.current_time())
-        self._carry_out(effects)
-        return piece if is_piece else None
+    def sent(self, piece: Piece, to: Collection[Worker]) -> Piece | None:
+        """Note that ``piece`` is about to go to the workers ``to``. Returns None when it belongs to no update."""
+        self._heard_at = anyio.current_time()
+        restarted = [each for each in to if unannounced.may_be_restarted(each, self._standings.get(each))]
+        fleet, missed = self._router.weights.current, self._all_missed(to)
+        self._carry_out(weight_update.sent(self.state, piece, to, restarted, fleet, missed))
+        if not isinstance(self.state, Collecting):
+            return None
+        if self.state.update.began == piece.number:
+            self._standings.clear()
+        return piece
 
-    def answered(self, piece: Piece, worker: Worker, answer: Answer) -> None:
-        self.updates.answered(piece, worker, anyio.current_time())
-        if answer.trouble is not None:
-            self.failed(piece, worker, answer.trouble, is_unchanged=answer.is_as_before)
-            return
-        self._carry_out(self.updates.took(piece, worker, in_use=worker.in_use))
-        if piece.kind != "name" and not self.updates.joined_since(worker, piece.number):
-            piece.update.takers[worker] = unannounced.standing(worker)
+    def answered(
+        self, piece: Piece, worker: Worker, trouble: str | None, *, is_unchanged: bool = False
+    ) -> None:
+        """Note an answer, see :func:`weight_update.answered`."""
+        self._heard_at = anyio.current_time()
+        missed, in_use = self._missed.weights_of(worker), worker.in_use
+        step = weight_update.answered(
+            self.state, piece, worker, trouble, missed, in_use=in_use, is_unchanged=is_unchanged
+        )
+        self._carry_out(step)
+        update = self.state.update
+        if trouble is None and piece.kind != "name" and update is not None and piece.number >= update.began:
+            self._standings[worker] = unannounced.standing(worker)
 
-    def failed(self, piece: Piece, worker: Worker, trouble: str, *, is_unchanged: bool = False) -> None:
-        """Note that ``worker`` failed ``piece``. ``is_unchanged``: the worker surely kept its weights."""
-        self._carry_out(self.updates.failed(piece, worker, trouble, is_unchanged=is_unchanged))
-
-    def learnt(self, piece: Piece, version: str, workers: list[Worker], *, is_told: bool) -> None:
-        """Note that ``workers``, which took ``piece``, say that their version is ``version`` now.
-
-        The router has read no version from ``piece`` itself. ``is_told``: see :meth:`Updates.learnt`.
-        """
-        weights, update = self._router.weights, self.updates.current
+    def learnt(self, piece: Piece, version: str, by: Collection[Worker], *, is_told: bool) -> None:
+        """Note a version that the router has not read from ``piece`` itself, see :func:`weight_update.learnt`."""
+        weights = self._router.weights
         if version in weights.ordered:
             return  # not this update's version, since it was seen before: the workers still report their old version
-        now = anyio.current_time()
-        self._carry_out(self.updates.learnt(piece, version, workers, weights.current, now, is_told=is_told))
-        current = self.updates.current
-        if current is not None and current is not update:
-            for worker in workers:
-                current.takers[worker] = unannounced.standing(worker)
-                if self._missed.weights_of(worker) is None:
-                    self._router.pool.set_version(worker, version)
+        self._heard_at = anyio.current_time()
+        step = weight_update.learnt(
+            self.state, piece, version, by, weights.current, self._calls, self._all_missed(), is_told=is_told
+        )
+        self._carry_out(step)
+        for effect in step[1]:
+            worker = effect.worker
+            if isinstance(effect, Completed) and worker in by:  # it has weights of the next update, too
+                self._router.pool.set_version(worker, version)
+                self._standings[worker] = unannounced.standing(worker)
+
+    def changed(self, worker: Worker, change: WorkerChange | Literal["cured"], number: int = 0) -> None:
+        """Note a change of ``worker``, see :func:`weight_update.changed`. ``number``: by default of the last call."""
+        self._carry_out(weight_update.changed(self.state, worker, change, number or self._calls))
 
     def done(self, piece: Piece) -> None:
         """Note that all workers have answered ``piece``."""
-        update = piece.update
         if piece.path == "/end_weight_update":
-            self._carry_out(self.updates.close())
-        elif update not in self._watched and any(OWNER in worker.holds for worker in update.takers):
-            self._watched.add(update)
-            self._router.tasks.start_soon(self._watch, update)
+            self._close()
+        if not isinstance(self.state, Collecting) or self.state.update.began in self._watched:
+            return
+        update = self.state.update
+        if any(OWNER in worker.holds for worker in update.takers):
+            self._watched.add(update.began)
+            self._router.tasks.start_soon(self._watch, update.began)
 
-    async def _watch(self, update: Update) -> None:
-        """Close ``update`` when no more pieces come. A worker that missed an earlier call is held until then."""
-        while not update.is_closed:
+    async def _watch(self, began: int) -> None:
+        """Close the update when no more pieces come. A worker that missed an earlier call is held until then."""
+        while isinstance(self.state, Collecting) and self.state.update.began == began:
             await anyio.sleep(unannounced.QUIET_S / 60)
-            if self._is_silent(update):
-                self._carry_out(self.updates.close())
-        self._watched.discard(update)
+            if self._is_silent():
+                self._close()
+        self._watched.discard(began)
 
-    def _is_silent(self, update: Update | None) -> bool:
-        now = anyio.current_time()
-        return update is not None and not self._gate.closed and unannounced.is_silent(update, now)
+    def _is_silent(self) -> bool:
+        return not self._gate.closed and unannounced.is_silent(self.state.update, self._heard_at)
 
-    def _carry_out(self, effects: Iterable[Effect]) -> None:
+    def _close(self) -> None:
+        self._carry_out(weight_update.close(self.state, self._calls, self._all_missed()))
+
+    def _all_missed(self, to: Collection[Worker] = ()) -> dict[Worker, MissedCall]:
+        """Return the last call about weights that each of ``to`` and each taker of the update missed."""
+        takers = () if self.state.update is None else self.state.update.takers
+        found = {worker: self._missed.weights_of(worker) for worker in (*to, *takers)}
+        return {worker: missed for worker, missed in found.items() if missed is not None}
+
+    def _carry_out(self, step: Step) -> None:
+        self.state, effects = step
         for effect in effects:
             worker = effect.worker
             if isinstance(effect, Completed):

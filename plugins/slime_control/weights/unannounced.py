@@ -10,17 +10,20 @@ from router_core import Worker
 from router_core.pool import WorkerPool
 from router_core.weights import version_named
 from slime_control.calls.fan_out import Answer, FanOut
-from slime_control.weights.weight_update import Standing, Update
+from slime_control.weights.weight_update import Update
 
-__all__ = ["QUIET_S", "is_silent", "learn_version", "may_be_restarted", "standing"]
+__all__ = ["QUIET_S", "Standing", "is_silent", "learn_version", "may_be_restarted", "standing"]
+
+#: State of a worker and the reason for it.
+Standing = tuple[str, str | None]
 
 #: Seconds of silence after which an update counts as ended, unless a call ended it before.
 QUIET_S = 60.0
 
 
-def is_silent(update: Update, now: float) -> bool:
+def is_silent(update: Update | None, heard_at: float) -> bool:
     """Return True when all pieces of ``update`` were answered, the last one more than ``QUIET_S`` seconds ago."""
-    return now - update.last_answer_at > QUIET_S and not update.awaited
+    return update is not None and not update.awaited and anyio.current_time() - heard_at > QUIET_S
 
 
 def standing(worker: Worker) -> Standing:

@@ -1,24 +1,25 @@
-"""State machine of weight updates that come in pieces: one event in, the next state and a list of effects out.
+"""State machine of weight updates that come in pieces: a state and an event in, the next state and effects out.
 
 Trainers name the version with each piece (slime), with one piece, or by ``/update_weight_version`` after all pieces
 (miles). Most trainers pause generation around all pieces; newer engines get calls for begin and end. No piece says that
 it is the last one with weights. Pieces that name the same version are one update, even with other calls in between.
 Exceptions: a begin or a piece of another version is in between, or no worker has all pieces at a close.
 
-There is no router, clock or I/O here: the caller passes the time, and carries out all effects before the next event.
-The event of a piece is its kind, see :data:`~slime_control.calls.endpoints.PieceKind`. ``close``: generation is paused
-or continues, memory is released or resumed, all workers load from disk, the end is announced, or no piece follows.
+An event is a function of this module. It changes nothing, and its arguments have all facts; ``missed`` is the last
+call about weights that a worker missed. The caller keeps the state, and carries out all effects before the next event.
+``begin``, ``weights``, ``last``, ``name``: :func:`sent` of a piece of that kind, see ``PieceKind``. ``took``,
+``failed``: :func:`answered`. :func:`close`: generation is paused or continues, memory is released or resumed, all
+workers load from disk, the end is announced, or no piece follows.
 
 ========== ================================== ========== ===============================================================
 state      event                              next       effects
 ========== ================================== ========== ===============================================================
 Idle       begin, weights                     Collecting
-Idle       last, name, close                  Idle
-Collecting weights with its version or none   Collecting Missed: recipients that joined or may have restarted meanwhile
+Idle       last, name, learnt, close          Idle
+Collecting weights with its version or none   Collecting Missed: recipients that joined or may have restarted meanwhile,
+                                                         and missed no call since the first piece
 Collecting last, name                         Collecting as above
 Collecting begin, weights of another version  Collecting as close; then a new update begins
-Collecting learnt: the first version          Collecting
-Collecting learnt: another one (``is_told``)  Collecting as close; then a new update begins
 Collecting close, a worker has all            Closed     Missed: workers that did not answer a piece; Completed: workers
                                                          that have all pieces, and had missed calls before; Unproven:
                                                          workers that joined since the first piece, and took no piece
@@ -27,28 +28,35 @@ Closed     weights that name its version      Collecting as in Collecting: the u
 Closed     last                               Collecting as above
 Closed     begin, other weights               Collecting a new update begins
 Closed     name, close                        Closed
+not Idle   learnt: the first version          same
+not Idle   learnt: another one (``is_told``)  Collecting as close; then a new update begins
+not Idle   learnt otherwise                   same
 any        took                               same       Missed: this piece, if the worker joined after it was sent;
                                                          the weights before the update, if the worker was not in use
-                                                         when it took its first piece
-any        failed                             same       Missed, unless the worker surely kept its weights, and had
-                                                         taken no piece and missed no call before
-any        joined, left, doubted, cured       same
+                                                         when it took its first piece, or one of an update that is over,
+                                                         and had missed no call
+any        failed                             same       Missed, unless it missed this or a later call before, or surely
+                                                         kept its weights, took no piece and missed no call
+any        changed                            same
 ========== ================================== ========== ===============================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from router_core import Worker
+from router_core.workers import WorkerChange
 from slime_control.calls.endpoints import PieceKind
 from slime_control.weights.missed_calls import MissedCall
 
-__all__ = ["Completed", "Effect", "Missed", "Piece", "Standing", "Unproven", "Update", "Updates"]
+__all__ = [
+    "Closed", "Collecting", "Completed", "Effect", "Idle", "Missed", "Piece", "State", "Unproven", "Update", "answered",
+    "changed", "close", "has_joined", "learnt", "sent",
+]  # fmt: skip
 
-#: State of a worker and the reason for it.
-Standing = tuple[str, str | None]
 _CURE = "; it comes back with all pieces of another update, or with an update from disk"
 
 
@@ -81,10 +89,18 @@ class Completed:
     version: str | None
 
 
-Effect = Missed | Unproven | Completed
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One call of an update."""
+
+    number: int
+    path: str
+    kind: PieceKind
+    version: str | None = None
+    is_delta: bool = False
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, slots=True)
 class Update:
     """Pieces that belong together.
 
@@ -93,202 +109,191 @@ class Update:
     ``is_guessed``: ``version`` is only what workers report, perhaps since before the update. A version that a piece
     names replaces it.
     ``is_delta``: the update changes present weights, so it does not give a worker all weights.
-    ``takers``: workers that took a piece, each with its standing afterwards. ``loaded``: workers that took weights.
+    ``takers``: workers that took a piece, each with True if one of its pieces brought weights.
     ``doubted``: takers that were quarantined, each with the number of the last call before the quarantine.
     ``awaited``: the answers that have not come yet, each as the number of the piece and the worker.
     """
 
     began: int
     before: str | None
-    last_answer_at: float
     version: str | None = None
     is_rest: bool = False
     is_guessed: bool = False
     is_delta: bool = False
-    is_closed: bool = False
-    takers: dict[Worker, Standing | None] = field(default_factory=dict)
-    loaded: set[Worker] = field(default_factory=set)
-    doubted: dict[Worker, int] = field(default_factory=dict)
-    awaited: set[tuple[int, Worker]] = field(default_factory=set)
-
-    def includes(self, version: str | None) -> bool:
-        """Return True when weights that name ``version`` belong to this update."""
-        if version is None or self.version is None or self.is_guessed:
-            return not self.is_closed
-        return version == self.version
+    takers: Mapping[Worker, bool] = field(default_factory=dict)
+    doubted: Mapping[Worker, int] = field(default_factory=dict)
+    awaited: frozenset[tuple[int, Worker]] = frozenset()
 
 
-@dataclass(eq=False, slots=True)
-class Piece:
-    """One call of an update. :meth:`Updates.receive` sets ``update``."""
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """No update. ``is_first``: no close came yet, so a first piece may continue an update of before this process.
 
-    number: int
-    path: str
-    kind: PieceKind
-    version: str | None = None
-    is_delta: bool = False
-    update: Update = field(init=False, repr=False)
-
-
-class Updates:
-    """The update that pieces belong to now, and the workers that registered meanwhile.
-
-    ``missed`` returns the last call about weights that a worker missed. ``may_be_restarted`` guesses whether a taker
-    has restarted.
+    ``joined``, in each state: by worker, the number of the last call before it registered.
     """
 
-    def __init__(
-        self,
-        missed: Callable[[Worker], MissedCall | None],
-        may_be_restarted: Callable[[Worker, Standing | None], bool],
-    ) -> None:
-        self.current: Update | None = None
-        self._missed = missed
-        self._may_be_restarted = may_be_restarted
-        self._calls = 0
-        self._is_first = True  # ``close`` was not called yet: a first piece may continue an older update
-        self._joined: dict[Worker, int] = {}  # by worker: the number of the last call before it registered
+    joined: Mapping[Worker, int] = field(default_factory=dict)
+    is_first: bool = False
+    update: None = field(default=None, init=False)
 
-    def count(self) -> int:
-        """Return the number of a new call."""
-        self._calls += 1
-        return self._calls
 
-    def joined(self, worker: Worker) -> None:
-        """Note a registration, after :meth:`left`: ``worker`` may be another process than before."""
-        self._joined[worker] = self._calls
+@dataclass(frozen=True, slots=True)
+class Collecting:
+    """An update, of which more pieces may come."""
 
-    def left(self, worker: Worker) -> None:
-        self._joined.pop(worker, None)
-        if self.current is not None:
-            self.current.takers.pop(worker, None)
-            self.current.loaded.discard(worker)
-            self.current.doubted.pop(worker, None)
+    joined: Mapping[Worker, int]
+    update: Update
 
-    def doubted(self, worker: Worker) -> None:
-        """Note a quarantine: ``worker`` may be another process when it comes back."""
-        if self.current is not None and worker in self.current.takers:
-            self.current.doubted[worker] = self._calls
 
-    def cured(self, worker: Worker, number: int) -> None:
-        """Note that ``worker`` got all weights by call ``number``, which is no piece."""
-        if not self.joined_since(worker, number):
-            self._joined.pop(worker, None)
-        if self.current is not None and self.current.doubted.get(worker, number) < number:
-            del self.current.doubted[worker]
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """An update that is over, unless more of it comes."""
 
-    def joined_since(self, worker: Worker, number: int) -> bool:
-        """Return True when ``worker`` registered during call ``number`` or later."""
-        return self._joined.get(worker, 0) >= number
+    joined: Mapping[Worker, int]
+    update: Update
 
-    def receive(
-        self, piece: Piece, to: Iterable[Worker], fleet: str | None, now: float
-    ) -> tuple[bool, list[Effect]]:
-        """Note that ``piece`` goes to the workers ``to``. ``fleet``: the fleet's version.
 
-        Returns False if ``piece`` belongs to no update, and the effects.
-        """
-        update, effects = self.current, list[Effect]()
-        is_weights = piece.kind == "weights"
-        if piece.kind == "begin" or (is_weights and (update is None or not update.includes(piece.version))):
-            is_rest = self._is_first and is_weights
-            effects = self.close()
-            update = self.current = Update(piece.number, fleet, now, is_rest=is_rest)
-        elif update is None or (update.is_closed and piece.kind == "name"):
-            return False, effects
-        piece.update = update
-        if piece.version is not None:
-            update.version, update.is_guessed = piece.version, False
-        update.is_delta |= piece.is_delta
-        update.is_closed = False  # trainers may pause around each piece
-        for worker in to:
-            update.awaited.add((piece.number, worker))
-            if self._lacks(update, worker):
-                reason = f"it was not there for all pieces of an update{_CURE}"
-                effects.append(Missed(worker, piece.number - 1, reason))
-        return True, effects
+State = Idle | Collecting | Closed
+Effect = Missed | Unproven | Completed
+Step = tuple[State, list[Effect]]
+Workers = Collection[Worker]
+AllMissed = Mapping[Worker, MissedCall]
 
-    def answered(self, piece: Piece, worker: Worker, now: float) -> None:
-        """Note that ``worker`` has answered ``piece``, or failed to; :meth:`took` or :meth:`failed` follows."""
-        piece.update.last_answer_at = now
-        piece.update.awaited.discard((piece.number, worker))
 
-    def took(self, piece: Piece, worker: Worker, *, in_use: bool) -> list[Effect]:
-        update, effects = piece.update, list[Effect]()
-        if self.joined_since(worker, piece.number):
-            reason = f"it registered while a piece of an update was under way{_CURE}"
-            return [Missed(worker, piece.number, reason)]
-        if piece.kind == "name":
-            return effects
-        if not in_use and worker not in update.takers and self._missed(worker) is None:
+def has_joined(state: State, worker: Worker, number: int) -> bool:
+    """Return True when ``worker`` registered during call ``number`` or later."""
+    return state.joined.get(worker, 0) >= number
+
+
+def sent(
+    state: State, piece: Piece, to: Workers, restarted: Workers, fleet: str | None, missed: AllMissed
+) -> Step:
+    """Event: ``piece`` is about to go to the workers ``to``. If it belongs to an update, Collecting is next.
+
+    ``restarted``: workers that may be other processes than those that took pieces. ``fleet``: the fleet's version.
+    """
+    update, effects, is_weights = state.update, list[Effect](), piece.kind == "weights"
+    if piece.kind == "begin" or (is_weights and not _continues(state, piece.version)):
+        is_rest = is_weights and isinstance(state, Idle) and state.is_first
+        effects = close(state, piece.number, missed)[1]
+        update = Update(piece.number, fleet, is_rest=is_rest)
+    elif update is None or (isinstance(state, Closed) and piece.kind == "name"):
+        return state, []
+    if piece.version is not None:
+        update = replace(update, version=piece.version, is_guessed=False)
+    awaited = update.awaited | {(piece.number, worker) for worker in to}
+    update = replace(update, is_delta=update.is_delta or piece.is_delta, awaited=awaited)
+    reason = f"it was not there for all pieces of an update{_CURE}"
+    for worker in to:
+        last = missed.get(worker)
+        may_be_new = worker in update.doubted or (worker in update.takers and worker in restarted)
+        lacks = may_be_new or has_joined(state, worker, update.began)
+        if lacks and (last is None or last.number < update.began):
+            effects.append(Missed(worker, piece.number - 1, reason))
+    return Collecting(state.joined, update), effects  # even from Closed: trainers may pause around each piece
+
+
+def _continues(state: State, version: str | None) -> bool:
+    """Return True when weights that name ``version`` belong to the update of ``state``."""
+    update = state.update
+    if update is None or version is None or update.version is None or update.is_guessed:
+        return isinstance(state, Collecting)
+    return version == update.version
+
+
+def answered(
+    state: State, piece: Piece, worker: Worker, trouble: str | None, missed: MissedCall | None, *,
+    in_use: bool, is_unchanged: bool,
+) -> Step:  # fmt: skip
+    """Event: ``worker`` took ``piece``, or failed it with ``trouble``. ``is_unchanged``: it surely kept its weights."""
+    effects, update = list[Effect](), state.update
+    if update is not None and piece.number < update.began:
+        update = None  # it is over: at its close, its workers without an answer missed it
+    takers = {} if update is None else {**update.takers}
+    if trouble is not None:
+        is_known = missed is not None and missed.number >= piece.number
+        if not is_known and not (is_unchanged and missed is None and worker not in takers):
+            effects.append(Missed(worker, piece.number, f"{piece.path} failed: {trouble}{_CURE}"))
+    elif has_joined(state, worker, piece.number):
+        reason = f"it registered while a piece of an update was under way{_CURE}"
+        effects.append(Missed(worker, piece.number, reason))
+    elif piece.kind != "name":
+        if not in_use and worker not in takers and missed is None:
+            began = piece.number if update is None else update.began
             reason = "it was not in use, and has not all pieces of the update yet"
-            effects.append(Missed(worker, update.began - 1, reason))
-        update.takers.setdefault(worker)
-        if piece.kind == "weights":
-            update.loaded.add(worker)
-        return effects
+            effects.append(Missed(worker, began - 1, reason))
+        takers[worker] = takers.get(worker, False) or piece.kind == "weights"
+    if isinstance(state, Idle) or update is None:
+        return state, effects
+    awaited = update.awaited - {(piece.number, worker)}
+    return replace(state, update=replace(update, takers=takers, awaited=awaited)), effects
 
-    def failed(self, piece: Piece, worker: Worker, trouble: str, *, is_unchanged: bool) -> list[Effect]:
-        """Note that ``worker`` failed ``piece``. ``is_unchanged``: the worker surely kept its weights."""
-        missed = self._missed(worker)
-        if missed is None and is_unchanged and worker not in piece.update.takers:
-            return []
-        if missed is not None and missed.number >= piece.number:
-            return []
-        return [Missed(worker, piece.number, f"{piece.path} failed: {trouble}{_CURE}")]
 
-    def learnt(
-        self, piece: Piece, version: str, by: list[Worker], fleet: str | None, now: float, *, is_told: bool
-    ) -> list[Effect]:
-        """Note that the workers ``by`` report ``version``.
+def learnt(
+    state: State, piece: Piece, version: str, by: Workers, fleet: str | None, number: int, missed: AllMissed, *,
+    is_told: bool,
+) -> Step:  # fmt: skip
+    """Event: the workers ``by``, which took ``piece``, report ``version``. ``number``: the number of the last call.
 
-        ``is_told``: ``piece`` surely brought this version. Otherwise the workers may have had it before ``piece``, too.
-        """
-        update = piece.update
-        if update.version is None or update.is_guessed:
-            update.version, update.is_guessed = version, not is_told
-        elif version != update.version and is_told and update is self.current:
-            effects = self.close()
-            self.current = Update(piece.number, fleet, now, version, takers=dict.fromkeys(by), loaded=set(by))
-            return effects
-        return []
+    ``is_told``: ``piece`` surely brought this version. Otherwise the workers may have had it before ``piece``, too.
+    """
+    if isinstance(state, Idle) or piece.number < state.update.began:
+        return state, []
+    if state.update.version is None or state.update.is_guessed:
+        update = replace(state.update, version=version, is_guessed=not is_told)
+        return replace(state, update=update), []
+    if version == state.update.version or not is_told:
+        return state, []
+    new = Update(piece.number, fleet, version, takers=dict.fromkeys(by, True))
+    return Collecting(state.joined, new), close(state, number, missed)[1]
 
-    def close(self) -> list[Effect]:
-        """End the current update."""
-        self._is_first = False
-        update = self.current
-        if update is None or update.is_closed:
-            return []
-        update.is_closed = True
-        late = {worker for _, worker in update.awaited}
-        whole = [worker for worker in update.loaded - late if self._has_all(update, worker)]
-        reason = f"it has not answered a piece of an update that is over{_CURE}"
-        effects: list[Effect] = [Missed(worker, self._calls, reason) for worker in late]
-        if not whole:
-            self.current = None  # the same version may be tried again
-            return effects
-        named = update.version or update.before
-        effects += [Completed(worker, named) for worker in whole if self._missed(worker) is not None]
-        proof = update.version if update.version != update.before else None
-        reason = f"it registered during an update, and has not taken it{_CURE}"
-        for worker in self._joined.keys() - update.takers.keys():
-            if self.joined_since(worker, update.began):
-                effects.append(Unproven(worker, self._calls, reason, proof))
-        return effects
 
-    def _lacks(self, update: Update, worker: Worker) -> bool:
-        """Return True when ``worker`` may lack a piece of ``update``, but is not noted as having missed one."""
-        missed = self._missed(worker)
-        if missed is not None and missed.number >= update.began:
-            return False
-        if self.joined_since(worker, update.began) or worker in update.doubted:
-            return True
-        return worker in update.takers and self._may_be_restarted(worker, update.takers[worker])
+def close(state: State, number: int, missed: AllMissed) -> Step:
+    """Event: no more pieces of the update are expected. ``number``: the number of the last call."""
+    if not isinstance(state, Collecting):
+        return Idle(state.joined) if isinstance(state, Idle) else state, []
+    update = state.update
+    late = {worker for _, worker in update.awaited}
+    loaded = [worker for worker, is_loaded in update.takers.items() if is_loaded and worker not in late]
+    whole = [worker for worker in loaded if _has_all(update, missed.get(worker))]
+    reason = f"it has not answered a piece of an update that is over{_CURE}"
+    effects: list[Effect] = [Missed(worker, number, reason) for worker in late]
+    if not whole:
+        return Idle(state.joined), effects  # the same version may be tried again
+    named = update.version or update.before
+    effects += [Completed(worker, named) for worker in whole if worker in missed]
+    proof = update.version if update.version != update.before else None
+    reason = f"it registered during an update, and has not taken it{_CURE}"
+    joined = [worker for worker in state.joined if has_joined(state, worker, update.began)]
+    effects += [Unproven(worker, number, reason, proof) for worker in joined if worker not in update.takers]
+    return Closed(state.joined, update), effects
 
-    def _has_all(self, update: Update, worker: Worker) -> bool:
-        missed = self._missed(worker)
-        if missed is None:
-            return True
-        if missed.version is not None and (update.is_rest or update.version in (None, missed.version)):
-            return False  # this update may be the one that the worker missed
-        return missed.number < update.began and not update.is_delta
+
+def _has_all(update: Update, missed: MissedCall | None) -> bool:
+    if missed is None:
+        return True
+    if missed.version is not None and (update.is_rest or update.version in (None, missed.version)):
+        return False  # this update may be the one that the worker missed
+    return missed.number < update.began and not update.is_delta
+
+
+def changed(state: State, worker: Worker, change: WorkerChange | Literal["cured"], number: int) -> Step:
+    """Event: ``worker`` changed after call ``number``. ``cured``: that call, no piece, gave it all weights.
+
+    A worker that is added or was quarantined may be another process than before.
+    """
+    joined, is_reset = {**state.joined}, change in ("added", "removed")
+    if is_reset or (change == "cured" and joined.get(worker, number) < number):
+        joined.pop(worker, None)
+    if change == "added":
+        joined[worker] = number
+    if isinstance(state, Idle):
+        return replace(state, joined=joined), []
+    takers, doubted = {**state.update.takers}, {**state.update.doubted}
+    if change == "quarantined" and worker in takers:
+        doubted[worker] = number
+    if is_reset or (change == "cured" and doubted.get(worker, number) < number):
+        doubted.pop(worker, None)
+    if is_reset:
+        takers.pop(worker, None)
+    return replace(state, joined=joined, update=replace(state.update, takers=takers, doubted=doubted)), []

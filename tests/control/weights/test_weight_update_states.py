@@ -1,13 +1,29 @@
-"""The state machine of weight updates in pieces: a test for each row of its table."""
+"""The state machine of weight updates in pieces: its whole table, and a test for the effects of each row."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 
 from router_core import Worker
 from slime_control.calls.endpoints import PieceKind
+from slime_control.weights import weight_update
 from slime_control.weights.missed_calls import MissedCall
-from slime_control.weights.weight_update import Completed, Effect, Missed, Piece, Standing, Unproven, Updates
+from slime_control.weights.weight_update import (
+    Closed,
+    Collecting,
+    Completed,
+    Effect,
+    Idle,
+    Missed,
+    Piece,
+    State,
+    Step,
+    Unproven,
+    Update,
+    has_joined,
+)
 
 A, B = Worker("http://a"), Worker("http://b")
 CURE = "; it comes back with all pieces of another update, or with an update from disk"
@@ -17,42 +33,73 @@ NEW = f"it registered during an update, and has not taken it{CURE}"
 
 
 class Machine:
-    """The machine, and what it asks for: the ``missed`` calls, and the workers that ``restarted`` perhaps."""
+    """The state, and the facts of events: the ``missed`` calls, and the workers that ``restarted`` perhaps."""
 
     def __init__(self) -> None:
+        self.state: State = Idle(is_first=True)
+        self.calls = 0
         self.missed: dict[Worker, MissedCall] = {}
         self.restarted: set[Worker] = set()
-        self.updates = Updates(self.missed.get, self._may_be_restarted)
-        self.fleet: str | None = "1"
-
-    def _may_be_restarted(self, worker: Worker, _: Standing | None) -> bool:
-        return worker in self.restarted
 
     @property
-    def state(self) -> str:
-        current = self.updates.current
-        if current is None:
-            return "Idle"
-        return "Closed" if current.is_closed else "Collecting"
+    def name(self) -> str:
+        return type(self.state).__name__
+
+    @property
+    def update(self) -> Update:
+        assert self.state.update is not None
+        return self.state.update
+
+    def _keep(self, step: Step) -> list[Effect]:
+        self.state, effects = step
+        return effects
 
     def send(
         self, kind: PieceKind, version: str | None = None, *to: Worker, is_delta: bool = False
-    ) -> tuple[Piece, bool, list[Effect]]:
-        piece = Piece(self.updates.count(), f"/{kind}", kind, version, is_delta)
-        is_piece, effects = self.updates.receive(piece, to or (A,), self.fleet, 0.0)
-        return piece, is_piece, effects
+    ) -> tuple[Piece, list[Effect]]:
+        self.calls += 1
+        piece = Piece(self.calls, f"/{kind}", kind, version, is_delta)
+        step = weight_update.sent(self.state, piece, to or (A,), self.restarted, "1", self.missed)
+        return piece, self._keep(step)
 
     def take(self, piece: Piece, worker: Worker = A, *, in_use: bool = True) -> list[Effect]:
-        self.updates.answered(piece, worker, 1.0)
-        return self.updates.took(piece, worker, in_use=in_use)
+        missed = self.missed.get(worker)
+        step = weight_update.answered(
+            self.state, piece, worker, None, missed, in_use=in_use, is_unchanged=False
+        )
+        return self._keep(step)
 
     def fail(self, piece: Piece, worker: Worker = A, *, is_unchanged: bool = False) -> list[Effect]:
-        self.updates.answered(piece, worker, 1.0)
-        return self.updates.failed(piece, worker, "no", is_unchanged=is_unchanged)
+        missed = self.missed.get(worker)
+        step = weight_update.answered(
+            self.state, piece, worker, "no", missed, in_use=True, is_unchanged=is_unchanged
+        )
+        return self._keep(step)
+
+    def learn(self, piece: Piece, version: str, *, is_told: bool = True) -> list[Effect]:
+        step = weight_update.learnt(
+            self.state, piece, version, [A], "1", self.calls, self.missed, is_told=is_told
+        )
+        return self._keep(step)
+
+    def close(self) -> list[Effect]:
+        return self._keep(weight_update.close(self.state, self.calls, self.missed))
+
+    def joined(self, worker: Worker) -> None:
+        assert self._keep(weight_update.changed(self.state, worker, "added", self.calls)) == []
+
+    def left(self, worker: Worker) -> None:
+        assert self._keep(weight_update.changed(self.state, worker, "removed", self.calls)) == []
+
+    def doubted(self, worker: Worker) -> None:
+        assert self._keep(weight_update.changed(self.state, worker, "quarantined", self.calls)) == []
+
+    def cured(self, worker: Worker, number: int) -> None:
+        assert self._keep(weight_update.changed(self.state, worker, "cured", number)) == []
 
     def piece(self, kind: PieceKind = "weights", version: str | None = None) -> list[Effect]:
         """A piece that A takes; the effects of its receipt."""
-        piece, _, effects = self.send(kind, version)
+        piece, effects = self.send(kind, version)
         assert self.take(piece) == []
         return effects
 
@@ -62,20 +109,81 @@ def machine() -> Machine:
     return Machine()
 
 
+#: Piece 1 belongs to an earlier update. Piece 2, which A has taken, began the state's update, at the fleet's version 0.
+EARLIER, FIRST = Piece(1, "/weights", "weights"), Piece(2, "/weights", "weights")
+NAMED, UNNAMED = Update(2, "0", "2", takers={A: True}), Update(2, "0", takers={A: True})
+STATES: dict[str, State] = {"Idle": Idle(), "Collecting": Collecting({}, NAMED), "Closed": Closed({}, NAMED)}
+#: The next state from each of ``STATES``, by event; ``New``: Collecting with a new update.
+TABLE: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
+    "begin": (lambda machine: machine.send("begin"), "New", "New", "New"),
+    "weights, same version": (lambda machine: machine.send("weights", "2"), "New", "Collecting", "Collecting"),
+    "weights, no version": (lambda machine: machine.send("weights"), "New", "Collecting", "New"),
+    "weights, another version": (lambda machine: machine.send("weights", "3"), "New", "New", "New"),
+    "last": (lambda machine: machine.send("last"), "Idle", "Collecting", "Collecting"),
+    "name": (lambda machine: machine.send("name", "2"), "Idle", "Collecting", "Closed"),
+    "took": (lambda machine: machine.take(FIRST), "Idle", "Collecting", "Closed"),
+    "failed": (lambda machine: machine.fail(FIRST), "Idle", "Collecting", "Closed"),
+    "learnt the same": (lambda machine: machine.learn(FIRST, "2"), "Idle", "Collecting", "Closed"),
+    "learnt another, told": (lambda machine: machine.learn(FIRST, "3"), "Idle", "New", "New"),
+    "learnt another, not told": (
+        lambda machine: machine.learn(FIRST, "3", is_told=False), "Idle", "Collecting", "Closed",
+    ),
+    "learnt of an earlier update": (
+        lambda machine: machine.learn(EARLIER, "3"), "Idle", "Collecting", "Closed",
+    ),
+    "close": (lambda machine: machine.close(), "Idle", "Closed", "Closed"),
+    "added": (lambda machine: machine.joined(A), "Idle", "Collecting", "Closed"),
+    "removed": (lambda machine: machine.left(A), "Idle", "Collecting", "Closed"),
+    "quarantined": (lambda machine: machine.doubted(A), "Idle", "Collecting", "Closed"),
+    "cured": (lambda machine: machine.cured(A, 1), "Idle", "Collecting", "Closed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("event", TABLE)
+@pytest.mark.parametrize("state", STATES)
+def test_each_event_in_each_state_leads_to_the_next_state(machine: Machine, state: str, event: str) -> None:
+    call, *following = TABLE[event]
+    machine.state, machine.calls = STATES[state], 2
+    before = repr(machine.state)
+    call(machine)
+    update = machine.state.update
+    is_new = update is not None and update.before == "1"
+    wanted = following[list(STATES).index(state)]
+    assert (machine.name, is_new) == ("Collecting" if wanted == "New" else wanted, wanted == "New")
+    assert repr(STATES[state]) == before  # no event changes a state in place
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_learnt_version_names_an_update_without_one(machine: Machine, is_closed: bool) -> None:
+    machine.state = Closed({}, UNNAMED) if is_closed else Collecting({}, UNNAMED)
+    assert machine.learn(FIRST, "2") == []
+    assert (machine.name, machine.update.version) == ("Closed" if is_closed else "Collecting", "2")
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_answers_to_a_piece_of_an_earlier_update_change_no_state(machine: Machine, name: str) -> None:
+    machine.state = STATES[name]
+    assert machine.take(EARLIER) == machine.fail(EARLIER, is_unchanged=True) == []
+    assert machine.fail(EARLIER) == [Missed(A, 1, f"/weights failed: no{CURE}")]
+    unused = "it was not in use, and has not all pieces of the update yet"
+    assert machine.take(EARLIER, in_use=False) == [Missed(A, 0, unused)]
+    assert machine.state == STATES[name]
+
+
 @pytest.mark.parametrize("kind", ["begin", "weights"])
 def test_idle_begin_or_weights_collects(machine: Machine, kind: PieceKind) -> None:
-    _, is_piece, effects = machine.send(kind, "2")
-    assert (machine.state, is_piece, effects) == ("Collecting", True, [])
+    _, effects = machine.send(kind, "2")
+    assert (machine.name, effects) == ("Collecting", [])
 
 
 @pytest.mark.parametrize("kind", ["last", "name"])
 def test_idle_last_or_name_is_no_piece(machine: Machine, kind: PieceKind) -> None:
-    _, is_piece, effects = machine.send(kind)
-    assert (machine.state, is_piece, effects) == ("Idle", False, [])
+    _, effects = machine.send(kind)
+    assert (machine.name, effects) == ("Idle", [])
 
 
 def test_idle_close_stays_idle(machine: Machine) -> None:
-    assert (machine.updates.close(), machine.state) == ([], "Idle")
+    assert (machine.close(), machine.name) == ([], "Idle")
 
 
 @pytest.mark.parametrize("version", ["2", None])
@@ -84,9 +192,8 @@ def test_collecting_further_piece_keeps_update(
     machine: Machine, kind: PieceKind, version: str | None
 ) -> None:
     machine.piece(version="2")
-    first = machine.updates.current
     assert machine.piece(kind, version) == []
-    assert (machine.state, machine.updates.current) == ("Collecting", first)
+    assert (machine.name, machine.update.began) == ("Collecting", 1)
 
 
 @pytest.mark.parametrize("event", ["joined", "doubted", "restarted"])
@@ -95,8 +202,8 @@ def test_collecting_further_piece_misses_workers_that_may_be_new(machine: Machin
     if event == "restarted":
         machine.restarted.add(A)
     else:
-        getattr(machine.updates, event)(A)
-    piece, _, effects = machine.send("weights", "2")
+        getattr(machine, event)(A)
+    piece, effects = machine.send("weights", "2")
     assert effects == [Missed(A, 1, ABSENT)]
     machine.missed[A] = MissedCall(1)
     machine.take(piece)
@@ -109,52 +216,48 @@ def test_collecting_another_update_closes_the_former(
 ) -> None:
     machine.missed[A] = MissedCall(0)
     machine.piece(version="2")
-    first = machine.updates.current
     assert machine.piece(kind, version) == [Completed(A, "2")]
-    assert machine.state == "Collecting"
-    assert machine.updates.current is not first
+    assert (machine.name, machine.update.began) == ("Collecting", 2)
 
 
 def test_collecting_learnt_version_names_unnamed_update(machine: Machine) -> None:
-    piece, _, _ = machine.send("weights")
+    piece, _ = machine.send("weights")
     machine.take(piece)
-    assert machine.updates.learnt(piece, "2", [A], "1", 1.0, is_told=False) == []
-    current = machine.updates.current
-    assert current is not None
-    assert (machine.state, current.version, current.is_guessed) == ("Collecting", "2", True)
+    assert machine.learn(piece, "2", is_told=False) == []
+    assert (machine.name, machine.update.version, machine.update.is_guessed) == ("Collecting", "2", True)
     machine.piece(version="3")  # a guess gives way to a name
-    assert (machine.updates.current, current.version, current.is_guessed) == (current, "3", False)
+    assert (machine.update.began, machine.update.version, machine.update.is_guessed) == (1, "3", False)
 
 
 @pytest.mark.parametrize("is_told", [True, False])
 def test_collecting_learnt_version_divides_updates_when_told(machine: Machine, is_told: bool) -> None:
     machine.missed[A] = MissedCall(0)
     machine.piece(version="2")
-    first = machine.updates.current
-    piece, _, _ = machine.send("weights")
+    piece, _ = machine.send("weights")
     machine.take(piece)
-    effects = machine.updates.learnt(piece, "3", [A], "2", 1.0, is_told=is_told)
+    effects = machine.learn(piece, "3", is_told=is_told)
     assert effects == ([Completed(A, "2")] if is_told else [])
-    assert (machine.state, machine.updates.current is first) == ("Collecting", not is_told)
+    assert (machine.name, machine.update.began) == ("Collecting", 2 if is_told else 1)
 
 
 def test_collecting_close_with_complete_worker_is_closed(machine: Machine) -> None:
     machine.missed[A] = MissedCall(0)
-    piece, _, _ = machine.send("weights", "2", A, B)
+    piece, _ = machine.send("weights", "2", A, B)
     machine.take(piece)
     joined = Worker("http://c")
-    machine.updates.joined(joined)
-    assert machine.updates.close() == [
+    machine.joined(joined)
+    assert machine.close() == [
         Missed(B, 1, LATE), Completed(A, "2"), Unproven(joined, 1, NEW, "2")
     ]  # fmt: skip
-    assert machine.state == "Closed"
+    assert machine.name == "Closed"
 
 
 @pytest.mark.parametrize("named", [None, "1"])
 def test_collecting_close_without_another_version_proves_nothing(machine: Machine, named: str | None) -> None:
+    machine.joined(Worker("http://c"))  # before the update: it is no newcomer
     machine.piece(version=named)
-    machine.updates.joined(B)
-    assert machine.updates.close() == [Unproven(B, 1, NEW, None)]
+    machine.joined(B)
+    assert machine.close() == [Unproven(B, 1, NEW, None)]
 
 
 @pytest.mark.parametrize("reason", ["a piece", "begin alone", "a delta", "the missed version", "the rest"])
@@ -165,62 +268,66 @@ def test_collecting_close_without_complete_worker_is_idle(machine: Machine, reas
     elif reason in ("the missed version", "the rest"):
         machine.missed[A] = MissedCall(0, "2" if reason == "the missed version" else "1")
     if reason == "the missed version":
-        machine.updates.close()  # so it is not the rest of one
+        machine.close()  # so it is not the rest of one
     kind: PieceKind = "begin" if reason == "begin alone" else "weights"
-    piece, _, _ = machine.send(kind, "2" if kind == "weights" else None, is_delta=reason == "a delta")
+    piece, _ = machine.send(kind, "2" if kind == "weights" else None, is_delta=reason == "a delta")
     machine.take(piece)
-    assert (machine.updates.close(), machine.state) == ([], "Idle")
+    assert (machine.close(), machine.name) == ([], "Idle")
+
+
+def test_weights_after_a_first_close_are_no_rest_of_an_older_update(machine: Machine) -> None:
+    machine.close()
+    machine.missed[A] = MissedCall(0, "1")
+    machine.piece(version="2")
+    assert (machine.close(), machine.name) == ([Completed(A, "2")], "Closed")
 
 
 def test_collecting_close_before_any_answer_is_idle(machine: Machine) -> None:
     machine.send("weights", "2")
-    assert (machine.updates.close(), machine.state) == ([Missed(A, 1, LATE)], "Idle")
+    assert (machine.close(), machine.name) == ([Missed(A, 1, LATE)], "Idle")
 
 
 @pytest.mark.parametrize(("kind", "version"), [("weights", "2"), ("last", None)])
 def test_closed_further_piece_opens_again(machine: Machine, kind: PieceKind, version: str | None) -> None:
     machine.piece(version="2")
-    first = machine.updates.current
-    machine.updates.close()
-    machine.updates.joined(A)
-    _, is_piece, effects = machine.send(kind, version)
-    assert (is_piece, effects) == (True, [Missed(A, 1, ABSENT)])
-    assert (machine.state, machine.updates.current) == ("Collecting", first)
+    machine.close()
+    machine.joined(A)
+    _, effects = machine.send(kind, version)
+    assert effects == [Missed(A, 1, ABSENT)]
+    assert (machine.name, machine.update.began) == ("Collecting", 1)
 
 
 @pytest.mark.parametrize(("kind", "version"), [("begin", None), ("weights", None), ("weights", "3")])
 def test_closed_other_weights_begin_an_update(machine: Machine, kind: PieceKind, version: str | None) -> None:
     machine.piece(version="2")
-    first = machine.updates.current
-    machine.updates.close()
+    machine.close()
     assert machine.piece(kind, version) == []
-    assert machine.state == "Collecting"
-    assert machine.updates.current is not first
+    assert (machine.name, machine.update.began) == ("Collecting", 2)
 
 
 def test_closed_name_or_close_stays_closed(machine: Machine) -> None:
     machine.piece(version="2")
-    machine.updates.close()
-    _, is_piece, effects = machine.send("name", "2")
-    assert (is_piece, effects, machine.updates.close(), machine.state) == (False, [], [], "Closed")
+    machine.close()
+    _, effects = machine.send("name", "2")
+    assert (effects, machine.close(), machine.name) == ([], [], "Closed")
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
 def test_taken_piece_is_missed_by_workers_that_may_lack_others(machine: Machine, is_closed: bool) -> None:
-    piece, _, _ = machine.send("weights", "2", A, B)
-    machine.updates.joined(A)
+    piece, _ = machine.send("weights", "2", A, B)
+    machine.joined(A)
     if is_closed:
-        machine.updates.close()
-    state = machine.state
+        machine.close()
+    name = machine.name
     joined = f"it registered while a piece of an update was under way{CURE}"
     assert machine.take(piece, A) == [Missed(A, 1, joined)]
     unused = "it was not in use, and has not all pieces of the update yet"
     assert machine.take(piece, B, in_use=False) == [Missed(B, 0, unused)]
-    assert machine.state == state
+    assert machine.name == name
 
 
 def test_failed_piece_is_missed(machine: Machine) -> None:
-    piece, _, _ = machine.send("weights", "2")
+    piece, _ = machine.send("weights", "2")
     failed = Missed(A, 1, f"/weights failed: no{CURE}")
     assert machine.fail(piece, is_unchanged=True) == []
     assert machine.fail(piece) == [failed]
@@ -228,37 +335,37 @@ def test_failed_piece_is_missed(machine: Machine) -> None:
     assert machine.fail(piece) == []  # that is known
     machine.missed[A] = MissedCall(0)
     assert machine.fail(piece, is_unchanged=True) == [failed]
-    assert machine.state == "Collecting"
+    assert machine.name == "Collecting"
 
 
 def test_refused_piece_is_missed_by_workers_that_took_others(machine: Machine) -> None:
     machine.piece(version="2")
-    piece, _, _ = machine.send("weights", "2")
+    piece, _ = machine.send("weights", "2")
     assert machine.fail(piece, is_unchanged=True) == [Missed(A, 2, f"/weights failed: no{CURE}")]
 
 
 def test_workers_that_leave_are_forgotten(machine: Machine) -> None:
     machine.piece(version="2")
-    for event in (machine.updates.joined, machine.updates.doubted, machine.updates.left):
+    for event in (machine.joined, machine.doubted, machine.left):
         event(A)
-        assert machine.state == "Collecting"
-    assert not machine.updates.joined_since(A, 1)
-    assert (machine.updates.close(), machine.state) == ([], "Idle")
+        assert machine.name == "Collecting"
+    assert not has_joined(machine.state, A, 1)
+    assert (machine.close(), machine.name) == ([], "Idle")
 
 
 def test_cured_workers_are_no_newcomers_unless_they_joined_later(machine: Machine) -> None:
     machine.piece(version="2")
-    machine.updates.joined(B)
-    machine.updates.cured(B, 1)
-    assert machine.updates.joined_since(B, 1)  # it registered during that call
-    machine.updates.cured(B, 2)
-    assert (machine.updates.joined_since(B, 1), machine.state) == (False, "Collecting")
+    machine.joined(B)
+    machine.cured(B, 1)
+    assert has_joined(machine.state, B, 1)  # it registered during that call
+    machine.cured(B, 2)
+    assert (has_joined(machine.state, B, 1), machine.name) == (False, "Collecting")
 
 
 def test_cured_workers_are_trusted_unless_they_were_quarantined_later(machine: Machine) -> None:
     machine.piece(version="2")
-    machine.updates.doubted(A)
-    machine.updates.cured(A, 1)  # it was quarantined during that call or after it
+    machine.doubted(A)
+    machine.cured(A, 1)  # it was quarantined during that call or after it
     assert machine.piece(version="2") == [Missed(A, 1, ABSENT)]
-    machine.updates.cured(A, machine.updates.count())
+    machine.cured(A, 3)
     assert machine.piece(version="2") == []
