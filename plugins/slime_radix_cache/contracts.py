@@ -260,8 +260,14 @@ class SideRecords(Protocol):
     def has_later_elsewhere(self, key: bytes) -> bool:
         """Return True if another router may have a later answer to the chat request that the record ``key`` answers."""
 
+    def is_coming(self, key: bytes, /) -> bool:
+        """Return True if another router may still have to copy the record of ``key`` to the store."""
+
     async def fetch(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
-        """Return the contents of the records of ``keys``, None for a lost record. Raises HTTPError."""
+        """Return the contents of the records of ``keys``, None for a lost record.
+
+        Raises HTTPError, also if one of the records is not copied to the store yet.
+        """
 
     def is_own(self, key: bytes) -> bool:
         """Return True if this run of the router recorded ``key``."""

@@ -83,7 +83,7 @@ class Shelf:
 
     async def notes(self) -> Sequence[Note]:
         latest = max([self.run, *(note.run for note in self.written)])
-        self.run = (int.from_bytes(latest, "big") + 1).to_bytes(11, "big")
+        self.run = (int.from_bytes(latest[:8], "big") + 1).to_bytes(8, "big") + bytes(3)
         self.seen = len(self.written)
         return list(self.written)
 
@@ -92,6 +92,14 @@ class Shelf:
         if self.refuses:
             raise OSError("no space left on the shelf")
         self.written.append(Note(self.run, f"note {len(self.written)}", content))
+
+    def as_others_see(self, disk: Shelf) -> Shelf:
+        """Return this store for another router, without the records and notes of ``disk`` that are copied to it."""
+        other = Shelf(keeps_notes=True)
+        other.is_shared, other.run, other.copy_run = True, self.run, self.copy_run
+        other.written = [note for note in self.written if note not in disk.written]
+        other.closing, other.records = self.closing, dict(self.records.items() - disk.records.items())
+        return other
 
     async def copy(self, opening: Iterable[bytes], closing: bytes) -> None:
         copy_run = self.uncopied[-1].run[:-1] + bytes([len(self.written)])
@@ -121,7 +129,7 @@ class Shelf:
         if not self.is_shared:
             self.records = {key: self.records[key] for key in sizes if key in self.records}
         assert all(len(self.records.get(key, bytes(size))) == size for key, size in sizes.items())
-        return [key for key in sizes if key not in self.records]
+        return [key for key in sizes if key not in self.records and not self.is_shared]
 
     def damaged(self, key: bytes) -> None:
         self.num_damaged += 1
@@ -139,6 +147,9 @@ class Shelf:
         await anyio.lowlevel.checkpoint()
         if self.is_closed:
             raise OSError("the shelf is closed")
+        for key in keys if self.is_shared else ():
+            if key not in self.records:
+                await self.was_deleted(key)
         return [self.records.get(key) for key in keys]
 
     async def holds(self, key: bytes) -> bool:

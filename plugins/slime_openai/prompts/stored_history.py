@@ -100,10 +100,21 @@ class StoredHistory(History):
             await records.ask_again(
                 place
             )  # also if `look` failed, since the request is sent to the engine even then
-        return is_known and await _succeeds(self._load(records, [*names, *places]))
+        return is_known and await _succeeds(self._load(records, names, places))
 
-    async def _load(self, records: SideRecords, names: Iterable[bytes]) -> None:
-        keys = [key for key in records.find(names) if key not in self._by_record]
+    async def _load(self, records: SideRecords, names: list[bytes], places: list[bytes]) -> None:
+        """Load the turns of ``names`` and ``places``; ``places`` are those of the session that asks.
+
+        Records that may not be in the store yet are read only if they are the session's own, or if another turn needs
+        them. Such a record of another session is not needed: this session may continue any turn instead.
+        """
+        keys = [key for key in records.find([*names, *places]) if key not in self._by_record]
+        coming = {key for key in keys if records.is_coming(key)}
+        if coming and coming.isdisjoint(records.find(places)):
+            there = [key for key in keys if key not in coming]
+            missing = self._restore(records, there, await records.fetch(there))
+            if not any(map(records.is_coming, missing)):
+                return
         if keys:
             self._restore(records, keys, await records.fetch(keys))
 
@@ -111,20 +122,28 @@ class StoredHistory(History):
         """Return True if a turn of ``session`` (None: of any session) with ``key`` is in memory."""
         return any(session is None or turn.session == session for turn in self._turns.get(key, ()))
 
-    def _restore(self, records: SideRecords, keys: Sequence[bytes], contents: Iterable[bytes | None]) -> None:
+    def _restore(
+        self, records: SideRecords, keys: Sequence[bytes], contents: Iterable[bytes | None]
+    ) -> list[bytes]:
+        """Add turns, and return the keys of missing parents, whose turns are left out."""
+        missing: list[bytes] = []
         found = {key: read for key, content in zip(keys, contents, strict=True) if (read := _read(content))}
         self._is_loading = True
         try:
             for key, (behind, said) in sorted(found.items(), key=lambda one: one[1][1].messages):
                 parent = self._by_record.get(behind.parent)
-                if key in self._by_record or key not in records or (behind.parent and parent is None):
-                    continue  # it was loaded or forgotten meanwhile, or its parent is missing
+                if key in self._by_record or key not in records:
+                    continue  # it was loaded or forgotten meanwhile
+                if behind.parent and parent is None:
+                    missing.append(behind.parent)
+                    continue
                 turn = turn_of(said, parent)
                 turn.record = key
                 self.add(turn)
                 self._turns[turn.key].sort(key=lambda turn: turn.record)
         finally:
             self._is_loading = False
+        return missing
 
     def asking(self, session: str | None, place: Key) -> Asking:
         """See History."""

@@ -79,6 +79,7 @@ class OtherRouters:
         """Go on after the notes in ``past``."""
         self.open = self._trajectories.losses.open = past.open
         self._copies, self._waiting = past.copies, past.waiting
+        self._side.is_coming = self._copies.may_bring
         self._hidden = {key: (b"", note) for key, note in past.hidden.items()}
         self._add_waiting()
 

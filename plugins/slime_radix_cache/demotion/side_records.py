@@ -17,8 +17,7 @@ from slime_radix_cache.index.losses import Losses
 
 __all__ = ["SideRecords"]
 
-#: How many records are written together.
-_AT_ONCE = 64
+_AT_ONCE = 64  # records that are written together
 
 
 class _Unsaved(NamedTuple):
@@ -47,8 +46,9 @@ class SideRecords:
         self._asked_again = PlacesAskedAgain()
         #: Keys of records at places where another router has begun a later request.
         self._outdated: set[bytes] = set()
-        #: Keys of records to be saved soon.
-        self._waiting: list[bytes] = []
+        self._waiting: list[bytes] = []  # keys of records to be saved soon
+        #: See the contract.
+        self.is_coming: Callable[[bytes], bool] = lambda key: False
         self._news = anyio.Event()
         self._lock = anyio.Lock()
 

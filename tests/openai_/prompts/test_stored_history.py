@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import anyio
 import anyio.lowlevel
@@ -240,3 +241,51 @@ async def test_session_that_is_forgotten_during_a_search_does_not_come_back(
     history = stored(run)
     assert await sampled_in(history, question(ASKED, YES, MORE)) == []
     assert not len(run.cold.side)
+
+
+@asynccontextmanager
+async def copied_from(disk: Shelf) -> AsyncIterator[Run]:
+    """A router that copies the records of ``disk`` to a store that it shares."""
+    store = disk.again()
+    store.is_shared, store.uncopied = True, list(disk.written)
+    async with run_on(store) as copying:
+        yield copying
+
+
+@pytest.fixture
+async def disk() -> Shelf:
+    """The disk of a router that has stopped, with a turn of the session "old"."""
+    async with run_on(Shelf(keeps_notes=True)) as run:
+        stored(run).add(said(question(ASKED, session="old"), b"old "))
+    return run.shelf
+
+
+async def test_turn_that_is_not_copied_yet_hides_no_turn_of_another_session(disk: Shelf) -> None:
+    async with copied_from(disk) as first:
+        elsewhere = first.shelf.as_others_see(disk)
+        async with run_on(elsewhere) as second:
+            history = stored(second, max_bytes=1)
+            history.add(said(question(ASKED, session="new"), b"new "))
+            history.add(said(question(Message("user", "Else?")), b"else"))  # the other turn leaves memory
+            for session in ("new", "third"):
+                assert await sampled_in(history, question(ASKED, YES, MORE, session=session)) == [b"new "]
+            asked = question(ASKED, YES, MORE, session="old")
+            assert not await history.load(asked)
+            elsewhere.end_copy(disk.records)
+            assert await sampled_in(history, asked) == [b"old "]
+
+
+async def test_turn_is_not_found_until_the_turn_before_it_is_copied(disk: Shelf) -> None:
+    async with copied_from(disk) as first:
+        here, asked = stored(first), question(ASKED, YES, MORE, session="new")
+        assert await here.load(asked)
+        (found,) = here.find(asked.keys[1:], asked.place, "new", asked.answers)
+        here.add(said(asked, b"two ", found.turns[0]))
+        await first.cold.side.save(["new"])
+        await first.cold._saver.writer.flush()
+        elsewhere = first.shelf.as_others_see(disk)
+        async with run_on(elsewhere) as second:
+            history, asked = stored(second), question(ASKED, YES, MORE, YES, MORE, session="new")
+            assert not await history.load(asked)
+            elsewhere.end_copy(disk.records)
+            assert await sampled_in(history, asked) == [b"two ", b"old "]
