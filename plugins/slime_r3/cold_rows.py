@@ -34,7 +34,7 @@ class ColdRows:
     """The rows of ``turns`` that are in a store, if there is a store. A record has consecutive rows of one piece.
 
     From a store that routers share, a router deletes only records that it has written itself since its start.
-    ``drop_noted(keys)`` deletes such records once the store's log says so; without a log, it is None.
+    ``drop_noted(keys)`` deletes records once the store's log says so; without a log, it is None.
     """
 
     def __init__(self, turns: TurnRows) -> None:
@@ -166,8 +166,7 @@ class ColdRows:
         if self._store.is_shared:
             self._store.unlearn([key for key in keys if not key.startswith(self._prefix)])
             keys = [key for key in keys if key.startswith(self._prefix)]
-            if self.drop_noted is not None:
-                if keys:
-                    self.drop_noted(keys)
-                return
-        self._store.forget(keys)
+        if self.drop_noted is None:
+            self._store.forget(keys)
+        elif keys:
+            self.drop_noted(keys)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 __all__ = ["ColdStore", "StoredNote"]
@@ -71,12 +71,11 @@ class ColdStore(Protocol):
         """
         ...
 
-    async def adopt(self, sizes: Mapping[bytes, int], deletable: Container[bytes] = ()) -> Sequence[bytes]:
+    async def adopt(self, sizes: Mapping[bytes, int]) -> Sequence[bytes]:
         """Keep the records of earlier runs that ``sizes`` (bytes by key) names.
 
         Other records are dropped, unless the store is shared. Returns those keys in ``sizes`` whose records are known
-        to be missing. They are lost, except for those in ``deletable``: an earlier run may have deleted these without
-        a note. Raises StartupError if records are lost and ``stops_on_loss`` is set.
+        to be missing: they are lost. Raises StartupError if records are lost and ``stops_on_loss`` is set.
         """
         ...
 

@@ -49,7 +49,7 @@ class RowNotes(Protocol):
     def drop(self, keys: Sequence[bytes]) -> None:
         """Note that the records of ``keys`` are not needed any more, then let the store forget them.
 
-        Use this in a store that routers share: without the note, another router would take these records for lost.
+        Without the note, a later run of the router, or another router, would take these records for lost.
         """
 
 

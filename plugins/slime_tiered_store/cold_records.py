@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
@@ -155,11 +155,11 @@ class ColdRecords:
         if self.is_shared:
             await self.logs[self._home].shorten(notes, shortened)
 
-    async def adopt(self, sizes: Mapping[bytes, int], deletable: Container[bytes] = ()) -> list[bytes]:
+    async def adopt(self, sizes: Mapping[bytes, int]) -> list[bytes]:
         """Keep records of earlier runs, and return the keys of missing ones. ``sizes``: bytes of each record, by key.
 
         All other records are dropped, unless the home is shared: then this router may learn of them later. With a
-        shared tier no key is returned: a lost record is found only when it is read. ``deletable``: see ColdStore.
+        shared tier no key is returned: a lost record is found only when it is read.
         Raises StartupError if records are lost and ``stops_on_loss`` is set; then nothing is dropped.
         """
         store, known, gone = self._opened(), set[bytes](), list[bytes]()
@@ -177,8 +177,7 @@ class ColdRecords:
             self.num_blocks += blocks
             if number % AT_ONCE == 0:
                 await anyio.lowlevel.checkpoint()
-        lost = [key for key in gone if key not in deletable]
-        self.losses.at_start(lost, len(sizes), self._place, stops=self.stops_on_loss)
+        self.losses.at_start(gone, len(sizes), self._place, stops=self.stops_on_loss)
         if not self.is_shared:
             for engine, _ in self.tiers:
                 engine.recycle_blocks(engine.claim([key for key in engine.recovered if key not in known]))

@@ -83,10 +83,10 @@ class RecordLosses:
         if stops:
             raise StartupError(
                 f"{found}; give all directories and stores that the earlier router had, or --store-on-loss mark "
-                "to start without these records: their sessions are then marked as not complete"
+                "to start without these records: sessions without all of their tokens are then marked as not complete"
             )
         self.count += len(gone)
-        logger.error("%s; their sessions are marked as not complete", found)
+        logger.error("%s; sessions without all of their tokens are marked as not complete", found)
 
     async def stop(self) -> None:
         """Wait for the first loss, then raise RecordLost. Run this in the background: the error ends the router."""

@@ -21,6 +21,7 @@ from ports import free_port
 from r3.replays import PROMPT, Replay, replaying
 from r3.telling import base64_of, leaf_of, telling, turn
 from r3.versioned import moved, versioned_experts
+from router_core.errors import StartupError
 from slime_engine.model import NgramModel
 from store_flags import tier_flags
 
@@ -169,13 +170,42 @@ async def test_rows_whose_records_are_gone_have_a_reason(
         turns = replay.running.router.components.get("token_rows")._rows["routed_experts"].turns
         (last,) = turns._entries[max(turns._entries)].own
         replay.running.router.components.get("cold_store").forget(last.records.keys)
-    on_loss = ("--store-on-loss", "stop") if tier == "ssd" else ()  # an SSD has no note that rows are deleted
-    async with replaying(start, model, checkpoint, *flags, *on_loss) as replay:
-        assert await reasons(replay, texts) == [None, None, None, "not_in_store"]
+    stop = ("--store-on-loss", "stop")
+    if tier == "ssd":
+        shutil.copytree(tmp_path / "store", tmp_path / "copy")
+        async with replaying(start, model, checkpoint, *NO_ROOM, *store_in(tmp_path / "copy")) as replay:
+            assert await reasons(replay, texts) == [None, None, None, "not_in_store"]
+        with pytest.raises(ExceptionGroup) as caught:
+            async with replaying(start, model, checkpoint, *flags, *stop):
+                pass
+        assert caught.group_contains(StartupError, match=r" 1 of \d+ records of earlier runs are lost")
+    async with replaying(start, model, checkpoint, *flags) as replay:
+        lost = (await replay.running.client.get("/store")).json()["lost"]
+        assert lost == (1 if tier == "ssd" else 0)
+    async with replaying(start, model, checkpoint, *flags, *(stop if tier == "ssd" else ())) as replay:
+        reason = "not_in_store" if tier == "file" else "not_recorded"
+        assert await reasons(replay, texts) == [None, None, None, reason]
         text = texts[3] + NEXT
         await replay.check(text + (await replay.generate(text, "s"))["text"], "s")  # it brings them again
     async with replaying(start, model, checkpoint, *flags) as replay:
         await read(replay, texts)
+
+
+async def test_rows_that_the_router_dropped_are_not_missed_at_the_next_start(
+    start: Start, model: NgramModel, checkpoint: str, tmp_path: Path
+) -> None:
+    flags = (*NO_ROOM, *store_in(tmp_path / "store"), "--store-on-loss", "stop")
+    async with replaying(start, model, checkpoint, *flags) as replay:
+        texts = await roll(replay)
+        await demoted(replay)
+        blocks = replay.running.router.components.get("cold_store").num_blocks
+        turns = replay.running.router.components.get("token_rows")._rows["routed_experts"].turns
+        turns.drop(max(turns._entries), "not_kept")
+        await replay.running.router.components.get("ownership")._saver.writer.flush()
+        assert replay.running.router.components.get("cold_store").num_blocks < blocks
+    for _ in range(2):
+        async with replaying(start, model, checkpoint, *flags) as replay:
+            assert await reasons(replay, texts) == [None, None, None, "not_recorded"]
 
 
 @asynccontextmanager

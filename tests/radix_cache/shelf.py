@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import anyio.lowlevel
@@ -125,7 +125,7 @@ class Shelf:
             for place, content in zip(places, contents, strict=True):
                 self.written[place] = self.written[place]._replace(content=content)
 
-    async def adopt(self, sizes: Mapping[bytes, int], deletable: Container[bytes] = ()) -> Sequence[bytes]:
+    async def adopt(self, sizes: Mapping[bytes, int]) -> Sequence[bytes]:
         if not self.is_shared:
             self.records = {key: self.records[key] for key in sizes if key in self.records}
         assert all(len(self.records.get(key, bytes(size))) == size for key, size in sizes.items())

@@ -144,7 +144,7 @@ class Rows(NamedTuple):
 
 
 class DroppedRows(NamedTuple):
-    """The records of rows under ``keys`` are not needed any more. Written only if other routers may know them."""
+    """The records of rows under ``keys`` are not needed any more."""
 
     keys: tuple[bytes, ...]
 

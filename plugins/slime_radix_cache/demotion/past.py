@@ -47,7 +47,7 @@ class Past:
     ``segments``: the latest note about each segment, by key, in the order of the first notes. ``rows``: notes about
     rows; of several notes about the same rows, that of the latest run comes first. ``dropped``: keys that are never
     used again; if the store is shared, a note about such a key may still come. ``dropped_rows``: keys of dropped
-    records of rows.
+    records of rows. If the store is not shared, a note about rows does not count if one of its records was dropped.
 
     A session is open between a Begun and a Settled note. A session that was open at the end of a run is lost. If the
     store is shared, that run may still go on, so ``open`` has the session instead, with the runs in which it is open.
@@ -203,13 +203,10 @@ class Past:
 
     def _are_needed(self, note: Rows) -> bool:
         """Return True if ``note`` is about all rows, or if its response is known or may be noted later."""
-        may_come = self._is_shared and note.key not in self.dropped
-        return not note.key or note.key in self.segments or may_come
-
-    @property
-    def row_keys(self) -> frozenset[bytes]:
-        """The keys of the records of rows. The owner of the rows may delete them without a note."""
-        return frozenset(key for note in self.rows for key, _ in note.records)
+        if self._is_shared:
+            return not note.key or note.key in self.segments or note.key not in self.dropped
+        has_rows = not any(key in self.dropped_rows for key, _ in note.records)
+        return not note.key or (note.key in self.segments and has_rows)
 
     @property
     def sizes(self) -> dict[bytes, int]:

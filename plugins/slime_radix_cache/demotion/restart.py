@@ -10,7 +10,7 @@ from slime_radix_cache.cold_store import ColdStore
 from slime_radix_cache.demotion.copying import CLOSING, opening
 from slime_radix_cache.demotion.demotion import Demotion
 from slime_radix_cache.demotion.note_writer import NoteWriter
-from slime_radix_cache.demotion.notes import FORMAT, Dropped, Grew, Lost, RunBegun, packed
+from slime_radix_cache.demotion.notes import FORMAT, Dropped, DroppedRows, Grew, Lost, RunBegun, packed
 from slime_radix_cache.demotion.past import Past, entry_of_note, mark_lost, note_of
 from slime_radix_cache.demotion.shortening import shortened
 from slime_radix_cache.demotion.side_records import SideRecords
@@ -44,7 +44,7 @@ async def restore(
     demotion.runs.begin([*named, *past.side_records, *dropped], store.run)
     demotion.dropped.update(map(demotion.runs.serial, dropped))
     demotion.dropped_rows |= past.dropped_rows
-    gone = set(await store.adopt(past.sizes, past.row_keys))
+    gone = set(await store.adopt(past.sizes))
     await store.replace_notes(past.as_notes())
     await store.shorten_notes(notes, shortened)
     if here is not None:
@@ -55,6 +55,9 @@ async def restore(
         # Before this run has samples: by this note, later starts see that samples may be lost.
         await _written(store.note(packed([begun])))
     _follow(demotion, trajectories, writer, past)
+    gone_rows = tuple(key for note in past.rows for key, _ in note.records if key in gone)
+    if gone_rows:
+        writer.add(DroppedRows(gone_rows))  # so that the next start does not miss them again
     demotion.damaged = lambda serial: store.damaged(demotion.runs.key(serial))
     entries = sorted(
         (entry_of_note(note, demotion.runs) for note in past.segments.values()), key=lambda one: one.serial
