@@ -4,7 +4,8 @@
 
 Sequences of 32 blocks of 16 tokens are inserted: each prompt of 16 blocks has eight samples of 16 blocks more.
 ``plain loop`` keeps dicts by the key of a block. It looks at each block on its own, and to evict blocks it sorts all
-leaves by age. ``keys`` is the time to hash a sequence. All figures are the processor time of one call.
+leaves by age. ``keys`` is the time to hash a sequence. All figures are the processor time of one call. A round
+makes at least 100 calls, since few calls take longer: of 100 indexes of 100 blocks in turn, of ten of 1,000.
 
 Then the script measures the eviction of one block, from an index of 50,000 leaves and from an index of one long
 sequence. More than 20 us with 50,000 leaves are a failure. ``fork_end`` and ``fork_begin`` insert a shorter sequence:
@@ -19,8 +20,10 @@ import random
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, cycle
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 
@@ -36,6 +39,7 @@ _BLOCKS = 32
 _ROOT = Namespace("benchmark").root_key(_BLOCK, 16)
 _CHECKSUM = b"12345678"
 _LEAVES, _LIMIT_US = 50_000, 20.0
+_T = TypeVar("_T")
 _COLUMNS = tuple(
     Column(f"{name}_us", f"{name} us", 2) for name in ("keys", "match", "insert", "evict_1", "evict_sequence")
 )
@@ -112,13 +116,12 @@ def _sequences(count: int, seed: int) -> Iterator[SequenceMeta]:
         yield SequenceMeta(_ROOT, np.concatenate((prompt, answer)), _BLOCK)
 
 
-def _cost_us(call: Callable[[SequenceMeta], object], sequences: Iterable[SequenceMeta]) -> float:
-    """Return the processor time of one call in microseconds."""
-    calls = list(sequences)
+def _cost_us(call: Callable[[_T], object], items: Sequence[_T]) -> float:
+    """Return the processor time of one call in microseconds, for each of ``items`` in turn."""
     begun = time.process_time()
-    for sequence in calls:
-        call(sequence)
-    return (time.process_time() - begun) / len(calls) * 1e6
+    for item in items:
+        call(item)
+    return (time.process_time() - begun) / len(items) * 1e6
 
 
 def _evict(peer: _Ours | _PlainLoop, count: int) -> Callable[[SequenceMeta], int]:
@@ -126,12 +129,13 @@ def _evict(peer: _Ours | _PlainLoop, count: int) -> Callable[[SequenceMeta], int
 
 
 def _measure(report: Report, scenario: str, blocks: int, tries: int, rounds: int) -> None:
-    """Fill both indexes with ``blocks`` blocks, and measure them in turn."""
-    peers = (_Ours(), _PlainLoop())
+    """Fill indexes of both kinds with ``blocks`` blocks, and measure them in turn. ``tries``: calls of a round."""
+    count = max(100 * tries // blocks, 1)
+    peers: list[list[_Ours | _PlainLoop]] = [[kind() for _ in range(count)] for kind in (_Ours, _PlainLoop)]
     of_prompt = _PROMPT + _SAMPLES * (_BLOCKS - _PROMPT)
     known: list[SequenceMeta] = []
     for sequence in _sequences(max(blocks * _SAMPLES // of_prompt, 1), seed=1):
-        for peer in peers:
+        for peer in chain(*peers):
             peer.insert(sequence)
         known.append(sequence)
         if len(known) > tries:
@@ -140,16 +144,17 @@ def _measure(report: Report, scenario: str, blocks: int, tries: int, rounds: int
     gc.freeze()
     for number in range(rounds):
         new = list(_sequences(tries, seed=2 + number))
-        for peer in peers[:: 1 if number % 2 else -1]:
-            few = new[: 1 if isinstance(peer, _PlainLoop) else tries]
+        for same in peers[:: 1 if number % 2 else -1]:
+            calls = list(zip(cycle(same), new, random.Random(number).choices(known, k=tries)))
+            few = calls[: len(same) if isinstance(same[0], _PlainLoop) else tries]
             report.add(
                 scenario,
-                peer.name,
-                keys_us=_cost_us(lambda sequence: _hash(sequence.token_bytes), new),
-                match_us=_cost_us(peer.match, random.Random(number).choices(known, k=tries)),
-                insert_us=_cost_us(peer.insert, new),
-                evict_1_us=_cost_us(_evict(peer, 1), few),
-                evict_sequence_us=_cost_us(_evict(peer, _PROMPT), few),
+                same[0].name,
+                keys_us=_cost_us(lambda call: _hash(call[1].token_bytes), calls),
+                match_us=_cost_us(lambda call: call[0].match(call[2]), calls),
+                insert_us=_cost_us(lambda call: call[0].insert(call[1]), calls),
+                evict_1_us=_cost_us(lambda call: call[0].evict(1), few),
+                evict_sequence_us=_cost_us(lambda call: call[0].evict(_PROMPT), few),
             )
     gc.unfreeze()
     report.show(scenario, _COLUMNS)
@@ -208,6 +213,8 @@ def _measure_one_sequence(report: Report, blocks: int, rounds: int) -> None:
 def _measure_memory(report: Report, sequences: int) -> None:
     """Measure the memory that the index takes for a block, including its tokens."""
     index = _Ours()
+    for sequence in _sequences(1, seed=2):  # so that no import counts
+        _Ours().insert(sequence)
     tracemalloc.start()
     for sequence in _sequences(sequences, seed=1):
         index.insert(sequence)
@@ -224,7 +231,7 @@ def main() -> int:
     for blocks in options.pick((100, 1_000, 10_000, 100_000, 1_000_000), tiny=(100, 1_000)):
         scenario = f"{blocks:,} blocks"
         if options.wants(scenario):
-            _measure(report, scenario, blocks, min(tries, max(blocks // 100, 1)), options.rounds)
+            _measure(report, scenario, blocks, min(tries, max(blocks // 100, 100)), options.rounds)
     if options.wants("leaves"):
         _measure_leaves(report, options.pick(_LEAVES, tiny=100), options.rounds)
     for blocks in options.pick((1_000, 10_000, 100_000), tiny=(1_000,)):
