@@ -10,7 +10,7 @@ makes at least 100 calls, since few calls take longer: of 100 indexes of 100 blo
 Then the script measures the eviction of one block, from an index of 50,000 leaves and from an index of one long
 sequence. More than 20 us with 50,000 leaves are a failure. ``fork_end`` and ``fork_begin`` insert a shorter sequence:
 the blocks of the long one up to a place near its end, or near its beginning, and one other block. At the end, the
-script measures the memory of a block in the index.
+script measures the memory of a block in the index, and of a block that an earlier process left on the SSD.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from benchmarks.options import parse
 from benchmarks.report import Column, Report
 from slime_tiered_store.index import RadixTreeIndex
 from slime_tiered_store.keys import Namespace, SequenceMeta
+from slime_tiered_store.recovered_blocks import RecoveredBlocks
 
 __all__ = ["main"]
 
@@ -215,11 +216,17 @@ def _measure_memory(report: Report, sequences: int) -> None:
     index = _Ours()
     for sequence in _sequences(1, seed=2):  # so that no import counts
         _Ours().insert(sequence)
+    RecoveredBlocks(bytes(32), [0, 1])
     tracemalloc.start()
     for sequence in _sequences(sequences, seed=1):
         index.insert(sequence)
     blocks = max(sequences * _BLOCKS - sequences // _SAMPLES * _PROMPT * (_SAMPLES - 1), 1)
     report.add("memory", index.name, bytes_per_block=tracemalloc.get_traced_memory()[0] / blocks)
+    keys = np.random.default_rng(1).bytes(16 * blocks)
+    before = tracemalloc.get_traced_memory()[0]
+    found = RecoveredBlocks(keys, np.arange(blocks))
+    taken = tracemalloc.get_traced_memory()[0] - before + len(keys)
+    report.add("memory", type(found).__name__, bytes_per_block=taken / blocks)
     tracemalloc.stop()
     report.show("memory", (Column("bytes_per_block", "bytes a block"),))
 

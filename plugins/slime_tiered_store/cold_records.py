@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import compress
 from typing import TypeVar
 
 import anyio
 import anyio.lowlevel
+import numpy as np
 
 from slime_tiered_store.calls import AT_ONCE, all_of
 from slime_tiered_store.engine.cache_engine import CacheEngine
 from slime_tiered_store.errors import NotEnoughSpaceError, NotStored, StoreError
+from slime_tiered_store.keys import KEY_BYTES
 from slime_tiered_store.losses import RecordLosses
 from slime_tiered_store.moving import Move, move_to
 from slime_tiered_store.note_log import NoteLog, Shortened, StoredNote, new_run
@@ -162,26 +165,32 @@ class ColdRecords:
         shared tier no key is returned: a lost record is found only when it is read.
         Raises StartupError if records are lost and ``stops_on_loss`` is set; then nothing is dropped.
         """
-        store, known, gone = self._opened(), set[bytes](), list[bytes]()
-        left = set[bytes]().union(*(engine.recovered for engine, _ in self.tiers))
+        store, hashes = self._opened(), list[bytes]()
         has_shared = any(isinstance(tier, SharedTier) for _, tier in self.tiers)
         for number, (key, size) in enumerate(sizes.items()):
-            blocks = blocks_of(size)
-            sequence_meta = store.sequence_meta(namespace_of(key), tokens_of(blocks))
-            keys = sequence_meta.keys(0, blocks)
-            if not has_shared and not left.issuperset(keys):
-                gone.append(key)
-                continue
-            known.update(keys)
-            self._blocks[key] = blocks
-            self.num_blocks += blocks
+            hashes.append(store.sequence_meta(namespace_of(key), tokens_of(blocks_of(size))).block_hashes)
             if number % AT_ONCE == 0:
                 await anyio.lowlevel.checkpoint()
+        are_there = [True] * len(hashes) if has_shared else self._are_there(hashes)
+        gone = [key for key, is_there in zip(sizes, are_there, strict=True) if not is_there]
         self.losses.at_start(gone, len(sizes), self._place, stops=self.stops_on_loss)
+        self.learn(
+            {key: size for (key, size), is_there in zip(sizes.items(), are_there, strict=True) if is_there}
+        )
         if not self.is_shared:
+            known = b"".join(compress(hashes, are_there))
             for engine, _ in self.tiers:
-                engine.recycle_blocks(engine.claim([key for key in engine.recovered if key not in known]))
+                engine.recycle_blocks(engine.claim(engine.recovered.without(known)))
         return gone
+
+    def _are_there(self, hashes: Sequence[bytes]) -> list[bool]:
+        """Return for each record if some tier has each of its blocks. ``hashes``: the keys of a record's blocks."""
+        if not hashes:
+            return []
+        keys, ends = b"".join(hashes), np.cumsum([len(each) // KEY_BYTES for each in hashes])
+        found = np.any([engine.recovered.contains(keys) for engine, _ in self.tiers], axis=0)
+        whole: list[bool] = np.logical_and.reduceat(found, [0, *ends[:-1]]).tolist()
+        return whole
 
     @property
     def _place(self) -> str:

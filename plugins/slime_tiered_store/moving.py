@@ -39,7 +39,7 @@ class Move:
         engine.evicts = False
         self._engine = engine
         # Keys as well as slots: if a block is forgotten meanwhile, the read reports its key as missing.
-        self._keys, self._slots = list(engine.recovered), array("q", engine.recovered.values())
+        self._keys, self._slots = b"".join(engine.recovered), array("q", engine.recovered.ids())
         self._tier = tier
         self._home = home
         self._log = log
@@ -66,11 +66,12 @@ class Move:
     async def run(self) -> None:
         """Wait for :meth:`begin`, copy all blocks, then let the tier evict again."""
         await self._has_begun.wait()
-        keys, tier, home = self._keys, self._tier.name, self._home.name
-        logger.info("copying %d blocks of earlier runs from tier %s to tier %s", len(keys), tier, home)
-        for start in range(0, len(keys), _AT_ONCE):
-            some = slice(start, start + _AT_ONCE)
-            await self._again(partial(self._copy, list(map(Block, self._slots[some], keys[some]))))
+        slots, tier, home = self._slots, self._tier.name, self._home.name
+        logger.info("copying %d blocks of earlier runs from tier %s to tier %s", len(slots), tier, home)
+        for start in range(0, len(slots), _AT_ONCE):
+            places = range(start, min(start + _AT_ONCE, len(slots)))
+            blocks = [Block(slots[place], self._keys[16 * place : 16 * place + 16]) for place in places]
+            await self._again(partial(self._copy, blocks))
         for step in self._steps:
             await self._again(step)
         self._engine.evicts = True

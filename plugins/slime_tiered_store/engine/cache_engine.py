@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
@@ -12,6 +12,7 @@ from slime_tiered_store.frames import CHECKSUM_BYTES
 from slime_tiered_store.index import MatchResult, RadixNode, RadixTreeIndex
 from slime_tiered_store.keys import SequenceMeta
 from slime_tiered_store.pool import Mempool
+from slime_tiered_store.recovered_blocks import RecoveredBlocks
 from slime_tiered_store.tier import Block, BlockKey, MemoryTier, SharedTier, Tier
 
 __all__ = ["CacheEngine"]
@@ -37,7 +38,7 @@ class CacheEngine:
         self.name = tier.name
         self.index = RadixTreeIndex(tokens_per_block, policy)
         self.mempool = Mempool(tier.capacity, tier.name)
-        self.recovered = OrderedDict[BlockKey, int]()
+        self.recovered = RecoveredBlocks(b"", [])
         self.reading: set[BlockKey] = set()
         self.num_evicted_blocks = self.num_hit_blocks = 0
         self.num_promoted_blocks = self.num_demoted_blocks = 0
@@ -50,9 +51,8 @@ class CacheEngine:
         self._on_settled: dict[RadixNode | BlockKey, list[Callable[[], None]]] = {}
         if not isinstance(tier, MemoryTier):
             self._slots = tier
-            # An OrderedDict: to find its first entry, a plain dict walks over all entries removed before that entry.
-            self.recovered.update(tier.recovered())
-            self.mempool.claim_blocks(self.recovered.values())
+            self.recovered = RecoveredBlocks.of(tier.recovered())
+            self.mempool.claim_blocks(self.recovered.ids())
 
     def take(
         self, num_required_blocks: int, protected_node: RadixNode,
@@ -96,7 +96,8 @@ class CacheEngine:
 
     def claim(self, keys: Iterable[BlockKey]) -> list[Block]:
         """Take those blocks of ``keys`` that are in ``recovered`` out of it. They belong to the caller then."""
-        return [Block(self.recovered.pop(key), key) for key in keys if key in self.recovered]
+        taken = [(self.recovered.take(key), key) for key in keys]
+        return [Block(block_id, key) for block_id, key in taken if block_id is not None]
 
     def recycle_blocks(self, blocks: list[Block], forget: bool = True) -> None:
         """Return ids to the pool. With ``forget``, the tier forgets what the blocks held."""
@@ -170,7 +171,7 @@ class CacheEngine:
         known = self.index.match_prefix(sequence_meta, update_cache_info=False).num_matched_blocks
         kept = self.still_read(blocks, epoch).difference(sequence_meta.keys(0, known))
         self.recycle_blocks([block for block in blocks if block.key not in kept])
-        self.recovered.update((block.key, block.id) for block in blocks if block.key in kept)
+        self.recovered.put_back((block.key, block.id) for block in blocks if block.key in kept)
 
     def still_read(self, blocks: list[Block], epoch: int) -> set[BlockKey]:
         """Return the keys of those ``blocks`` of ``begin_reading`` that were neither forgotten nor reset since then.

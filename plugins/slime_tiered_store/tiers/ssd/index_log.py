@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
+from slime_tiered_store.recovered_blocks import repeated
 from slime_tiered_store.tiers.ssd.file_ops import FileOps
 from slime_tiered_store.tiers.ssd.runs import SlotRun
 
@@ -42,6 +43,7 @@ _FIELDS = Struct("<II16s")
 _SUM = Struct("<Q")
 _RECORD_BYTES = 32
 _SPARE_RECORDS = 1024
+_AT_ONCE = 1 << 16  # records
 
 FREE, HELD = 0, 1
 _BYTES = np.dtype([("fields", f"V{_FIELDS.size}"), ("sum", f"V{_SUM.size}")])
@@ -80,13 +82,18 @@ class SlotTable:
 
     def held(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, bytes]]:
         """Yield slot and key of each block in the slots from ``start`` to ``stop``, in their order."""
-        for slot in self._held_slots(start, stop).tolist():
+        for slot in self._held_slots(start, stop).data:
             yield slot, bytes(self._keys[16 * slot : 16 * slot + 16])
+
+    def held_keys(self) -> tuple[npt.NDArray[np.int64], bytes]:
+        """Return the held slots, and the keys of their blocks: 16 bytes each."""
+        slots = self._held_slots()
+        return slots, np.frombuffer(self._keys, "V16")[slots].tobytes()
 
     def rows(self, seed: int) -> bytes:
         """Return the records of all held slots. ``seed``: see the format of a record."""
-        slots = self._held_slots()
-        return _packed(HELD, slots, np.frombuffer(self._keys, "V16")[slots], seed)
+        slots, keys = self.held_keys()
+        return _packed(HELD, slots, np.frombuffer(keys, "V16"), seed)
 
     def _held_slots(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.int64]:
         return start + np.flatnonzero(np.frombuffer(self._held[start:stop], np.uint8))
@@ -172,11 +179,10 @@ class IndexLog:
 
     def _drop_duplicates(self) -> None:
         """Free all but one slot of each key: a forgotten block must not come back from another slot."""
-        seen: set[bytes] = set()
-        for slot, key in list(self.table.held()):
-            if key in seen:
-                self.table.apply(FREE, slot, key)
-            seen.add(key)
+        slots, keys = self.table.held_keys()
+        for _, *others in repeated(keys):
+            for place in others:
+                self.table.apply(FREE, int(slots[place]), keys[16 * place : 16 * place + 16])
 
 
 def index_bytes(slots: int) -> int:
@@ -231,7 +237,7 @@ def _replay(ops: FileOps, fd: int, seed: int, table: SlotTable) -> int:
     size = ops.read(fd, [data], _RECORD_BYTES)
     rows = np.frombuffer(data, dtype=np.uint8)[: size - size % _RECORD_BYTES].reshape(-1, _RECORD_BYTES)
     intact = last = 0
-    for place in np.flatnonzero(rows.any(axis=1)).tolist():
+    for place in np.flatnonzero(rows.any(axis=1)).data:
         at = _RECORD_BYTES * place
         fields = data[at : at + _FIELDS.size]
         if _SUM.unpack_from(data, at + _FIELDS.size)[0] != xxh3_64_intdigest(fields, seed):
@@ -247,6 +253,9 @@ def _replay(ops: FileOps, fd: int, seed: int, table: SlotTable) -> int:
 def _packed(kind: int, slots: npt.NDArray[np.int64], keys: npt.NDArray[np.void], seed: int) -> bytes:
     rows = np.empty(len(slots), _ROW)
     rows["kind"], rows["slot"], rows["key"] = kind, slots, keys
-    fields = rows.view(_BYTES)["fields"].tolist()
-    rows["sum"] = np.frombuffer(b"".join(map(xxh3_64_digest, fields, repeat(seed))), ">u8")
+    fields = rows.view(_BYTES)["fields"]
+    for start in range(0, len(rows), _AT_ONCE):  # since bytes objects take much more memory than rows
+        some = slice(start, start + _AT_ONCE)
+        digests = b"".join(map(xxh3_64_digest, fields[some].tolist(), repeat(seed)))
+        rows["sum"][some] = np.frombuffer(digests, ">u8")
     return rows.tobytes()

@@ -14,9 +14,11 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import numpy as np
 
 from router_core.errors import StartupError
 from slime_tiered_store.errors import BlockCorrupt, BlockMissing, TierFailed, TierFull
+from slime_tiered_store.recovered_blocks import RecoveredBlocks
 from slime_tiered_store.tier import Block, BlockKey, check_ids
 from slime_tiered_store.tiers.backpressure import WriteLimit
 from slime_tiered_store.tiers.calls import settled
@@ -97,11 +99,9 @@ class SsdTier:
     def recovered(self) -> Mapping[BlockKey, int]:
         """Return the ids of the blocks that an earlier process left, by key."""
         count = len(self._directories)
-        return {
-            key: slot * count + number
-            for number, directory in enumerate(self._directories)
-            for slot, key in directory.log.table.held()
-        }
+        held = [directory.log.table.held_keys() for directory in self._directories]
+        ids = np.concatenate([slots * count + number for number, (slots, _) in enumerate(held)])
+        return RecoveredBlocks(b"".join(keys for _, keys in held), ids)
 
     async def write(self, blocks: Sequence[Block], sources: Sequence[memoryview]) -> None:
         """Store all blocks. They are on the devices when the call returns, else it raises.
