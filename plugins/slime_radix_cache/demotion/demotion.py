@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from slime_radix_cache.demotion.asked import AskedRequests
 from slime_radix_cache.demotion.directory import Directory, Entry
 from slime_radix_cache.demotion.grown_records import GrownRecords
+from slime_radix_cache.demotion.key_ranges import KeyRanges
 from slime_radix_cache.demotion.numbered import NumberedSegments, is_beginning
 from slime_radix_cache.demotion.records import packed_record, place_of, read_record
 from slime_radix_cache.demotion.runs import Runs
@@ -60,7 +61,7 @@ class Demotion:
         #: again. Those that this run recorded and removed by itself are not among them.
         self.dropped: set[int] = set()
         #: Keys of records of rows that a router has dropped from a shared store.
-        self.dropped_rows: set[bytes] = set()
+        self.dropped_rows = KeyRanges()
         self._asked = AskedRequests()
 
     # Called by the trajectories.

@@ -11,6 +11,7 @@ from router_core.errors import StartupError
 from slime_radix_cache.cold_store import StoredNote
 from slime_radix_cache.demotion.copying import Copies, beginnings_of
 from slime_radix_cache.demotion.directory import Entry, IdPlace, State, TextPlace
+from slime_radix_cache.demotion.key_ranges import KeyRanges
 from slime_radix_cache.demotion.notes import (
     FORMAT,
     AskedAgain,
@@ -78,7 +79,7 @@ class Past:
         self._is_shared = is_shared
         self._begun = RunBegun(FORMAT, tokenizer)
         self.dropped: set[bytes] = set()
-        self.dropped_rows: set[bytes] = set()
+        self.dropped_rows = KeyRanges()
         self.copies = Copies()
         self._replaced: set[bytes] = set()
         #: The keys of the records that each unfinished copy is about.

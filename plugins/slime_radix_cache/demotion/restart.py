@@ -43,7 +43,7 @@ async def restore(
     dropped = past.dropped if store.is_shared else ()
     demotion.runs.begin([*named, *past.side_records, *dropped], store.run)
     demotion.dropped.update(map(demotion.runs.serial, dropped))
-    demotion.dropped_rows |= past.dropped_rows
+    demotion.dropped_rows = past.dropped_rows
     gone = set(await store.adopt(past.sizes))
     await store.replace_notes(past.as_notes())
     await store.shorten_notes(notes, shortened)

@@ -180,6 +180,20 @@ async def test_router_without_rows_ignores_the_notes() -> None:
         assert not second.kept.has_lost("s")
 
 
+async def test_dropped_rows_of_another_router_take_no_more_room_as_they_get_more() -> None:
+    store = Shelf(keeps_notes=True)
+    async with run_on(store, SMALL) as first, run_on(store.beside(), SMALL) as second:
+        keys = [b"records " + number.to_bytes(8, "big") for number in range(1_000)]
+        for start in (0, 500):
+            for parity in (0, 1):
+                first.cold.rows.drop(keys[start + parity : start + 500 : 2])
+        await first.settled()
+        await second.cold.load_session("t")
+        assert len(second.cold._demotion.dropped_rows) == 1
+        assert [await second.shelf.was_deleted(key) for key in keys] == [True] * 1_000
+        assert not await second.shelf.was_deleted(b"records " + (1_000).to_bytes(8, "big"))
+
+
 async def test_records_of_rows_are_deleted_after_the_note_about_that() -> None:
     store = Shelf(keeps_notes=True)
     async with run_on(store, SMALL) as first, run_on(store.beside(), SMALL) as second:
