@@ -16,17 +16,22 @@ def events_in(whole: bytes) -> list[bytes]:
     """Return the data of the events that end in ``whole``. Comments and other fields are left out."""
     if b"\r" in whole:
         whole = whole.replace(b"\r\n", b"\n")
-    found = []
-    for event in whole.split(b"\n\n")[:-1]:
-        lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
-        if lines:
+    found, lines = [], []
+    for line in whole.split(b"\n")[:-1]:  # a search for two bytes takes many times longer
+        if line.startswith(b"data:"):
+            lines.append(line[5:].removeprefix(b" "))
+        elif not line and lines:
             found.append(b"\n".join(lines))
+            lines = []
     return found
 
 
 def last_end(data: bytes) -> int:
     """Return the offset of the end of the last event that ends in ``data``; 0 when none does."""
-    return max(data.rfind(end) + len(end) if end in data else 0 for end in _ENDS)
+    end = data.rfind(b"\n") + 1
+    if not end or data.endswith(_ENDS, 0, end):
+        return end  # nearly always
+    return max(data.rfind(each) + len(each) if each in data else 0 for each in _ENDS)
 
 
 class EventCutter:
@@ -42,13 +47,13 @@ class EventCutter:
 
     def feed(self, piece: bytes) -> bytes:
         """Return all bytes up to the end of the last event that ``piece`` completes. O(bytes)."""
-        if not self._torn and piece.endswith(_ENDS[0]):
+        if not self._torn and piece.endswith(b"\n\n"):
             return piece  # nearly always
         self._torn.append(piece)
         self.is_torn = True
         seam = self._seam + piece
         self._seam = seam[-_SEAM_BYTES:]
-        if not any(end in seam for end in _ENDS):
+        if not last_end(seam):
             return b""  # an event may be very long, so its pieces are joined only when it is complete
         data = self.rest()
         end = last_end(data)
@@ -79,7 +84,7 @@ class EventSplitter:
     def end_of_only(self, piece: bytes) -> int:
         """Return the end of the data, which begin at ``BEGIN``, if :meth:`only_event` returns data; else 0."""
         end = len(piece) - 2
-        if piece.find(b"\n") == end and piece.startswith(_DATA) and piece[end:] == _ENDS[0]:
+        if piece.find(b"\n") == end and piece.startswith(_DATA) and piece.endswith(b"\n\n"):
             return 0 if self._cutter.is_torn or piece[end - 1] == _CR else end
         return 0
 
