@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["BEGIN", "EventCutter", "EventSplitter", "events_in", "last_end"]
+__all__ = ["EventCutter", "EventSplitter", "events_in", "last_end", "sequence_of"]
 
 _ENDS = (b"\n\n", b"\n\r\n")
 _DATA = b"data: "
 _CR = 13
-#: Offset of the data in an event of one line, as engines send it.
-BEGIN = len(_DATA)
+_INDEX = b',"index":'
+#: Bytes at the end of an event in which its number is searched.
+_INDEX_BYTES = 20
 _SEAM_BYTES = 2
 
 
@@ -32,6 +33,18 @@ def last_end(data: bytes) -> int:
     if not end or data.endswith(_ENDS, 0, end):
         return end  # nearly always
     return max(data.rfind(each) + len(each) if each in data else 0 for each in _ENDS)
+
+
+def sequence_of(event: bytes) -> int | None:
+    """Return the number of the sequence of ``event``, if its JSON ends with this number, as SGLang's does; else None.
+
+    ``event``: an event, or the data of one. Before the last brace, the key is surely a member of the outermost object.
+    """
+    place = event.rfind(_INDEX, -_INDEX_BYTES)
+    if place < 0:
+        return None
+    tail = event[place + len(_INDEX) :].rstrip(b"\n")
+    return int(tail[:-1]) if tail.endswith(b"}") and tail[:-1].isdigit() else None
 
 
 class EventCutter:
@@ -71,22 +84,17 @@ class EventCutter:
 
 
 class EventSplitter:
-    """Cuts a stream of bytes into the data of its events."""
+    """Cuts a stream of bytes into the data of its events. ``is_torn``: bytes of an unfinished event wait."""
 
     def __init__(self) -> None:
         self._cutter = EventCutter()
+        self.is_torn = False
 
     def only_event(self, piece: bytes) -> bytes | None:
         """Return the data of the event if ``piece`` is exactly one event of one line, else None. Changes nothing."""
-        end = self.end_of_only(piece)
-        return piece[BEGIN:end] if end else None
-
-    def end_of_only(self, piece: bytes) -> int:
-        """Return the end of the data, which begin at ``BEGIN``, if :meth:`only_event` returns data; else 0."""
         end = len(piece) - 2
-        if piece.find(b"\n") == end and piece.startswith(_DATA) and piece.endswith(b"\n\n"):
-            return 0 if self._cutter.is_torn or piece[end - 1] == _CR else end
-        return 0
+        is_one = piece.find(b"\n") == end and piece.startswith(_DATA) and piece.endswith(b"\n\n")
+        return piece[len(_DATA) : end] if is_one and piece[end - 1] != _CR and not self.is_torn else None
 
     def feed(self, piece: bytes) -> list[bytes]:
         """Return the data of the events that ``piece`` completes, as :func:`events_in` does. O(bytes)."""
@@ -94,4 +102,5 @@ class EventSplitter:
         if data is not None:
             return [data]  # nearly always
         whole = self._cutter.feed(piece)
+        self.is_torn = self._cutter.is_torn
         return events_in(whole) if whole else []

@@ -44,7 +44,7 @@ class _List(NamedTuple):
 
 
 class RepeatedEvents:
-    """The events of a stream with one sequence. Each is compared with the event before it."""
+    """The events of one sequence of a stream. Each is compared with the event before it."""
 
     __slots__ = (
         "_after",
@@ -166,6 +166,7 @@ class RepeatedEvents:
         """Take the event ``piece[begin:end]`` if it repeats the event before, and is not the last one.
 
         Return True if it is taken. Bytes are compared in place, since copies would take more time for long answers.
+        Bytes with a line break are never taken: an event may end there.
         """
         text, ids, head, after = self._text, self._ids, self._head, self._after
         behind = end - len(after)
@@ -191,9 +192,11 @@ class RepeatedEvents:
             rest = self._without_entries(piece, place, behind, lists)
         else:
             rest = piece[place:behind]
+        new = b'["%b",[0%b],%b%b]' % (piece[text_end:quote], piece[ids_end:bracket], self._open, rest)
+        if b"\n" in new:  # all other bytes repeat bytes without a line break
+            return False
         try:
-            new_text, new_ids = piece[text_end:quote], piece[ids_end:bracket]
-            told = orjson.loads(b'["%b",[0%b],%b%b]' % (new_text, new_ids, self._open, rest))
+            told = orjson.loads(new)
         except orjson.JSONDecodeError:
             return False
         if len(told) != 3 or list(told[2]) != self._keys:

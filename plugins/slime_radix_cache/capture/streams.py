@@ -9,10 +9,12 @@ from slime_radix_cache.capture.repeats import RepeatedEvents
 from slime_sglang import PER_TOKEN, AnswerSoFar, read_event
 from slime_sglang.answers import TOKEN_ARRAYS
 from slime_sglang.bodies import parsed
-from slime_sglang.events import BEGIN, EventSplitter
+from slime_sglang.events import EventSplitter, sequence_of
 
 __all__ = ["GenerationStream"]
 
+#: The bytes before and behind the data of an event of one line.
+_BEGIN, _END = b"data: ", b"\n\n"
 _OF_A_SEQUENCE = {"text", "output_ids"}
 #: Facts that no event after the end may change, beside the facts that ``AnswerSoFar`` compares.
 _AT_THE_END = (
@@ -46,9 +48,10 @@ class GenerationStream:
         self._fail = fail
         self._events = EventSplitter()
         self._answers: dict[int, AnswerSoFar] = {}
-        self._repeats = RepeatedEvents()
-        #: ``_repeats``, or None. It is set while the reply has only one sequence, which has not ended, and the events
-        #: are cumulative and as SGLang writes them. Then ``_answers`` may lack the last event.
+        #: The events of each sequence that has not ended, if they are cumulative and as SGLang writes them. The
+        #: sequence's answer in ``_answers`` may lack the last event.
+        self._repeats: dict[int, RepeatedEvents] = {}
+        #: One of ``_repeats``, if its events have no number: then the reply has only one sequence.
         self._only: RepeatedEvents | None = None
         #: ``meta_info`` of the last event of each sequence that has ended.
         self._ended: dict[int, dict[str, Any]] = {}
@@ -58,11 +61,15 @@ class GenerationStream:
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the reply."""
-        only = self._only
-        if only is not None:
-            end = self._events.end_of_only(chunk)
-            if end and only.see_next(chunk, BEGIN, end):
-                return  # nearly always
+        repeats = self._only or self._repeats.get(sequence_of(chunk) or 0)
+        if (
+            repeats is not None
+            and chunk.startswith(_BEGIN)
+            and chunk.endswith(_END)
+            and not self._events.is_torn
+            and repeats.see_next(chunk, len(_BEGIN), len(chunk) - len(_END))
+        ):
+            return  # nearly always
         for data in self._events.feed(chunk):
             if data != b"[DONE]":
                 try:
@@ -72,13 +79,11 @@ class GenerationStream:
 
     def record_all(self) -> None:
         """Record the received part of each sequence that has not ended."""
-        self._hold()
         for index in self._answers.keys() - self._ended.keys():
             self._try_record(index)
 
     def record_again(self) -> None:
         """Record again all sequences that were recorded: they are not exact any more."""
-        self._hold()
         for index in list(self._recorded):
             self._try_record(index)
 
@@ -93,22 +98,20 @@ class GenerationStream:
 
     def so_far(self) -> AnswerSoFar:
         """Return a copy of the only sequence, as far as it has come."""
-        self._hold()
+        self._hold(0)
         answer = self._answers.get(0)
         return answer.copy() if answer is not None else AnswerSoFar()
 
-    def _hold(self) -> None:
-        """Give the last event to the answer, if it is not there yet."""
-        if self._only is not None and (event := self._only.take_held()) is not None:
-            self._answers[0].hold(event)
+    def _hold(self, index: int) -> None:
+        """Give the last event of sequence ``index`` to its answer, if it is not there yet."""
+        repeats = self._repeats.get(index)
+        if repeats is not None and (event := repeats.take_held()) is not None:
+            self._answers[index].hold(event)
 
     def _event(self, data: bytes) -> None:
-        only = self._only
-        if only is not None:
-            if only.see_next(data, 0, len(data)):
-                return
-            self._hold()
-            self._only = None
+        repeats = self._repeats.get(sequence_of(data) or 0)
+        if repeats is not None and repeats.see_next(data, 0, len(data)):
+            return
         event = parsed(data, keeps_arrays=self._keeps_arrays)
         if isinstance(event, dict) and "meta_info" not in event and not event.keys() & _OF_A_SEQUENCE:
             self.failed = True  # an error event: the tokens before it stay valid
@@ -118,19 +121,26 @@ class GenerationStream:
         if index in self._ended:
             _check_is_old(event, self._answers[index], self._ended[index])
             return
+        self._hold(index)
+        repeats = self._repeats.pop(index, None)
+        self._only = None
         answer = self._answers.get(index) or AnswerSoFar()
         is_last = event["meta_info"].get("finish_reason") is not None
-        repeats = is_last and only is not None and only.repeats_all(data, event["meta_info"])
-        answer.take(event, repeats=repeats)
+        repeats_all = is_last and repeats is not None and repeats.repeats_all(data, event["meta_info"])
+        answer.take(event, repeats=repeats_all)
         self._answers[index] = answer
         if is_last:
             self._ended[index] = event["meta_info"]
             self._try_record(index)
-        elif answer.cumulative and "index" not in event and self._repeats.expect(data, event):
-            self._only = self._repeats
+        elif answer.cumulative:
+            repeats = repeats or RepeatedEvents()
+            repeats.expect(data, event)
+            self._repeats[index] = repeats
+            self._only = repeats if "index" not in event else None
 
     def _try_record(self, index: int) -> None:
         try:
+            self._hold(index)
             answer = self._answers[index]
             self._record(index, answer.answer, answer.rewritten)
             self._recorded.add(index)

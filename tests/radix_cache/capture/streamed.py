@@ -11,7 +11,7 @@ import orjson
 from slime_radix_cache.capture.streams import GenerationStream
 from slime_sglang import contradiction
 
-__all__ = ["FORMATS", "Recorded", "event", "events", "is_doubted", "written"]
+__all__ = ["CHANGES", "FORMATS", "OF_LOGPROBS", "Recorded", "event", "events", "is_doubted", "written"]
 
 Event = dict[str, Any]
 
@@ -103,6 +103,41 @@ FORMATS: dict[str, Callable[[Event, int], None]] = {
     "sorted": lambda one, place: one.update(meta_info=dict(sorted(one["meta_info"].items()))),
     "prompt ids": lambda one, place: one.update(prompt_token_ids=[1, 2, 3, 4]),
     "index": lambda one, place: one.update(index=0),
+}
+
+
+Change = Callable[[Event], object]
+
+
+def _set(name: str, value: Any) -> Change:
+    return lambda told: told["meta_info"].update({name: value})
+
+
+def _cut(name: str, entry: int, place: int, value: Any) -> Change:
+    return lambda told: told["meta_info"][name][entry].__setitem__(place, value)
+
+
+#: Changes of an event that contradict the events before it, or the event itself.
+CHANGES: dict[str, Change] = {
+    "text": lambda told: told.update(text="X" + told["text"][1:]),
+    "shorter text": lambda told: told.update(text=told["text"][:2]),
+    "no text": lambda told: told.update(text=""),
+    "id": lambda told: told["output_ids"].__setitem__(0, 17),
+    "longer id": lambda told: told["output_ids"].__setitem__(0, 160),
+    "longer last id": lambda told: told["output_ids"].__setitem__(-2, told["output_ids"][-2] * 10),
+    "fewer ids": lambda told: told["output_ids"].__delitem__(slice(-2, None)),
+    "no ids": lambda told: told["output_ids"].clear(),
+    "request": _set("id", "another"),
+    "prompt": _set("prompt_tokens", 5),
+}
+#: Such changes of logprobs.
+OF_LOGPROBS: dict[str, Change] = {
+    "logprob": _cut("output_token_logprobs", 0, 0, -7.0),
+    "logprob's id": _cut("output_token_logprobs", 1, 1, 17),
+    "logprob's text": _cut("output_token_logprobs", 1, 2, "X"),
+    "longer entry": lambda told: told["meta_info"]["output_token_logprobs"][1].append(5),
+    "fewer logprobs": lambda told: told["meta_info"]["output_token_logprobs"].__delitem__(slice(-2, None)),
+    "no logprobs": lambda told: told["meta_info"]["output_token_logprobs"].clear(),
 }
 
 

@@ -115,6 +115,59 @@ def test_line_break_in_an_event_is_no_part_of_its_data() -> None:
     assert (recorded.answers, recorded.took_back, recorded.errors) == (events[-1:], False, [])
 
 
+@pytest.mark.parametrize(
+    "before",
+    [b'],"meta_info":', b"[-", b',null]],"', b']],"completion', b'"completion', b"}}", b'"output_ids":'],
+)
+@pytest.mark.parametrize("place", range(1, 6))
+def test_empty_line_between_values_ends_an_event(place: int, before: bytes) -> None:
+    """To a JSON parser, line breaks between values are white space."""
+    data = [_bytes([event]) for event in _events()]
+    start, found, rest = data[place].rpartition(before)
+    assert found
+    data[place] = start + b"\n\n" + found + rest
+    recorded = Recorded()
+    for one in data:
+        recorded.stream.feed(one)
+    assert len(recorded.errors) == 1
+
+
+@pytest.mark.parametrize("torn", [b"data: {", b": comment", b"da"])
+def test_whole_event_behind_a_torn_event_is_a_part_of_it(torn: bytes) -> None:
+    *events, last = _events()
+    recorded = Recorded()
+    for event in events[:4]:
+        recorded.stream.feed(_bytes([event]))
+    recorded.stream.feed(torn)
+    recorded.stream.feed(_bytes(events[4:5]))
+    so_far = recorded.stream.so_far()
+    recorded.stream.feed(_bytes([last]))
+    # Behind a colon or in an unknown field, the event is no data.
+    assert (so_far.text, len(recorded.errors)) == (_TEXT[:4], int(torn.startswith(b"data: ")))
+
+
+@pytest.mark.parametrize("line", [b"dada: ", b"Data: ", b":ata: "])
+def test_line_of_another_field_is_no_event(line: bytes) -> None:
+    *events, last = _events()
+    recorded = Recorded()
+    for event in events[:4]:
+        recorded.stream.feed(_bytes([event]))
+    recorded.stream.feed(_bytes(events[4:5]).replace(b"data: ", line))
+    so_far = recorded.stream.so_far()
+    recorded.stream.feed(_bytes([last]))
+    assert (so_far.text, recorded.answers, recorded.errors) == (_TEXT[:4], [last], [])
+
+
+@pytest.mark.parametrize("end", [b"\nd", b"\r\n", b"\n\r", b"\n:"])
+def test_event_without_an_empty_line_behind_it_has_not_ended(end: bytes) -> None:
+    events = _events()
+    recorded = Recorded()
+    for event in events[:4]:
+        recorded.stream.feed(_bytes([event]))
+    recorded.stream.feed(_bytes(events[4:5], end))
+    assert recorded.stream.so_far().text == _TEXT[:4]
+
+
 def test_broken_stream_is_recorded_with_its_last_event() -> None:
     events = _events()[:5]
     recorded = Recorded()

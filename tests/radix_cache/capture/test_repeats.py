@@ -9,39 +9,16 @@ from typing import Any
 import orjson
 import pytest
 
-from radix_cache.capture.streamed import FORMATS, Recorded, event, events, is_doubted, written
-
-Change = Callable[[dict[str, Any]], object]
-
-
-def _set(name: str, value: Any) -> Change:
-    return lambda told: told["meta_info"].update({name: value})
-
-
-def _cut(name: str, entry: int, place: int, value: Any) -> Change:
-    return lambda told: told["meta_info"][name][entry].__setitem__(place, value)
-
-
-CHANGES: dict[str, Change] = {
-    "text": lambda told: told.update(text="X" + told["text"][1:]),
-    "shorter text": lambda told: told.update(text=told["text"][:2]),
-    "no text": lambda told: told.update(text=""),
-    "id": lambda told: told["output_ids"].__setitem__(0, 17),
-    "longer id": lambda told: told["output_ids"].__setitem__(0, 160),
-    "longer last id": lambda told: told["output_ids"].__setitem__(-2, told["output_ids"][-2] * 10),
-    "fewer ids": lambda told: told["output_ids"].__delitem__(slice(-2, None)),
-    "no ids": lambda told: told["output_ids"].clear(),
-    "request": _set("id", "another"),
-    "prompt": _set("prompt_tokens", 5),
-}
-OF_LOGPROBS: dict[str, Change] = {
-    "logprob": _cut("output_token_logprobs", 0, 0, -7.0),
-    "logprob's id": _cut("output_token_logprobs", 1, 1, 17),
-    "logprob's text": _cut("output_token_logprobs", 1, 2, "X"),
-    "longer entry": lambda told: told["meta_info"]["output_token_logprobs"][1].append(5),
-    "fewer logprobs": lambda told: told["meta_info"]["output_token_logprobs"].__delitem__(slice(-2, None)),
-    "no logprobs": lambda told: told["meta_info"]["output_token_logprobs"].clear(),
-}
+from radix_cache.capture.streamed import (
+    CHANGES,
+    FORMATS,
+    OF_LOGPROBS,
+    Recorded,
+    event,
+    events,
+    is_doubted,
+    written,
+)
 
 
 @pytest.mark.parametrize("together", [1, 3])
