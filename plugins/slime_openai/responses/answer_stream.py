@@ -15,7 +15,7 @@ from slime_openai.errors import error_body
 from slime_openai.responses.cumulative import GrowingText
 from slime_openai.responses.openai_schema import DONE, Frame, event
 from slime_openai.responses.outputs import EngineRefused, understood
-from slime_sglang.events import EventSplitter
+from slime_sglang.events import EventSplitter, sequence_of
 
 __all__ = ["AnswerStream", "StreamedChoice"]
 
@@ -75,7 +75,7 @@ class AnswerStream:
         self._usage = usage
         self._beginning = beginning or {}
         self._events = EventSplitter()
-        self._text = GrowingText()
+        self._texts = [GrowingText() for _ in choices]
         self._failure: HTTPError | None = None
         self.finished = False
 
@@ -103,21 +103,39 @@ class AnswerStream:
 
         def pass_on(piece: bytes, feeds: Iterable[Callable[[bytes], None]]) -> bool:
             data = self._events.only_event(piece)
-            if data is None or not self._choices[0].wants_text_only or not self._text.is_next(data):
+            if data is None or (index := self._growing(data)) is None:
                 return False
-            return take(lambda: self._more(piece, data, feeds))
+            return take(lambda: self._pass_on(piece, data, index, feeds))
 
         try:
-            if len(self._choices) == 1 and not self.finished:
+            if not self.finished:
                 await self._reply.pump(pass_on)
         except HTTPError as error:
             self._failure = error  # for the next read
 
-    def _more(self, piece: bytes, data: bytes, feeds: Iterable[Callable[[bytes], None]]) -> bytes:
+    def _pass_on(
+        self, piece: bytes, data: bytes, index: int, feeds: Iterable[Callable[[bytes], None]]
+    ) -> bytes:
         for feed in feeds:
             feed(piece)
         with understood():
-            return b"".join(map(self._chunk, self._choices[0].more(self._text.next(data), data)))
+            return b"".join(self._more(data, index))
+
+    def _growing(self, data: bytes) -> int | None:
+        """Return the number of the sequence to which the event ``data`` only adds text; None: parse all of ``data``."""
+        index = sequence_of(data)
+        if index is None and len(self._choices) == 1:
+            index = 0  # SGLang numbers sequences only if there are several
+        if index is None or index >= len(self._choices):
+            return None
+        choice = self._choices[index]
+        is_growing = choice.wants_text_only and not choice.ended and self._texts[index].is_next(data)
+        return index if is_growing else None
+
+    def _more(self, data: bytes, index: int) -> list[bytes]:
+        """Return the chunks of an event that only adds text to sequence ``index``."""
+        text = self._texts[index].next(data)
+        return [self._chunk(each) for each in self._choices[index].more(text, data)]
 
     def close(self) -> None:
         """See BodySource."""
@@ -127,20 +145,18 @@ class AnswerStream:
                 choice.end()
 
     def _chunks(self, data: bytes) -> list[bytes]:
-        if len(self._choices) == 1 and self._choices[0].wants_text_only:
-            text = self._text.new_in(data)
-            if text is not None:
-                return [self._chunk(each) for each in self._choices[0].more(text, data)]
+        if (growing := self._growing(data)) is not None:
+            return self._more(data, growing)
         answer = orjson.loads(data)
         if "meta_info" not in answer:
             raise EngineRefused(502, data)
-        self._text.remember(data)
         index = answer.get("index", 0)
         if not 0 <= index < len(self._choices):
             raise ValueError(f"wanted one of {len(self._choices)} sequences, got number {index}")
         choice = self._choices[index]
         if choice.ended:
             return []
+        self._texts[index].remember(data)
         chunks = choice.chunks(answer)
         if not choice.ended:
             return [self._chunk(each) for each in chunks]

@@ -28,13 +28,10 @@ class GrowingText:
         """Note that ``event`` was parsed as a whole. The next event repeats its text."""
         self._known = event[: self._end(event, len(_START))] if event.startswith(_START) else b""
 
-    def new_in(self, event: bytes) -> str | None:
-        """Return the text that ``event`` adds; None when it must be parsed as a whole, such as the last event."""
-        return self.next(event) if self.is_next(event) else None
-
     def is_next(self, event: bytes) -> bool:
         """Return True when ``event`` repeats the text of the event before, may add to it, and is not the last."""
-        return bool(self._known) and event.startswith(self._known) and _GOES_ON in event
+        known = self._known
+        return bool(known) and event.startswith(known) and event.find(_GOES_ON, len(known)) >= 0
 
     def next(self, event: bytes) -> str:
         """Return the text that ``event`` adds. :meth:`is_next` must be true for this event."""

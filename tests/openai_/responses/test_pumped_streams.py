@@ -40,17 +40,36 @@ class SteppedEngine:
 
     def tell(self, client: Client) -> list[str]:
         """Make the events of a cumulative stream of IDS; return the text of each."""
-        outputs = [output(client, IDS[:size]) for size in range(1, len(IDS) + 1)]
-        for one in outputs[:-1]:
-            one["meta_info"]["finish_reason"] = None
-        self.events = [b"data: %b\n\n" % orjson.dumps(one) for one in outputs]
-        return [one["text"] for one in outputs]
+        told = cumulative(client, IDS)
+        self.events = [b"data: %b\n\n" % orjson.dumps(one) for one in told]
+        return [one["text"] for one in told]
+
+    def tell_several(self, client: Client, *sequences: list[int], **more: Any) -> list[str]:
+        """Make the events of cumulative sequences, which come in turn; return the text of each sequence.
+
+        ``more``: members of the events behind the number of the sequence.
+        """
+        told = [cumulative(client, ids) for ids in sequences]
+        self.events = [
+            b"data: %b\n\n" % orjson.dumps(one | {"index": index, **more})
+            for together in zip(*told, strict=True)
+            for index, one in enumerate(together)
+        ]
+        return [one[-1]["text"] for one in told]
 
     async def _stream(self) -> AsyncIterator[bytes]:
         for event in self.events:
             yield event
             await self._steps.acquire()
         yield b"data: [DONE]\n\n"
+
+
+def cumulative(client: Client, ids: list[int]) -> list[dict[str, Any]]:
+    """Return cumulative events, one for each of ``ids``."""
+    told = [output(client, ids[:size]) for size in range(1, len(ids) + 1)]
+    for one in told[:-1]:
+        one["meta_info"]["finish_reason"] = None
+    return told
 
 
 async def heard(client: Client, stepped: SteppedEngine, **body: Any) -> list[dict[str, Any] | None]:
@@ -68,14 +87,14 @@ async def heard(client: Client, stepped: SteppedEngine, **body: Any) -> list[dic
     return got
 
 
-def words_in(chunks: list[dict[str, Any] | None]) -> str:
-    return "".join(one["choices"][0]["delta"].get("content", "") for one in chunks if one and one["choices"])
+def words_in(chunks: list[dict[str, Any] | None], index: int = 0) -> str:
+    choices = [choice for one in chunks if one for choice in one["choices"]]
+    return "".join(one["delta"].get("content", "") for one in choices if one["index"] == index)
 
 
-async def test_events_that_only_add_text_wake_no_task(
-    start: Start, engine: ScriptedEngine, checkpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stepped, made = SteppedEngine(engine), []
+def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Return a list of what the task of the request reads from now on."""
+    made: list[bytes] = []
     read = AnswerStream.read
 
     async def counted(self: AnswerStream) -> bytes:
@@ -83,6 +102,13 @@ async def test_events_that_only_add_text_wake_no_task(
         return made[-1]
 
     monkeypatch.setattr(AnswerStream, "read", counted)
+    return made
+
+
+async def test_events_that_only_add_text_wake_no_task(
+    start: Start, engine: ScriptedEngine, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stepped, made = SteppedEngine(engine), count_reads(monkeypatch)
     async with routed(start, engine, checkpoint, "--plugin", "openai") as client:
         texts = stepped.tell(client)
         chunks = await heard(client, stepped)
@@ -90,6 +116,68 @@ async def test_events_that_only_add_text_wake_no_task(
         assert sum(b'"content"' in piece for piece in made) < len(IDS) - 3
         (record,) = await client.records("a")
         assert (record["exact"], record["tokens"][-len(IDS) :]) == (True, IDS)
+
+
+async def test_events_of_several_sequences_that_only_add_text_wake_no_task(
+    start: Start, engine: ScriptedEngine, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sequences = [IDS, IDS[::-1], [IDS[0], *IDS[:-1]]]
+    stepped, made = SteppedEngine(engine), count_reads(monkeypatch)
+    async with routed(start, engine, checkpoint, "--plugin", "openai") as client:
+        texts = stepped.tell_several(client, *sequences)
+        chunks = await heard(client, stepped, n=len(sequences))
+        assert [words_in(chunks, index) for index in range(len(sequences))] == texts
+        assert sum(b'"content"' in piece for piece in made) < len(sequences) * (len(IDS) - 3)
+        leaves = await client.records("a")
+        assert [one["exact"] for one in leaves] == [True] * len(sequences)
+        assert {tuple(one["tokens"][-len(IDS) :]) for one in leaves} == set(map(tuple, sequences))
+
+
+async def test_sequences_are_told_apart_wherever_their_number_stands(
+    start: Start, engine: ScriptedEngine, checkpoint: str
+) -> None:
+    """Until its last event, each sequence repeats the text of the sequence before."""
+    stepped = SteppedEngine(engine)
+    async with routed(start, engine, checkpoint, "--plugin", "openai") as client:
+        texts = stepped.tell_several(client, IDS, [*IDS[:-1], 400], [*IDS[:-1], 401], behind=1)
+        chunks = await heard(client, stepped, n=3)
+        assert [words_in(chunks, index) for index in range(3)] == texts
+        assert [one["exact"] for one in await client.records("a")] == [True] * 3
+
+
+@pytest.mark.parametrize("index", [1, 7])
+async def test_event_of_an_unknown_sequence_ends_the_stream_with_an_error(
+    start: Start, engine: ScriptedEngine, checkpoint: str, index: int
+) -> None:
+    stepped = SteppedEngine(engine)
+    async with routed(start, engine, checkpoint, "--plugin", "openai") as client:
+        texts = stepped.tell(client)
+        stepped.events[5] = stepped.events[5].replace(b"}}\n\n", b'},"index":%d}\n\n' % index)
+        *before, error, end = await heard(client, stepped)
+        assert words_in(before) == texts[4]
+        assert error is not None
+        assert error["error"]["message"] == "the engine's answer was not understood"
+        assert end is None
+
+
+async def test_event_behind_the_end_of_a_sequence_adds_no_text(
+    start: Start, engine: ScriptedEngine, checkpoint: str
+) -> None:
+    stepped = SteppedEngine(engine)
+    async with routed(start, engine, checkpoint, "--plugin", "openai") as client:
+        text = stepped.tell(client)[-1]
+        behind = output(client, [*IDS, 308])
+        behind["meta_info"]["finish_reason"] = None
+        stepped.events.append(b"data: %b\n\n" % orjson.dumps(behind))
+        for _ in stepped.events:
+            stepped.step()
+        body = {"prompt": "hello", "stream": True, "session_id": "a"}
+        answer = await client.running.client.post("/v1/completions", json=body)
+        *chunks, end, _ = answer.text.split("\n\n")
+        told = [orjson.loads(one.removeprefix("data: "))["choices"][0] for one in chunks]
+        assert "".join(one["text"] for one in told) == text
+        assert (told[-1]["finish_reason"], end) == ("length", "data: [DONE]")
+        assert [one["exact"] for one in await client.records("a")] == [False]
 
 
 async def test_text_that_may_begin_a_stop_string_is_held_back(
