@@ -271,7 +271,7 @@ def attribute_errors(plugin: str, doing: str) -> Iterator[None]:
 
 
 def _at_start(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Callable[..., Any]]]:
-    """Return the result of :func:`_in_order` for a start-up hook; the errors of its functions name the plugin."""
+    """Return the functions of :func:`_in_order` for a start-up hook, each wrapped in :func:`attribute_errors`."""
 
     def guarded(plugin: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *arguments: attribute_errors(plugin, hook)(function)(*arguments)

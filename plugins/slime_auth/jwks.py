@@ -32,7 +32,7 @@ Jwk = dict[str, Any]
 
 
 class KeysUnavailable(HTTPError):
-    """A failed fetch of the identity provider's keys: no token can be verified."""
+    """No fetch of the identity provider's keys has succeeded for a day, so no token can be verified."""
 
     status, type, code = 503, "service_unavailable", "IDENTITY_PROVIDER_UNAVAILABLE"
     headers = ((b"retry-after", b"10"),)  # _PAUSE_S
@@ -77,7 +77,7 @@ class SigningKeys:
                 if self._is_due(kid):  # another caller may have fetched meanwhile
                     await self._ask()
         if self._age_s(self._fetched_at) > _USABLE_S:
-            raise KeysUnavailable("the identity provider does not answer; the router's log says why")
+            raise KeysUnavailable("the identity provider's keys cannot be fetched; the router's log says why")
         return self._keys.get(kid)
 
     def _is_due(self, kid: str) -> bool:

@@ -29,7 +29,7 @@ class Exposition:
         self._metrics = metrics
 
     def route(self) -> ControlRoute:
-        """Return the route of the router. It shows workers, so it needs the key that other such routes need."""
+        """Return the route of the router. The metrics name the workers, so it needs the same key as ``/workers``."""
         return ControlRoute("/metrics", self._answer, methods=["GET"])
 
     async def _answer(self, request: Request) -> Response:

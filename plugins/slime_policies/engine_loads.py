@@ -33,7 +33,7 @@ _MAX_BYTES = 1 << 20
 
 
 class EngineLoads(TokensInFlight):
-    """Tokens that each engine reported last, plus the tokens of requests that the engine was sent since.
+    """The tokens that each engine reported last, plus those of the requests that were sent to it since then.
 
     The load of a worker is unknown if its last poll failed, or is older than three intervals. Such a load is estimated:
     the worker's requests in flight times the mean load of a request at workers with a known load. Each of the two
@@ -47,7 +47,7 @@ class EngineLoads(TokensInFlight):
         #: By the ids of workers and ranks: the time when the last poll was sent, and the tokens in its answer.
         #: A failed poll removes both.
         self._polled: dict[str, tuple[float, int]] = {}
-        #: The requests sent since the last poll that have not ended, and the sums of their tokens.
+        #: The unfinished requests that were sent since the last successful poll, and the sums of their tokens.
         self._sent: dict[str, set[CountedRequest]] = {}
         self._since: dict[str, int] = {}
 
@@ -101,7 +101,7 @@ class EngineLoads(TokensInFlight):
                 del self._sent[name]
 
     def begin(self, exchange: Exchange) -> None:
-        """Do nothing: the prompt counts until a poll reports it, even when the engine has prefilled it."""
+        """Do nothing: a prompt counts until the next poll, whose figure replaces it, even if it was prefilled."""
 
     async def poll(self, router: Router, kind: str) -> None:
         """Poll the engines of type ``kind`` until cancelled."""

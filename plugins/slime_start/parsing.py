@@ -145,7 +145,7 @@ class Parser(configargparse.ArgumentParser):  # type: ignore[misc]  # the librar
 
 
 def plainly(message: str, flags: Mapping[str, argparse.Action]) -> str:
-    """Return a ``message`` of argparse about one of ``flags`` as a sentence with what was wanted and what was found."""
+    """Reword an error ``message`` of argparse about one of ``flags``: say what was wanted and found, if it is known."""
     if found := _INVALID.fullmatch(message):
         flag = _with_metavar(found[1], flags)
         return f"{flag}: wanted {_WANTED.get(found[2], f'a {found[2]}')}, got {found[3]}"

@@ -32,10 +32,11 @@ class NotControlled(HTTPError):
 
 _EACH = "send it to each engine itself; GET /workers lists them"
 _SESSION = (
-    "open it at one engine, and generate there; the router keeps a conversation on its worker by X-Session-Id"
+    "open, use and close a session at one engine itself; or let the router keep a conversation on one worker, by the"
+    " header X-Session-Id"
 )
 _VLLM = "it is vLLM's, and the router controls SGLang's engines only"
-#: vLLM's calls that SGLang has too, each with SGLang's path.
+#: vLLM's paths of calls that SGLang has under another path, each with that path.
 _OWN_OF_VLLM = {
     "/abort_requests": "/abort_request",
     "/finish_weight_update": "/end_weight_update",
@@ -103,7 +104,7 @@ def refusal(path: str) -> HTTPError | None:
     """Return the error for a ``path`` whose requests go to no engine; None when any engine may get them."""
     if path.startswith("/metrics"):  # SGLang answers all paths with this prefix
         return NoOwnMetrics(
-            "GET /metrics has the router's metrics; it needs the plugin metrics, which is loaded by default;"
+            "the router's own metrics, at GET /metrics, need the plugin metrics, which is loaded by default;"
             " GET /engine_metrics has the metrics of all engines"
         )
     instead = _EACH if path.startswith(_TREES) else _INSTEAD.get(path)

@@ -138,7 +138,7 @@ def _has_rid(request: Request) -> bool:
 
 
 def rids_of(request: Request) -> list[str] | None:
-    """Return the valid rids of ``request``; None if its ``rid`` is missing or null, so that it may get one."""
+    """Return the valid rids of ``request``. None: its ``rid`` is missing or null, and the router may give it one."""
     ours = _OURS.match(request.body)
     if ours is not None:
         return [ours[1].decode()]
@@ -157,7 +157,7 @@ def rids_of(request: Request) -> list[str] | None:
 
 
 def renamed_by_the_engine(request: Request) -> bool:
-    """Return True when the engine gives the sequences new rids (``n`` above 1): no rid of ``request`` aborts them."""
+    """Return True when the engine gives the sequences new rids (``n`` above 1). Those of ``request`` abort none."""
     if not request.may_have(b"n"):
         return False
     document = request.json_object_or_none()

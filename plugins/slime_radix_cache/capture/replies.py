@@ -31,10 +31,10 @@ class Unusable(Exception):
 class Output(NamedTuple):
     """One sampled sequence. ``ids`` and ``logprobs`` are packed (see :class:`Response`); ``ids`` is not empty.
 
-    ``logprobs`` is None if the engine sent no logprobs, or logprobs of other ids, or values that are not numbers. The
-    version in ``versions`` is None if the engine sent none, or spans that do not cover the ids exactly. The function
-    :func:`slime_sglang.contradiction` reports such wrong values. ``columns``: the columns of ``output_token_logprobs``,
-    or None.
+    ``logprobs`` is None if the engine sent no logprobs, or logprobs of other ids, or a value that is neither a
+    number nor null. The version in ``versions`` is None if the engine sent none, or spans that do not cover the ids
+    exactly. The function :func:`slime_sglang.contradiction` reports such wrong values. ``columns``: the columns of
+    ``output_token_logprobs``, or None.
     """
 
     text: str

@@ -177,7 +177,7 @@ class Losses:
         self.open: Container[str] = ()
 
     def __contains__(self, session: str) -> bool:
-        """Return True if some responses or unanswered requests of ``session`` are not known here."""
+        """Return True if ``session`` may have responses or unanswered requests that are not known here."""
         return session in self.sessions or session in self.asked or session in self.open
 
     def add(self, session: str) -> None:

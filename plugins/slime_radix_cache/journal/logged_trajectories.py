@@ -137,12 +137,12 @@ class LoggedTrajectories(Trajectories):
             self._unwritten = []
 
     def _lose_unwritten(self) -> None:
-        """Mark the sessions of answers that are not in the log: they are lost when the process ends."""
+        """Mark each session with an answer that is not in the log. This answer is lost when the process ends."""
         for record in self._unwritten:
             if isinstance(record, Answered):
                 self.lose(record.session, b"")
 
-    # Consequences of changes: collected for the next write.
+    # What a change adds, removes or evicts; each becomes a record of the next write.
 
     def _add(self, segment: Segment, overhead: int) -> None:
         super()._add(segment, overhead)
