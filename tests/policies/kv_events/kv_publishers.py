@@ -148,8 +148,13 @@ class Publishing:
 
 
 @asynccontextmanager
-async def publishing(zmq: Any, *, replays: bool = True, told: Any = None) -> AsyncIterator[Publishing]:
-    """A worker whose ``/server_info`` says ``told``, or the truth. ``zmq``: the module, which may be missing."""
+async def publishing(
+    zmq: Any, *, replays: bool = True, refuses: bool = False, told: Any = None
+) -> AsyncIterator[Publishing]:
+    """A worker whose ``/server_info`` says ``told``, or the truth. ``zmq``: the module, which may be missing.
+
+    ``refuses``: connections for replays are refused.
+    """
     port, replay = free_port(), free_port()
     truth = {
         "kv_events": {
@@ -170,7 +175,8 @@ async def publishing(zmq: Any, *, replays: bool = True, told: Any = None) -> Asy
     try:
         pub, router = context.socket(zmq.XPUB), context.socket(zmq.ROUTER)
         pub.bind(f"tcp://127.0.0.1:{port}")
-        router.bind(f"tcp://127.0.0.1:{replay}")
+        if not refuses:
+            router.bind(f"tcp://127.0.0.1:{replay}")
         async with serving(fake.app, grace_s=1) as url, anyio.create_task_group() as tasks:
             worker = Publishing(url, pub)
             tasks.start_soon(worker.serve_replays, router)

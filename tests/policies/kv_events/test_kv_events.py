@@ -261,6 +261,17 @@ async def test_late_router_learns_all_from_a_replay(follow: Follow) -> None:
 
 
 @pytest.mark.anyio
+async def test_live_batches_are_applied_though_no_replay_can_be_asked_for(
+    follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slime_policies.kv_events.subscription._REPLAY_MS", 50)
+    async with publishing(zmq, refuses=True) as worker, follow(worker.url) as router:
+        await until_connected(worker)
+        await worker.send(0, stored([1]))
+        await until(lambda: names(router, worker) == {1})
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize("replays", ["none", "too late", "silent"])
 async def test_lost_batch_drops_the_blocks_until_the_cache_is_emptied(
     follow: Follow, replays: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
