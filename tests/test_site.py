@@ -85,6 +85,12 @@ def test_what_pages_load_is_there() -> None:
                 assert (page.parent / path).exists(), f"{page}: {address}"
 
 
+def test_each_file_of_a_diagram_is_on_a_page() -> None:
+    pages = [LoadedAddresses(page).addresses for page in SITE.rglob("*.html")]
+    shown = {Path(address).name for addresses in pages for address in addresses if "diagrams/" in address}
+    assert shown == {path.name for path in (ROOT / "docs" / "diagrams").iterdir()}
+
+
 def test_search_works_without_a_server() -> None:
     """A script has the index, since a page that was opened as a file may not fetch one."""
     index = (SITE / "search.js").read_text()

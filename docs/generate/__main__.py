@@ -9,9 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from docs.generate import client, errors, flags, hooks, http, metrics
+from docs.generate import client, diagrams, errors, flags, hooks, http, metrics
 from docs.generate.changelog import with_unreleased
-from docs.generate.diagrams import Diagrams
 from docs.generate.pages import ROOT, Links, assets, sources
 
 #: Links to the reference, by the hand-written page that gets them. Only the site has the reference, so the files of the
@@ -31,7 +30,6 @@ def stage(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     pages = sources()
     links = Links({**pages, **assets()})
-    diagrams = Diagrams(folder / "diagrams")
     for source, page in pages.items():
         text = (ROOT / source).read_text()
         if source == "CHANGELOG.md":

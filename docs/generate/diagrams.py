@@ -1,4 +1,8 @@
-"""Mermaid diagrams as SVG files, made without a browser; the pages load no script for them."""
+"""Mermaid diagrams as SVG files, made without a browser; the pages load no script for them.
+
+The files are in docs/diagrams. Each is named by a digest of its Mermaid code. To draw one takes two seconds, so a
+diagram is drawn only if its file is missing.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +12,30 @@ from pathlib import Path
 
 import mermaidx
 
-_DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+from docs.generate.pages import ROOT
+
+FOLDER = ROOT / "docs" / "diagrams"
+DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 
 
-class Diagrams:
-    """Draws each diagram into ``folder``, in grey: site.css inverts it in dark colours."""
+def replace(text: str, page: str) -> str:
+    """Return the text of ``page`` with images instead of Mermaid code. Images are grey; site.css inverts them."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._folder.mkdir(parents=True, exist_ok=True)
-
-    def replace(self, text: str, page: str) -> str:
-        """Return the text of ``page`` with images instead of Mermaid code."""
-
-        def drawn(match: re.Match[str]) -> str:
-            title = _HEADING.findall(text, 0, match.start())[-1].replace("`", "")
-            file = self._folder / f"{hashlib.sha256(match[1].encode()).hexdigest()[:12]}.svg"
+    def drawn(match: re.Match[str]) -> str:
+        title = _HEADING.findall(text, 0, match.start())[-1].replace("`", "")
+        file = file_of(match[1])
+        if not file.exists():
             try:
-                file.write_text(mermaidx.render(match[1], theme="neutral").svg())
+                svg = mermaidx.render(match[1], theme="neutral").svg()
             except RuntimeError as error:
                 raise SystemExit(f"{page}, {title}: Mermaid cannot draw this: {error}") from None
-            up = "../" * page.count("/")
-            return f"![{title}, as a diagram]({up}{self._folder.name}/{file.name}){{ .diagram }}"
+            file.write_text(svg)
+        return f"![{title}, as a diagram]({'../' * page.count('/')}{FOLDER.name}/{file.name}){{ .diagram }}"
 
-        return _DIAGRAM.sub(drawn, text)
+    return DIAGRAM.sub(drawn, text)
+
+
+def file_of(code: str) -> Path:
+    """Return the file of the diagram with this Mermaid ``code``."""
+    return FOLDER / f"{hashlib.sha256(code.encode()).hexdigest()[:12]}.svg"
