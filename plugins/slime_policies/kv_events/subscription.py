@@ -27,6 +27,8 @@ _REPLAY_MS = 5_000
 #: large.
 _REPLAYS = 100
 _CONNECT_MS = 5_000
+#: A connection that is not made in this time is given up: a peer may accept it and never answer.
+_HANDSHAKE_MS = 10_000
 _HEARTBEAT_MS = 10_000
 _MAX_BYTES = 64 << 20
 #: The most batches that wait in the router's socket. Further batches fill the publisher's queue. When that is full, the
@@ -59,7 +61,10 @@ class Subscription:
         self._tally = tally
 
     async def follow(self) -> None:
-        """Apply the batches of the publisher until the connection ends, or return when no connection can be made."""
+        """Apply the batches of the publisher until the connection ends, or return when no connection can be made.
+
+        Raises TimeoutError, in an ExceptionGroup, for a connection that is not made in time.
+        """
         with self._socket(zmq.SUB) as sub:
             monitor = sub.get_monitor_socket(_STATES)
             try:
@@ -68,7 +73,8 @@ class Subscription:
                 async with anyio.create_task_group() as tasks:
                     is_connected = anyio.Event()
                     tasks.start_soon(_watch, monitor, is_connected, tasks.cancel_scope)
-                    await is_connected.wait()
+                    with anyio.fail_after(_HANDSHAKE_MS / 1000):
+                        await is_connected.wait()
                     await self._replay()  # batches from before the connection
                     await self._read(sub)
                 self._stream.end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator
@@ -405,6 +406,29 @@ async def test_reason_for_no_events_is_logged_once(
         await anyio.sleep(0.1)
     [message] = [each for each in caplog.messages if each.startswith("no KV events")]
     assert reason in message
+
+
+@pytest.mark.anyio
+async def test_router_connects_again_to_a_publisher_that_never_answers(
+    follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slime_policies.kv_events.subscription._HANDSHAKE_MS", 100)
+    came = 0
+
+    async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal came
+        came += 1
+        await reader.read()
+        writer.close()
+
+    port = free_port()
+    facts = {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": port, "topic": "", "dp_size": 1}
+    told = {"kv_events_config": events(port), "kv_events": {**facts, "block_size": 4}}
+    server = await asyncio.start_server(accepted, "127.0.0.1", port)
+    async with server, publishing(zmq, told=told) as worker, follow(worker.url):
+        with anyio.fail_after(10):  # libzmq itself gives up after 30 seconds
+            while came < 2:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
 
 
 @pytest.mark.anyio
