@@ -155,8 +155,7 @@ class Hooks:
                 raise failure(plugin, "post_response", error) from error
             reply = exchange.reply
             if not isinstance(reply, Reply):
-                wrong = TypeError(f"left {reply!r} as the exchange's reply")
-                raise failure(plugin, "post_response", wrong)
+                raise failure(plugin, "post_response", TypeError(f"left {reply!r} as the exchange's reply"))
             if reply.headers != before or reply.status is not status:
                 _refuse(plugin, "post_response", reply_fault(reply.status, reply.headers))
                 before, status = reply.headers[:], reply.status
@@ -190,8 +189,8 @@ class Hooks:
         """
         message = "internal error; the router's log has the traceback"
         fault = reply_fault(reply.status, reply.headers) if reply is not None else None
-        if fault is not None and self.sender:
-            return failure(" or ".join(name for name, _ in self.sender), "sender", TypeError(fault))
+        if fault is not None and (layers := [name for name, _ in self.sender if name in self.owners.foreign]):
+            return failure(" or ".join(layers), "sender", TypeError(fault))
         if reply is None and request is not None and (fault := _fault_of(request)) is not None:
             message = "internal error: middleware, or a plugin's sender, broke the request; the router's log says how"
             logger.error("middleware, or a plugin's sender, broke the request: %s", fault)

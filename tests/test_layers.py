@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from deadlines import HANG_S
+from slime_start.owners import SHIPPED
 from statements import statements_in
 
 ROOT = Path(__file__).parent.parent
@@ -260,6 +261,10 @@ def test_the_core_and_its_files_stay_small() -> None:
     }
     assert {str(path): count for path, count in lines.items() if count > 300} == {}
     assert sum(count for path, count in lines.items() if CORE in path.parents) <= 4000
+
+
+def test_packages_that_ship_with_the_router_are_all_named() -> None:
+    assert {path.parent.name for path in PLUGINS.glob("*/__init__.py")} == SHIPPED
 
 
 def test_plugins_do_not_know_each_other() -> None:

@@ -6,10 +6,20 @@ import inspect
 import sys
 from types import CodeType, ModuleType, TracebackType
 
-__all__ = ["Owners"]
+__all__ = ["SHIPPED", "Owners"]
 
 _CORE = "router_core"
-_SHIPPED = "slime_"
+#: The packages that ship with the router. Another author's package may begin with ``slime_`` too.
+SHIPPED = frozenset(
+    (
+        "slime_access_log", "slime_auth", "slime_control", "slime_dashboard", "slime_demo", "slime_engine",
+        "slime_fairness", "slime_health", "slime_http", "slime_journal", "slime_kubernetes", "slime_limits",
+        "slime_logging", "slime_metrics", "slime_models", "slime_openai", "slime_openapi", "slime_otel",
+        "slime_pd", "slime_policies", "slime_r3", "slime_radix_cache", "slime_resume", "slime_retries",
+        "slime_rows", "slime_sessions", "slime_sglang", "slime_start", "slime_state", "slime_testing",
+        "slime_tiered_store", "slime_top",
+    )
+)  # fmt: skip
 #: Modules that take the messages of middleware and check them. Each layer outside of a mistaken one passes it on.
 _CHECK_MESSAGES = ("slime_http.response_head", "slime_http.server_request", "router_core.request_ids")
 
@@ -22,12 +32,16 @@ class Owners:
 
     def __init__(self) -> None:
         self._names: dict[str, str | None] = {}
+        #: The names of plugins that do not ship with the router.
+        self.foreign: set[str] = set()
 
     def add(self, name: str, plugin: object) -> None:
         """Add the plugin ``name``: a module, a class or an object."""
         found = plugin if isinstance(plugin, ModuleType | type) else type(plugin)
         module: str = found.__name__ if isinstance(found, ModuleType) else found.__module__
         package = module.partition(".")[0]
+        if package not in SHIPPED:
+            self.foreign.add(name)
         if package != _CORE and package not in sys.stdlib_module_names:
             for each in {module, package}:
                 self._names[each] = name if self._names.get(each, name) == name else None
@@ -35,7 +49,8 @@ class Owners:
     def culprit(self, error: BaseException, *, is_request: bool = False) -> tuple[str, str] | None:
         """Return the plugin and the function that raised ``error``, the innermost ones; None: unknown.
 
-        For a message that the server refuses, the name is "a or b" if the layers of several plugins have passed it on.
+        For a message that the server refuses, the name is "a or b" if the layers of several plugins have passed it on;
+        plugins that ship with the router are left out.
         The search ends at a coroutine of the core: an error below it did not come from the plugins above it, which
         only wait for the core. Other functions of the core may have got a wrong argument from a plugin. ``is_request``:
         a request cannot be sent. It has come through all layers of ``sender`` above.
@@ -48,7 +63,7 @@ class Owners:
             package = module.partition(".")[0]
             owner = self._names.get(module) or self._names.get(package)
             is_refused |= module in _CHECK_MESSAGES
-            if is_request and package.startswith(_SHIPPED):
+            if is_refused and package in SHIPPED:
                 continue  # the layers that ship with the router pass on what they got
             if owner is not None:
                 found.setdefault(owner, code.co_name)

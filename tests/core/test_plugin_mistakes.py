@@ -202,6 +202,9 @@ class Layer:
 """
 
 
+TRACED = ["--enable-trace", "--otlp-traces-endpoint", "WORKER"]
+
+
 @pytest.mark.parametrize(
     ("mistake", "function"),
     [
@@ -322,6 +325,48 @@ async def test_header_that_two_layers_pass_on_names_both(
             answer = await running.client.get("/x")
     named = "plugin 'outer_layer or inner_layer' failed in stamped; "
     assert answer.json()["error"]["message"].startswith(named)
+
+
+@pytest.mark.parametrize(
+    ("name", "mistake", "function", "path", "flags"),
+    [
+        ("odd_stamp", "middleware reply", "stamped", "/x", ["--request-id-headers"]),
+        ("odd_stamp", "middleware reply", "stamped", "/x", TRACED),
+        ("odd_stamp", "middleware reply", "stamped", "/flush_cache", ["--control-plane-audit-enabled"]),
+        ("slime_odd_stamp", "middleware reply", "stamped", "/x", TRACED),
+        ("slime_odd_name", "layer name", "send", "/x", []),
+        ("odd_reply", "layer reply", "sender", "/x", []),
+        ("slime_odd_reply", "layer reply", "sender", "/x", []),
+    ],
+)
+async def test_default_plugins_are_not_blamed_for_what_another_one_breaks(
+    name: str,
+    mistake: str,
+    function: str,
+    path: str,
+    flags: list[str],
+    start: Start,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if flags is TRACED:
+        pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    (tmp_path / f"{name}.py").write_text(PLUGIN.replace("{mistake}", mistake))
+    monkeypatch.syspath_prepend(tmp_path)
+    async with serving(Recording()) as url:
+        flags = [url if flag == "WORKER" else flag for flag in flags]
+        async with start(*flags, "--middleware-paths", name, "--worker-urls", url) as running:
+            answer = await running.client.post(path, json={})
+    named = f"plugin {name!r} failed in {function}; "
+    assert answer.json()["error"]["message"].startswith(named), answer.text
+
+
+async def test_plugins_that_ship_with_the_router_are_not_foreign(start: Start) -> None:
+    plugins = ("engine", "radix_cache", "openai", "r3")
+    async with start(*(word for name in plugins for word in ("--plugin", name))) as running:
+        hooks = running.router.hooks
+    assert {*plugins} < {*hooks.plugins}
+    assert hooks.owners.foreign == set()
 
 
 def test_exception_in_a_group_has_the_plugin_of_its_first_part() -> None:
