@@ -123,13 +123,15 @@ class Hooks:
 
     async def call_pre_request(self, exchange: Exchange) -> Reply | None:
         """Call each plugin in turn until one returns a reply, and return that reply; None without one."""
-        request = exchange.request
+        request, foreign = exchange.request, self.owners.foreign
         before, target, method = request.headers[:], request.target, request.method
         for plugin, function in self.pre_request:
             try:
                 reply = function(exchange)
                 if reply is not None and hasattr(reply, "__await__"):
                     reply = await reply
+                if plugin in foreign:
+                    request.encode_small()  # here its author is known
             except HTTPError:
                 raise
             except Exception as error:

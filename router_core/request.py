@@ -120,9 +120,7 @@ class Request:
         Returns True for a body that is small, was parsed, is known not to be JSON, or may have letters written as
         ``\\u0073``. Searching 16 MB takes 12 ms, so call :meth:`searching` first for a large body.
         """
-        if self._json is not _UNREAD or self._invalid is not None:
-            return True
-        if len(self._body) <= _SMALL:
+        if self._json is not _UNREAD or self._invalid is not None or len(self._body) <= _SMALL:
             return True  # one parse costs less than the searches for several names
         if name in self._absent:
             return False
@@ -150,12 +148,17 @@ class Request:
         return False
 
     def replace_json(self, value: Any) -> None:
-        """Make ``value`` the body. Several plugins may do so: the body is encoded once, and its length is set.
+        """Make ``value`` the body. It is encoded when :attr:`body` is read next, and the body's length is set.
 
         The value may hold numpy arrays; :meth:`json` returns them to later plugins.
         """
         self._json = value
         self._stale, self._invalid = True, None
+
+    def encode_small(self) -> None:
+        """Encode a value of :meth:`replace_json` now, unless the body before it was large. Raises BadRequest."""
+        if self._stale and len(self._body) < LARGE_BYTES:
+            _ = self.body
 
     def add_field(self, field: bytes) -> None:
         """Add a top-level ``field``, such as ``b'"stream":true'``, that the body, a JSON object, does not have.

@@ -125,6 +125,8 @@ def pre_request(exchange):
         request.headers.append((b"x y", b"z"))
     if MISTAKE == "target":
         request.target = b"/x y"
+    if MISTAKE == "json":
+        request.replace_json({"ids": {1, 2}})
     if MISTAKE == "reply status":
         return Reply("200", [], b"text")
     if MISTAKE == "reply body":
@@ -211,6 +213,7 @@ TRACED = ["--enable-trace", "--otlp-traces-endpoint", "WORKER"]
         ("method", "pre_request"),
         ("name", "pre_request"),
         ("target", "pre_request"),
+        ("json", "pre_request"),
         ("reply status", "pre_request"),
         ("reply body", "pre_request"),
         ("status", "post_response"),
@@ -330,6 +333,7 @@ async def test_header_that_two_layers_pass_on_names_both(
 @pytest.mark.parametrize(
     ("name", "mistake", "function", "path", "flags"),
     [
+        ("odd_json", "json", "pre_request", "/generate", []),
         ("odd_stamp", "middleware reply", "stamped", "/x", ["--request-id-headers"]),
         ("odd_stamp", "middleware reply", "stamped", "/x", TRACED),
         ("odd_stamp", "middleware reply", "stamped", "/flush_cache", ["--control-plane-audit-enabled"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router_core.errors import BadRequest
-from router_core.request import Request
+from router_core.request import LARGE_BYTES, Request
 
 
 def request(body: bytes) -> Request:
@@ -28,3 +28,16 @@ def test_body_that_is_no_json_still_raises_when_it_is_read_strictly() -> None:
     assert one.json_object_or_none() is None
     with pytest.raises(BadRequest, match="the body is not JSON"):
         one.json()
+
+
+@pytest.mark.parametrize("size", [2, LARGE_BYTES])
+def test_value_in_place_of_a_large_body_is_encoded_later(size: int) -> None:
+    one = request(b" " * size)
+    one.replace_json({1, 2})
+    if size < LARGE_BYTES:
+        with pytest.raises(TypeError, match="set"):
+            one.encode_small()
+    else:
+        one.encode_small()
+        with pytest.raises(TypeError, match="set"):
+            _ = one.body
