@@ -152,7 +152,7 @@ async def _measure(
         if tiers.keeps_all or not await _is_flagged(proxy.url, session, reason):
             report.problem(f"{tiers.name}: {session}: {reason}")
     demotions = sum(stats["demoted"]["demotions"].values()) if "demoted" in stats else 0
-    prompt_tokens = stats["tokens_reused"] + stats["tokens_encoded"]
+    prompt_tokens = stats["tokens_reused"] + stats["tokens_encoded"] + stats["tokens_given"]
     report.add(
         _SCENARIO,
         tiers.name,

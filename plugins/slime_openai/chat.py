@@ -71,7 +71,10 @@ class Chat:
         judged = JudgedAnswers(self._verdicts)
         choices = [self._choice(index, request, question, prompt, judged) for index in range(request.n)]
         payload = {**unknown.passed, **self._payload(request, ids)}
-        inner, reply = await generate(self._router, exchange, payload, question.session)
+        is_tokenised = request.input_ids is None
+        inner, reply = await generate(
+            self._router, exchange, payload, question.session, is_tokenised=is_tokenised
+        )
         judged.begin(inner)
         used = partial(self._usage, request, len(ids), choices)
         kind = "chat.completion.chunk" if request.stream else "chat.completion"

@@ -8,6 +8,7 @@ from router_core.exchange import Exchange
 from router_core.reply import Reply
 from router_core.router import Router
 from slime_openai.responses.outputs import EngineRefused
+from slime_sglang.generation import TOKENISED
 
 __all__ = ["EVENT_STREAM", "JSON", "generate"]
 
@@ -16,15 +17,23 @@ EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 
 
 async def generate(
-    router: Router, parent: Exchange, payload: dict[str, Any], session: str | None
+    router: Router,
+    parent: Exchange,
+    payload: dict[str, Any],
+    session: str | None,
+    *,
+    is_tokenised: bool = False,
 ) -> tuple[Exchange, Reply]:
     """Send a ``/generate`` request for the client's exchange ``parent``.
 
-    Return the new exchange, which the caller closes, and the reply.
+    Return the new exchange, which the caller closes, and the reply. ``is_tokenised``: the router has tokenised the
+    ``input_ids`` in ``payload``; else the client gave them, if there are any.
 
     Raises HTTPError. The client's ``Authorization`` is passed on, since workers may need a key.
     """
     inner = router.generation(payload, session=session, parent=parent)
+    if is_tokenised:
+        inner.notes[TOKENISED] = True
     key = parent.request.header(b"authorization")
     if key is not None:
         inner.request.headers.append((b"authorization", key))

@@ -22,11 +22,13 @@ def offer_metrics(metrics: Metrics | None, tally: Tally, kept: Trajectories) -> 
         return
     metrics.counter(
         "smg_router_tokens_total", "Prompt tokens and sampled tokens of the generations that the cache records.",
-        lambda: {"input": tally.tokens_reused + tally.tokens_encoded, "output": tally.tokens_sampled}, ["token_type"],
+        lambda: {"input": tally.tokens_prompted, "output": tally.tokens_sampled}, ["token_type"],
     )  # fmt: skip
     metrics.counter(
-        "slime_prompt_tokens_total", "Prompt tokens: known from an earlier request, or new.",
-        lambda: {"reused": tally.tokens_reused, "encoded": tally.tokens_encoded}, ["source"],
+        "slime_prompt_tokens_total", "Prompt tokens: known from an earlier request, tokenised by the router, or given.",
+        lambda: {
+            "reused": tally.tokens_reused, "encoded": tally.tokens_encoded, "given": tally.tokens_given
+        }, ["source"],
     )  # fmt: skip
     metrics.counter(
         "slime_cache_prompts_total", "Prompts with some known tokens (hit), and without (miss).",

@@ -55,7 +55,7 @@ from slime_resume.resuming_stream import ResumingStream
 from slime_resume.stop_conditions import StopConditions
 from slime_sglang.aborts import check_rid
 from slime_sglang.bodies import EVENTS, JSON, media_type
-from slime_sglang.generation import generates
+from slime_sglang.generation import TOKENISED, generates
 
 __all__ = ["RadixCache"]
 
@@ -246,7 +246,7 @@ class RadixCache:
             turns.append(turn)
         for prompt, turn in zip(prompts, turns, strict=True):
             await breaks.take()
-            await self._turns.encode(turn, prompt)
+            await self._turns.encode(turn, prompt, is_tokenised=TOKENISED in exchange.notes)
         return turns
 
     def _end(self, turns: Sequence[PromptTurn]) -> None:

@@ -27,6 +27,7 @@ class Tally:
     def __init__(self) -> None:
         self.tokens_reused = 0
         self.tokens_encoded = 0
+        self.tokens_given = 0
         self.tokens_sampled = 0
         self._turns: Counter[int] = Counter()
         self._hits: Counter[int] = Counter()
@@ -39,12 +40,18 @@ class Tally:
         self.answers: Counter[str] = Counter()
         self.aborts: Counter[str] = Counter()
 
-    def turn(self, number: int, reused: int, encoded: int) -> None:
-        """Count a prompt with ``reused`` known tokens and ``encoded`` others (tokenised, or given as ids)."""
+    def turn(self, number: int, reused: int, encoded: int, given: int) -> None:
+        """Count a prompt with ``reused`` known tokens, ``encoded`` tokenised ones, and ``given`` ones, sent as ids."""
         self._turns[number] += 1
         self._hits[number] += reused > 0
         self.tokens_reused += reused
         self.tokens_encoded += encoded
+        self.tokens_given += given
+
+    @property
+    def tokens_prompted(self) -> int:
+        """The number of tokens of all prompts."""
+        return self.tokens_reused + self.tokens_encoded + self.tokens_given
 
     def sampled(self, tokens: int) -> None:
         """Count ``tokens`` of an answer that are recorded for the first time."""
@@ -147,6 +154,7 @@ class Tally:
             },
             "tokens_reused": self.tokens_reused,
             "tokens_encoded": self.tokens_encoded,
+            "tokens_given": self.tokens_given,
             "untouched": dict(self.untouched_by_reason),
             "unrecorded": dict(self.unrecorded_by_kind),
             "contradictions": dict(self.contradictions),

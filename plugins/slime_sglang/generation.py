@@ -11,7 +11,7 @@ from router_core.errors import BadRequest
 from router_core.request import Request
 from router_core.routes import parsed_object
 
-__all__ = ["GENERATION_PATHS", "at_generation", "generates", "with_fields", "without_fields"]
+__all__ = ["GENERATION_PATHS", "TOKENISED", "at_generation", "generates", "with_fields", "without_fields"]
 
 #: Raw paths at which engines generate. Requests to them wait during a pause, are limited, and may be repeated.
 GENERATION_PATHS = frozenset(
@@ -20,6 +20,8 @@ GENERATION_PATHS = frozenset(
         b"/invocations", b"/vertex_generate", b"/api/chat", b"/api/generate",
     )
 )  # fmt: skip
+#: Key in ``exchange.notes`` of a plugin's own generation whose ``input_ids`` the router has tokenised.
+TOKENISED = "sglang.tokenised"
 _PATHS = frozenset(path.decode() for path in GENERATION_PATHS)
 _SPACE = b" \t\r\n"
 _EMPTY = re.compile(rb"[ \t\r\n]*\{[ \t\r\n]*\}[ \t\r\n]*")

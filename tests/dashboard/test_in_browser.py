@@ -82,6 +82,17 @@ async def test_page_shows_data_without_a_key_if_none_is_set(start: Start, chromi
         assert await chromium.problems() == []
 
 
+async def test_share_of_known_tokens_counts_ids_that_clients_give(start: Start, chromium: Browser) -> None:
+    async with start(*WITH_TOKENS) as running:
+        for _ in range(2):
+            await running.client.post("/generate", json={"input_ids": [72, 105, 33]})
+        stats = (await running.client.get("/cache_stats")).json()
+        await chromium.open(f"{running.url}/ui")
+        cache = await chromium.until_text("#cache", "taken from records")
+    assert (stats["tokens_reused"], stats["tokens_encoded"], stats["tokens_given"]) == (3, 0, 3)
+    assert "50" in cache.partition("taken from records")[2].partition("Prompts")[0]
+
+
 async def test_page_asks_for_the_key_and_forgets_it(start: Start, chromium: Browser) -> None:
     async with start(*WITH_TOKENS, "--api-key", "traffic", "--admin-api-key", "a-secret") as running:
         await chromium.open(f"{running.url}/ui")

@@ -236,6 +236,31 @@ async def test_pause_and_weights_show(start: Start) -> None:
     assert after["smg_http_requests_total", "method=POST path=/pause_generation"] == 1
 
 
+async def test_prompt_tokens_show_where_they_came_from(start: Start) -> None:
+    chat: dict[str, object] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    rows = (
+        ("/generate", {"text": "Hi"}, "encoded"),
+        ("/generate", {"input_ids": [72, 105, 33]}, "given"),
+        ("/v1/completions", {"prompt": "Good day", "max_tokens": 2}, "encoded"),
+        ("/v1/completions", {"prompt": [72, 106, 33], "max_tokens": 2}, "given"),
+        ("/v1/chat/completions", chat, "encoded"),
+        ("/v1/chat/completions", {**chat, "input_ids": [72, 107, 33]}, "given"),
+    )
+    before = {"reused": 0.0, "encoded": 0.0, "given": 0.0}
+    async with start(*EVERYTHING, "--plugin", "openai") as running:
+        for path, body, source in rows:
+            answer = await running.client.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            found = await scraped(running.client)
+            after = {name: found["slime_prompt_tokens_total", f"source={name}"] for name in before}
+            assert [name for name in before if after[name] > before[name]] == [source], (path, source)
+            before = after
+        stats = (await running.client.get("/cache_stats")).json()
+    assert before["given"] == stats["tokens_given"] == 9
+    assert (before["reused"], before["encoded"]) == (stats["tokens_reused"], stats["tokens_encoded"])
+    assert found["smg_router_tokens_total", "token_type=input"] == sum(before.values())
+
+
 async def test_tokens_and_exactness_show(start: Start) -> None:
     async with start(*EVERYTHING) as running:
         first = (await running.client.post("/generate", json={"text": "Hi", "session_id": "s"})).json()

@@ -145,10 +145,11 @@ function bar(part, kind = "") {
 function showCache({ cache }) {
   if (cache === null) return;
   const { hit = 0, miss = 0 } = cache.prompts;
-  const { reused = 0, encoded = 0 } = cache.tokens ?? {};
+  const { reused = 0, encoded = 0, given = 0 } = cache.tokens ?? {};
+  const tokens = reused + encoded + given;
   const facts = [
     ["Prompts with known tokens", share(hit + miss ? hit / (hit + miss) : null), hit / (hit + miss)],
-    ["Tokens of prompts taken from records", share(reused + encoded ? reused / (reused + encoded) : null), reused / (reused + encoded)],
+    ["Tokens of prompts taken from records", share(tokens ? reused / tokens : null), reused / tokens],
     ["Prompts", count(hit + miss)],
     ["Recorded tokens kept", count(cache.kept_tokens)],
     ["Memory", bytes(cache.kept_bytes)],

@@ -152,8 +152,11 @@ class Turns:
             match = self._trajectories.find_to_continue(text, session)
         return PromptTurn(text, match.context, session, match.position, node=match.node)
 
-    async def encode(self, turn: PromptTurn, prompt: str | bytes) -> None:
-        """Tokenise the part of ``prompt`` after the context of its ``turn``. Raises PromptTooLong."""
+    async def encode(self, turn: PromptTurn, prompt: str | bytes, *, is_tokenised: bool = False) -> None:
+        """Tokenise the part of ``prompt`` after the context of its ``turn``. Raises PromptTooLong.
+
+        ``is_tokenised``: a plugin has tokenised ``prompt``, if it is packed ids; else the client gave them.
+        """
         known, responses = read_context(turn.context)
         if turn.position < len(turn.prompt):
             text = (
@@ -166,7 +169,9 @@ class Turns:
         self._encoder.check_length(turn.tokens)
         if turn.running is not None:
             turn.running.ids = turn.ids
-        self._tally.turn(1 + responses, len(known) // 4, len(turn.rest) // 4)
+        new = len(turn.rest) // 4
+        given = new if isinstance(prompt, bytes) and not is_tokenised else 0
+        self._tally.turn(1 + responses, len(known) // 4, new - given, given)
 
     def end(self, turn: PromptTurn) -> None:
         """Unpin the context of ``turn``, however the turn ended. Call this once."""
