@@ -162,7 +162,8 @@ def plainly(message: str, flags: Mapping[str, argparse.Action]) -> str:
     if found := _SWITCH.match(message):
         return f"{found[1]}: a switch takes no value; give it alone"
     if found := _NO_FILE.match(message):
-        return f"--config {Path(found[1])}: {found[2].strip()}"
+        wanted = "a text file with a line such as port = 30000 for each flag (--help shows the names)"
+        return f"--config {Path(found[1])}: {found[2].strip()}; wanted {wanted}"
     return message.removeprefix("argument ")
 
 

@@ -122,8 +122,9 @@ MISTAKES = {
     " --r3-inject: conflicting option string: --r3-inject; r3 has it already: is one plugin loaded twice?",
     "--middleware-paths router_core.errors": "plugin 'router_core.errors' has no hooks; known: add_options, ",
     # files
-    "--config nowhere.conf": "--config nowhere.conf: No such file or directory",
-    "--config empty": "--config empty: Is a directory",
+    "--config nowhere.conf": "--config nowhere.conf: No such file or directory; wanted a text file with a line such as"
+    " port = 30000 for each flag (--help shows the names)",
+    "--config empty": "--config empty: Is a directory; wanted a text file with a line such as port = 30000 for each",
     "--config bad.conf": "bad.conf: unknown key prot: did you mean port?",
     "--config cache.conf": "cache.conf: hf-checkpoint belongs to the plugin radix_cache, which is"
     " not loaded: add",
