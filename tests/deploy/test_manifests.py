@@ -1,4 +1,4 @@
-"""The manifests of deploy/kubernetes: kustomize builds them, and their pod is that of the chart."""
+"""The manifests of deploy/kubernetes: they fit the schemas, kustomize builds them, and their pod is the chart's."""
 
 from __future__ import annotations
 
@@ -13,24 +13,60 @@ from deploy.deployed import DEPLOY, check_flags
 from programs import program
 
 yaml = pytest.importorskip("yaml")
-helm = pytest.importorskip("helm_python", reason="helm is not installed: pip install helm-python-sdk")
 kubernetes = pytest.importorskip(
     "kubernetes_validate", reason="kubernetes-validate is not installed: pip install kubernetes-validate"
 )
 
 FOLDER = DEPLOY / "kubernetes"
+RELEASES = ("1.25", "1.37")
 Objects = dict[str, dict[str, Any]]
 
 
+def kustomization() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
+    return found
+
+
 def listed() -> Objects:
-    names = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())["resources"]
+    names = kustomization()["resources"]
     documents = [each for name in names for each in yaml.safe_load_all((FOLDER / name).read_text())]
-    return {each["kind"]: each for each in documents}
+    objects = {each["kind"]: each for each in documents}
+    assert len(objects) == len(documents)
+    return objects
+
+
+def labelled() -> Objects:
+    """The listed objects with the labels and the selectors that kustomize adds."""
+    (added,) = kustomization()["labels"]
+    assert added["includeSelectors"]
+    labels, objects = added["pairs"], listed()
+    for each in objects.values():
+        each["metadata"]["labels"] = labels
+    deployment = objects["Deployment"]["spec"]
+    deployment["selector"] = {"matchLabels": labels}
+    deployment["template"]["metadata"] = {"labels": labels}
+    objects["Service"]["spec"]["selector"] = labels
+    return objects
 
 
 def test_kustomization_lists_each_file() -> None:
-    names = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())["resources"]
+    names = kustomization()["resources"]
     assert {*names, "kustomization.yaml"} == {path.name for path in FOLDER.glob("*.yaml")}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("kind", listed())
+def test_each_object_fits_the_schema_of_kubernetes(kind: str, release: str) -> None:
+    """Without kubectl."""
+    kubernetes.validate(labelled()[kind], release, strict=True)
+
+
+@pytest.mark.parametrize("kind", listed())
+def test_schema_of_each_object_refuses_a_misspelt_field(kind: str) -> None:
+    objects = labelled()
+    objects[kind]["metdata"] = objects[kind].pop("metadata")
+    with pytest.raises(kubernetes.ValidationError):
+        kubernetes.validate(objects[kind], RELEASES[0], strict=True)
 
 
 def test_built_objects_fit_the_schemas_of_kubernetes() -> None:
@@ -40,8 +76,11 @@ def test_built_objects_fit_the_schemas_of_kubernetes() -> None:
     built: Objects = {each["kind"]: each for each in yaml.safe_load_all(done.stdout)}
     assert built.keys() == {*listed(), "ConfigMap"}
     for each in built.values():
-        for release in ("1.25", "1.37"):
+        for release in RELEASES:
             kubernetes.validate(each, release, strict=True)
+    for kind, mine in labelled().items():
+        assert built[kind]["metadata"]["labels"] == mine["metadata"]["labels"]
+        assert built[kind].get("spec", {}).get("selector") == mine.get("spec", {}).get("selector")
     template = built["Deployment"]["spec"]["template"]
     labels = template["metadata"]["labels"]
     for selector in (
@@ -58,6 +97,7 @@ def test_built_objects_fit_the_schemas_of_kubernetes() -> None:
 
 def test_objects_are_those_of_the_chart() -> None:
     """For the same values; names, labels and comments apart."""
+    helm = pytest.importorskip("helm_python", reason="helm is not installed: pip install helm-python-sdk")
     values = {
         "fullnameOverride": "slime-router",
         "discovery": {"enabled": True, "selector": {"app": "sglang"}, "namespace": "default"},
