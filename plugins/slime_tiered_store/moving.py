@@ -30,7 +30,7 @@ class Move:
 
     ``engine`` is the engine of ``tier``. It evicts nothing until all blocks are copied, since some may be in no other
     tier. ``log``: the log of ``home``. ``latest``: the latest run in the log of ``tier``. A call that fails is repeated
-    until it succeeds, so nothing is lost while ``home`` is full or fails.
+    until it succeeds, so nothing is lost while ``home`` is full or fails. Damaged blocks are left out and logged.
     """
 
     def __init__(
@@ -45,6 +45,8 @@ class Move:
         self._log = log
         self._latest = latest
         self._steps: list[Callable[[], Awaitable[None]]] = []
+        #: The damaged blocks of ``tier`` that ``home`` does not have.
+        self._damaged: dict[Block, BlockCorrupt] = {}
         self._has_begun = anyio.Event()
 
     @property
@@ -72,29 +74,73 @@ class Move:
             places = range(start, min(start + _AT_ONCE, len(slots)))
             blocks = [Block(slots[place], self._keys[16 * place : 16 * place + 16]) for place in places]
             await self._again(partial(self._copy, blocks))
+        self._log_damage()
         for step in self._steps:
             await self._again(step)
         self._engine.evicts = True
-        logger.info("tier %s has all blocks of earlier runs that were in tier %s", home, tier)
+        if self._damaged:
+            logger.info(
+                "tier %s has the intact blocks of earlier runs that were in tier %s; %d blocks were damaged",
+                home,
+                tier,
+                len(self._damaged),
+            )
+        else:
+            logger.info("tier %s has all blocks of earlier runs that were in tier %s", home, tier)
+
+    def _log_damage(self) -> None:
+        if self._damaged:
+            logger.error(
+                "%d of %d blocks of earlier runs are damaged, and cannot be copied to tier %s: "
+                "records with these blocks are lost, and counted when they are needed; the first: %s",
+                len(self._damaged),
+                len(self._slots),
+                self._home.name,
+                next(iter(self._damaged.values())),
+            )
 
     async def _copy(self, blocks: Sequence[Block]) -> None:
         held = await self._home.holds([block.key for block in blocks])
-        there, frames = await self._read(blocks[held:], self._tier.block_bytes)
+        there, frames, damaged = await self._read(blocks[held:], self._tier.block_bytes)
         await self._home.write(there, frames)
-        still_there, _ = await self._read(there, 0)
-        self._home.forget(list(set(there).difference(still_there)))
+        # What is damaged only now was copied while it was intact.
+        still_there, _, damaged_since = await self._read(there, 0)
+        self._home.forget(list(set(there).difference(still_there, damaged_since)))
+        for block, error in damaged.items():
+            if not await self._home.holds([block.key]):  # an earlier run may have copied it
+                self._damaged[block] = error
 
-    async def _read(self, blocks: Sequence[Block], size: int) -> tuple[list[Block], list[memoryview]]:
-        """Return those of ``blocks`` that are neither forgotten nor lost, each with its first ``size`` bytes."""
-        there = list(blocks)
+    async def _read(
+        self, blocks: Sequence[Block], size: int
+    ) -> tuple[list[Block], list[memoryview], dict[Block, BlockCorrupt]]:
+        """Return the intact ones of ``blocks``, the first ``size`` bytes of each, and the damaged ones.
+
+        Forgotten blocks are left out.
+        """
+        there, damaged = list(blocks), dict[Block, BlockCorrupt]()
         while True:
             frames = [memoryview(bytearray(size)) for _ in there]
             try:
                 await self._tier.read(there, frames)
-            except (BlockMissing, BlockCorrupt) as gone:
-                there = [block for block in there if block.key != gone.key]
-            else:
-                return there, frames
+                return there, frames, damaged
+            except (BlockMissing, BlockCorrupt) as error:
+                wrong = next(block for block in there if block.key == error.key)
+                if isinstance(error, BlockCorrupt) and not await self._is_forgotten(wrong):
+                    damaged[wrong] = error
+                there.remove(wrong)
+
+    async def _is_forgotten(self, block: Block) -> bool:
+        """Return True if the tier does not know ``block`` any more.
+
+        If a block is forgotten while it is read, another one may take its slot. Then it seems to be damaged.
+        """
+        try:
+            await self._tier.read([block], [memoryview(bytearray())])
+        except BlockMissing:
+            return True
+        except BlockCorrupt:
+            pass
+        return False
 
     async def _again(self, call: Callable[[], Awaitable[None]]) -> None:
         again = AsyncRetrying(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from deadlines import until
 from slime_tiered_store.cold_records import LAYOUT, ColdRecords
 from slime_tiered_store.errors import TierFailed
+from slime_tiered_store.record_rows import namespace_of, tokens_of
 from slime_tiered_store.store import TieredStore
 from slime_tiered_store.tier import Block
 from slime_tiered_store.tiers.settings import TierSettings, open_tiers
@@ -62,6 +65,11 @@ async def adopt(kept: ColdRecords, *known: dict[bytes, bytes]) -> None:
 
 async def is_all_there(kept: ColdRecords, *known: dict[bytes, bytes]) -> bool:
     return all([await kept.fetch(list(each)) == list(each.values()) for each in known])
+
+
+async def never(key: bytes) -> bool:
+    """No router has deleted a record."""
+    return False
 
 
 def evicted(kept: ColdRecords) -> int:
@@ -124,6 +132,116 @@ async def test_record_that_is_forgotten_while_it_is_copied_leaves_nothing(
         await kept.move()
     blocks = [path for path in (tmp_path / "remote").glob("??/*") if path.is_file()]
     assert len(blocks) == len(OLD) - 5
+
+
+def damage(path: Path, block: Block) -> None:
+    """Change a byte of a block on the disk."""
+    with (path / "disk" / "blocks").open("r+b", buffering=0) as file:
+        content = bytearray(os.pread(file.fileno(), 4096, 4096 * block.id))
+        assert block.key in content[:64]
+        content[1000] ^= 1
+        os.pwrite(file.fileno(), content, 4096 * block.id)
+
+
+def disk_of(kept: ColdRecords) -> tuple[Any, dict[bytes, Block]]:
+    """The disk, and the block of each old record there."""
+    ((tier, recovered),) = [(tier, engine.recovered) for engine, tier in kept.tiers if engine.name == "ssd"]
+    assert kept.store is not None
+    keys = {key: kept.store.sequence_meta(namespace_of(key), tokens_of(1)).key(0) for key in OLD}
+    return tier, {record: Block(recovered[key], key) for record, key in keys.items()}
+
+
+def logged(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
+    """The lines of the log about copies."""
+    lines = [each for each in caplog.records if each.name == "slime_tiered_store.moving"]
+    return [line.getMessage() for line in lines if line.levelno == level]
+
+
+def says_that_all_is_copied(caplog: pytest.LogCaptureFixture) -> bool:
+    end = "tier remote has all blocks of earlier runs that were in tier ssd"
+    return not logged(caplog, logging.ERROR) and logged(caplog, logging.INFO)[-1] == end
+
+
+async def test_damaged_blocks_are_not_copied_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    await a_run_on_the_disk(tmp_path)
+    rest = list(OLD)[1:]
+    for _ in range(2):
+        async with records(tmp_path) as kept:
+            kept.was_deleted = never
+            await adopt(kept, OLD)
+            if not caplog.records:
+                _, blocks = disk_of(kept)
+                for record in rest[3:5]:
+                    damage(tmp_path, blocks[record])
+                kept.forget(list(OLD)[:1])
+            await kept.move()
+    (error,) = logged(caplog, logging.ERROR)
+    assert error.startswith("2 of 15 blocks of earlier runs are damaged, and cannot be copied to tier remote")
+    assert any(f"tier ssd: block {blocks[record].key.hex()} is corrupt" in error for record in rest[3:5])
+    assert logged(caplog, logging.INFO)[-1] == (
+        "tier remote has the intact blocks of earlier runs that were in tier ssd; 2 blocks were damaged"
+    )
+    async with records(tmp_path) as kept:
+        kept.was_deleted = never
+        await adopt(kept, OLD)
+        assert [key for key, found in zip(rest, await kept.fetch(rest), strict=True) if not found] == rest[
+            3:5
+        ]
+        assert kept.losses.count == 2
+
+
+async def test_block_that_is_replaced_while_it_is_read_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    await a_run_on_the_disk(tmp_path)
+    async with records(tmp_path) as kept:
+        await adopt(kept, OLD)
+        disk, blocks = disk_of(kept)
+        read, first = disk.read, next(iter(OLD))
+
+        async def read_and_forget(*args: Any) -> None:
+            try:
+                await read(*args)
+            finally:
+                kept.forget([first])
+
+        monkeypatch.setattr(disk, "read", read_and_forget)
+        damage(tmp_path, blocks[first])
+        await kept.move()
+        assert disk.counts.corrupt == 1
+    assert says_that_all_is_copied(caplog)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_copy_of_a_block_that_is_damaged_later_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: bool
+) -> None:
+    """Also if the copies begin again, since another block is not in the remote store."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("slime_tiered_store.moving._PAUSE_S", 0)
+    await a_run_on_the_disk(tmp_path)
+    async with records(tmp_path) as kept:
+        await adopt(kept, OLD)
+        home: Any = kept.tiers[-1][1]
+        write = home.write
+
+        async def write_and_damage(blocks: Sequence[Block], sources: Sequence[memoryview]) -> None:
+            await write(blocks, sources)
+            monkeypatch.setattr(home, "write", write)
+            damage(tmp_path, blocks[4])
+            if fails:
+                digits = blocks[0].key.hex()
+                (tmp_path / "remote" / digits[:2] / digits).unlink()
+                raise TierFailed("remote", "write", "file:///remote", OSError("a block is not written"))
+
+        monkeypatch.setattr(home, "write", write_and_damage)
+        await kept.move()
+        assert await home.holds([block.key for block in disk_of(kept)[1].values()]) == len(OLD)
+    assert says_that_all_is_copied(caplog)
 
 
 async def test_failure_of_the_home_is_repeated_and_the_disk_evicts_nothing(
