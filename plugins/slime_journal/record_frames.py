@@ -14,7 +14,7 @@ from zlib import crc32
 
 import msgpack  # type: ignore[import-untyped]  # it has no annotations
 
-__all__ = ["Damaged", "Frames", "Torn"]
+__all__ = ["Damaged", "Frames", "Torn", "payloads"]
 
 _HEAD = Struct("<III")
 _LENGTH_AND_SUM = Struct("<II")
@@ -32,6 +32,26 @@ class Damaged(Torn):
     """A frame is not what was written."""
 
 
+def payloads(data: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Yield start offset and payload of each frame in ``data``, of any kinds. Raises Torn or Damaged."""
+    offset = 0
+    while offset < len(data):
+        start = offset + _HEAD.size
+        if start > len(data):
+            raise Torn(offset)
+        length, checksum, head_sum = _HEAD.unpack_from(data, offset)
+        if crc32(data[offset : offset + _LENGTH_AND_SUM.size]) != head_sum:
+            raise Damaged(offset)
+        end = start + length
+        if end > len(data):
+            raise Torn(offset)
+        payload = data[start:end]
+        if crc32(payload) != checksum:
+            raise Damaged(offset)
+        yield offset, payload
+        offset = end
+
+
 class Frames:
     """Writes and reads records of these ``kinds``: NamedTuples, each written under its name in lower case."""
 
@@ -47,22 +67,8 @@ class Frames:
 
     def read(self, data: memoryview) -> Iterator[tuple[int, int, list[Any]]]:
         """Yield start offset, end offset and records of each frame in ``data``. Raises Torn or Damaged."""
-        offset = 0
-        while offset < len(data):
-            start = offset + _HEAD.size
-            if start > len(data):
-                raise Torn(offset)
-            length, checksum, head_sum = _HEAD.unpack_from(data, offset)
-            if crc32(data[offset : offset + _LENGTH_AND_SUM.size]) != head_sum:
-                raise Damaged(offset)
-            end = start + length
-            if end > len(data):
-                raise Torn(offset)
-            payload = data[start:end]
-            if crc32(payload) != checksum:
-                raise Damaged(offset)
-            yield offset, end, self._records(payload, offset)
-            offset = end
+        for offset, payload in payloads(data):
+            yield offset, offset + _HEAD.size + len(payload), self._records(payload, offset)
 
     def _records(self, payload: memoryview, offset: int) -> list[Any]:
         try:

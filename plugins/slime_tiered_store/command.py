@@ -19,10 +19,10 @@ def _parser() -> CommandParser:
         prog="slime-router store",
         description="Look after the directories of --store-ssd.",
         epilog="verify prints one line of JSON for each directory, and repairs nothing. "
-        "Exit code 0: all blocks are intact; 1: some are not; 2: a directory could not be verified.",
+        "Exit code 0: all blocks and notes are intact; 1: some are not; 2: a directory could not be verified.",
     )
     parser.add_argument(
-        "action", choices=["verify"], help="verify: read every block, and compare its checksum"
+        "action", choices=["verify"], help="verify: read every block and all notes, and compare the checksums"
     )
     parser.add_argument(
         "directories", nargs="+", type=Path, metavar="DIR", help="directory that no router uses now"
@@ -31,7 +31,7 @@ def _parser() -> CommandParser:
 
 
 def main(argv: list[str]) -> int:
-    """Run the command. Return 0 when all blocks are intact, 1 when some are not, and 2 for another failure."""
+    """Run the command. Return 0 when all is intact, 1 when some blocks or notes are not, and 2 for another failure."""
     code = 0
     try:
         for path in _parser().parse_args(argv).directories:

@@ -63,6 +63,7 @@ def new_run(after: bytes) -> bytes:
 class NoteLog:
     """The log at ``client``. Call :meth:`read` once, set ``run``, then call :meth:`append`, one call at a time.
 
+    A note consists of frames (``slime_journal.record_frames``), so that ``slime-router store verify`` finds damage.
     ``call``: makes a call of the client, and repeats it if that may help. ``flag``: the flag that names
     the store, for messages. ``is_shared``: other routers may write notes there now.
     """

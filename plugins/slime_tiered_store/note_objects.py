@@ -24,6 +24,7 @@ __all__ = [
     "NotesChanged",
     "moved_name",
     "needed",
+    "needed_and_missing",
     "note_object",
     "note_objects",
     "whole_name",
@@ -71,9 +72,18 @@ def note_objects(names: Iterable[str]) -> list[NoteObject]:
 
 def needed(names: Iterable[str]) -> list[NoteObject]:
     """Return the objects to read, in order. Raises NotesChanged if one is missing."""
+    objects, missing = needed_and_missing(names)
+    if missing:
+        raise NotesChanged(f"{missing[0].name} is missing")
+    return objects
+
+
+def needed_and_missing(names: Iterable[str]) -> tuple[list[NoteObject], list[NoteObject]]:
+    """Return the objects to read, in order, and the objects that are missing between them."""
     names = list(names)
     whole = max((found[1] for found in map(_WHOLE.fullmatch, names) if found), default="")
     objects: list[NoteObject] = []
+    missing: list[NoteObject] = []
     for one in note_objects(names):
         if one.run < whole:
             continue
@@ -82,6 +92,6 @@ def needed(names: Iterable[str]) -> list[NoteObject]:
         if one.last <= last:
             continue  # its notes were joined with others, and the object is not deleted yet
         if one.first > last + 1:
-            raise NotesChanged(f"{note_object(one.run, last + 1, one.first - 1).name} is missing")
+            missing.append(note_object(one.run, last + 1, one.first - 1))
         objects.append(one)
-    return objects
+    return objects, missing

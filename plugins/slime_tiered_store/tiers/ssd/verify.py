@@ -1,4 +1,4 @@
-"""Reads every block of a directory of the SSD tier, and changes nothing."""
+"""Reads every block and all notes of a directory of the SSD tier, and changes nothing."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from slime_tiered_store.tiers.ssd.directory import lock_directory, read_layout
 from slime_tiered_store.tiers.ssd.file_ops import FileOps
 from slime_tiered_store.tiers.ssd.index_log import read_index
 from slime_tiered_store.tiers.ssd.runs import SlotRun
+from slime_tiered_store.tiers.ssd.verify_notes import DamagedNotes, verify_notes
 
 __all__ = ["DirectoryReport", "verify_directory"]
 
@@ -21,7 +22,8 @@ class DirectoryReport:
     """The content of a directory. ``damaged``: slot, key and reason of each block that cannot be read.
 
     ``skipped_records``: unreadable records of the index. After a power cut these may be records of writes
-    that were not acknowledged.
+    that were not acknowledged. ``notes``: the number of files with notes. ``damaged_notes``: those
+    with which no router starts.
     """
 
     directory: str
@@ -30,11 +32,13 @@ class DirectoryReport:
     blocks: int
     skipped_records: int
     damaged: list[dict[str, Any]]
+    notes: int
+    damaged_notes: list[DamagedNotes]
 
     @property
     def is_intact(self) -> bool:
-        """True when all blocks can be read."""
-        return not self.damaged
+        """True when all blocks and all notes can be read."""
+        return not self.damaged and not self.damaged_notes
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report for JSON."""
@@ -42,7 +46,7 @@ class DirectoryReport:
 
 
 def verify_directory(path: Path, ops: FileOps | None = None) -> DirectoryReport:
-    """Read every block of a directory that no router uses. Blocks the caller.
+    """Read every block and all notes of a directory that no router uses. Blocks the caller.
 
     Raises OSError, and ValueError for a directory that is damaged, in use, or of another kind.
     """
@@ -69,6 +73,9 @@ def verify_directory(path: Path, ops: FileOps | None = None) -> DirectoryReport:
                     damaged.append({"slot": slot, "key": key.hex(), "reason": reason})
         finally:
             file.close()
-        return DirectoryReport(str(path), layout.block_bytes, layout.slots, table.count(), skipped, damaged)
+        notes, damaged_notes = verify_notes(path)
+        return DirectoryReport(
+            str(path), layout.block_bytes, layout.slots, table.count(), skipped, damaged, notes, damaged_notes
+        )
     finally:
         os.close(lock)

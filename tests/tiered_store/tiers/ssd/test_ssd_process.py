@@ -96,6 +96,8 @@ async def test_verify_names_each_damaged_block(tmp_path: Path, capsys: pytest.Ca
         "slots": SLOTS,
         "blocks": 5,
         "skipped_records": 0,
+        "notes": 0,
+        "damaged_notes": [],
     }
     assert verified(capsys, a) == (0, [{**report, "damaged": []}], "")
     before = {path: path.read_bytes() for path in b.iterdir()}
