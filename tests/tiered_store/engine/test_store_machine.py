@@ -303,4 +303,6 @@ def _then(first: Callable[..., None], second: Callable[[], None]) -> Callable[..
 
 
 TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(max_examples=75, stateful_step_count=40, deadline=None)
+#: Half as many again as of other tests; `--hypothesis-profile thorough` tries more.
+_EXAMPLES = settings().max_examples * 3 // 2
+TestStoreMachine.settings = settings(max_examples=_EXAMPLES, stateful_step_count=40, deadline=None)

@@ -36,6 +36,8 @@ SLOTS = 4
 _ALL_CUTS = os.environ.get("SLIME_ROUTER_STORE_CUTS") == "all"
 #: Each part cuts at every ``_STEP``-th byte; all parts cut at each. The one part of the default meets all alignments.
 _STEP, _PARTS = (8, range(8)) if _ALL_CUTS else (29, range(1))
+#: The writes before a kill bypass the page cache if they can, or go through it. None: in turn, by the byte of the cut.
+_WAYS: list[bool | None] = [True, False] if _ALL_CUTS else [None]
 #: Files are cut short at every so many bytes.
 _SHORTER = 37 if _ALL_CUTS else 101
 SIZE = Layout(BLOCK_BYTES, SLOTS).total_bytes
@@ -101,15 +103,19 @@ class Life:
             assert await is_intact(after, number, slot)
 
 
+@pytest.mark.parametrize("is_direct", _WAYS)
 @pytest.mark.parametrize("part", _PARTS)
-def test_all_acknowledged_blocks_are_found_after_a_kill_at_any_byte(tmp_path: Path, part: int) -> None:
+def test_all_acknowledged_blocks_are_found_after_a_kill_at_any_byte(
+    tmp_path: Path, part: int, is_direct: bool | None
+) -> None:
     async def killed_after(written: int) -> bool:
         path = tmp_path / str(written)
         tier = await opened(path)
         life = Life(tier, 0)
         await life.write(0, 1)
         await tier.aclose()
-        kill = Kill(written, direct_bytes=1 if written % 2 else 1 << 20)
+        direct = written % 2 == 1 if is_direct is None else is_direct
+        kill = Kill(written, direct_bytes=1 if direct else 1 << 20)
         was_killed = True
         try:
             tier = await opened(path, kill.ops)
