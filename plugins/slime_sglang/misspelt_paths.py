@@ -1,4 +1,4 @@
-"""Hints for unknown paths, which an engine answers with a bare "Not Found"."""
+"""Hints for misspelt paths, which an engine answers with a bare "Not Found"."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ __all__ = ["MisspeltPaths", "UnknownPath"]
 _BARE = re.compile(rb'Not Found|\{"detail": ?"Not Found"\}')
 _LONGEST_BODY = 32
 _LONGEST_PATH = 64
-_DESCRIPTION = "/openapi.json"
 
 
 class UnknownPath(HTTPError):
-    """The engine does not have the path of the request."""
+    """The engine does not have the path of the request, but a known path is similar."""
 
     status, type, code = 404, "not_found_error", "UNKNOWN_PATH"
 
@@ -33,18 +32,10 @@ class MisspeltPaths:
         self._known = (*sorted(path.decode() for path in GENERATION_PATHS), *literal)
 
     async def check(self, path: str, reply: Reply) -> None:
-        """Raise UnknownPath with a hint if ``reply``, an engine's 404 for ``path``, says only "Not Found"."""
+        """Raise UnknownPath if ``path`` looks misspelt, and ``reply``, an engine's 404, says only "Not Found"."""
         length = reply.header(b"content-length") or b""
-        if not length.isdigit() or int(length) > _LONGEST_BODY or path in self._known:
+        if not length.isdigit() or int(length) > _LONGEST_BODY or len(path) > _LONGEST_PATH:
             return
-        if not _BARE.fullmatch(await reply.read(_LONGEST_BODY)):
-            return
-        meant = closest(path, self._known) if len(path) <= _LONGEST_PATH else None
-        if meant is not None:
-            hint = f"did you mean {meant}?"
-        elif _DESCRIPTION in self._known:
-            hint = f"GET {_DESCRIPTION} lists the paths"
-        else:
-            hint = f"known: {', '.join(sorted({*self._known}))}"
-        shown = path if len(path) <= _LONGEST_PATH else f"{path[:_LONGEST_PATH]}..."
-        raise UnknownPath(f"Not Found: no engine has the path {shown}; {hint}")
+        meant = closest(path, self._known)
+        if meant not in (None, path) and _BARE.fullmatch(await reply.read(_LONGEST_BODY)):
+            raise UnknownPath(f"Not Found: no engine has the path {path}; did you mean {meant}?")

@@ -11,7 +11,7 @@ from xxhash import xxh3_128_digest
 
 from slime_tiered_store.tier import BlockKey
 
-__all__ = ["KEY_BYTES", "TOKEN_BYTES", "Namespace", "SequenceMeta", "block_key"]
+__all__ = ["KEY_BYTES", "TOKEN_BYTES", "Namespace", "SequenceMeta", "block_key", "key_at"]
 
 KEY_BYTES = 16
 TOKEN_BYTES = 4
@@ -82,7 +82,7 @@ class SequenceMeta:
 
     def key(self, block: int) -> BlockKey:
         """Return the key of a block. Block -1 has the root key of the namespace."""
-        return self.block_hashes[block * KEY_BYTES : (block + 1) * KEY_BYTES] if block >= 0 else self.root_key
+        return key_at(self.block_hashes, block) if block >= 0 else self.root_key
 
     def keys(self, start: int, stop: int) -> list[BlockKey]:
         """Return the keys of the blocks from ``start`` to ``stop``."""
@@ -111,3 +111,8 @@ def _token_bytes(token_ids: npt.ArrayLike) -> bytes:
     if found.size and (int(found.min()) < 0 or int(found.max()) >= 2**31):
         raise ValueError(f"token ids must be 0 <= id < 2**31, got {found.min()} to {found.max()}")
     return found.astype("<i4").tobytes()
+
+
+def key_at(keys: bytes, place: int) -> BlockKey:
+    """Return the key at ``place`` of ``keys``, which follow each other."""
+    return keys[KEY_BYTES * place : KEY_BYTES * (place + 1)]

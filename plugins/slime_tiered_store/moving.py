@@ -12,6 +12,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from slime_tiered_store.engine.cache_engine import CacheEngine
 from slime_tiered_store.errors import BlockCorrupt, BlockMissing, StoreError
+from slime_tiered_store.keys import key_at
 from slime_tiered_store.note_log import NoteLog
 from slime_tiered_store.tier import Block, MemoryTier, SharedTier, Tier
 
@@ -72,7 +73,7 @@ class Move:
         logger.info("copying %d blocks of earlier runs from tier %s to tier %s", len(slots), tier, home)
         for start in range(0, len(slots), _AT_ONCE):
             places = range(start, min(start + _AT_ONCE, len(slots)))
-            blocks = [Block(slots[place], self._keys[16 * place : 16 * place + 16]) for place in places]
+            blocks = [Block(slots[place], key_at(self._keys, place)) for place in places]
             await self._again(partial(self._copy, blocks))
         self._log_damage()
         for step in self._steps:

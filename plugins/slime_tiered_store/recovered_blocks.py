@@ -10,11 +10,10 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
+from slime_tiered_store.keys import key_at
 from slime_tiered_store.tier import BlockKey
 
 __all__ = ["RecoveredBlocks", "repeated"]
-
-_KEY_BYTES = 16
 
 
 class RecoveredBlocks(Mapping[BlockKey, int]):
@@ -96,7 +95,7 @@ class RecoveredBlocks(Mapping[BlockKey, int]):
         found = np.where((own == wanted).all(axis=1) & is_there, places, -1)
         unsure = (found < 0) & (own[:, 1] == wanted[:, 1])  # another key with this end may be the wanted one
         for each in np.flatnonzero(unsure).tolist():
-            place = self._place(_key(keys, each))
+            place = self._place(key_at(keys, each))
             found[each] = -1 if place is None else place
         return found
 
@@ -120,7 +119,7 @@ class RecoveredBlocks(Mapping[BlockKey, int]):
         self._count -= 1
 
     def _key(self, place: int) -> BlockKey:
-        return _key(self._keys, place)
+        return key_at(self._keys, place)
 
     def _place(self, key: BlockKey) -> int | None:
         end = int.from_bytes(key[8:], "little")
@@ -140,9 +139,5 @@ def repeated(keys: bytes) -> list[list[int]]:
     alike = np.flatnonzero(ends[order[1:]] == ends[order[:-1]])
     found: dict[BlockKey, list[int]] = {}
     for place in np.union1d(order[alike], order[alike + 1]).tolist():
-        found.setdefault(_key(keys, place), []).append(place)
+        found.setdefault(key_at(keys, place), []).append(place)
     return [places for places in found.values() if len(places) > 1]
-
-
-def _key(keys: bytes, place: int) -> BlockKey:
-    return keys[_KEY_BYTES * place : _KEY_BYTES * (place + 1)]

@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
+from slime_tiered_store.keys import key_at
 from slime_tiered_store.recovered_blocks import repeated
 from slime_tiered_store.tiers.ssd.file_ops import FileOps
 from slime_tiered_store.tiers.ssd.runs import SlotRun
@@ -182,7 +183,7 @@ class IndexLog:
         slots, keys = self.table.held_keys()
         for _, *others in repeated(keys):
             for place in others:
-                self.table.apply(FREE, int(slots[place]), keys[16 * place : 16 * place + 16])
+                self.table.apply(FREE, int(slots[place]), key_at(keys, place))
 
 
 def index_bytes(slots: int) -> int:
