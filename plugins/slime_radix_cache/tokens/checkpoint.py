@@ -52,8 +52,10 @@ def load_tokenizer(path: str) -> Tokenizer:
         tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=unreachable is not None)
     except Exception as error:
         if unreachable is not None:
-            wrong = f"neither a directory here nor a model in the cache, and {unreachable}; wanted {_WANTED}"
-            raise SettingsError(f"--hf-checkpoint {path}: {wrong}") from error
+            raise SettingsError(
+                f"--hf-checkpoint {path}: neither a directory here nor a model in the cache, and {unreachable};"
+                f" wanted {_WANTED}"
+            ) from error
         if is_local and not any(match for name in _TOKENIZER_FILES for match in Path(path).glob(name)):
             raise SettingsError(
                 f"--hf-checkpoint {path}: no tokenizer files in this directory; wanted tokenizer.json (or"
