@@ -18,7 +18,7 @@ from slime_radix_cache.index.segments import Segment
 from slime_radix_cache.index.text_node import Node
 from slime_radix_cache.index.trajectories import Limits, Trajectories
 
-_INSERTS = int(os.environ.get("SLIME_ROUTER_INSERTS", "2000"))
+_INSERTS = int(os.environ.get("SLIME_ROUTER_INSERTS", "1000"))
 #: Late losses are counted by their hashes, and an int has 28 to 36 bytes. A leak would show with each insert.
 _HASHES_BYTES = 20_000
 

@@ -39,7 +39,7 @@ _STEP, _PARTS = (8, range(8)) if _ALL_CUTS else (29, range(1))
 #: The writes before a kill bypass the page cache if they can, or go through it. None: in turn, by the byte of the cut.
 _WAYS: list[bool | None] = [True, False] if _ALL_CUTS else [None]
 #: Files are cut short at every so many bytes.
-_SHORTER = 37 if _ALL_CUTS else 101
+_SHORTER = 37 if _ALL_CUTS else 211
 SIZE = Layout(BLOCK_BYTES, SLOTS).total_bytes
 
 
