@@ -196,7 +196,7 @@ class Hooks:
         if reply is None and request is not None and (fault := _fault_of(request)) is not None:
             message = "internal error: middleware, or a plugin's sender, broke the request; the router's log says how"
             logger.error("middleware, or a plugin's sender, broke the request: %s", fault)
-        if (found := self.owners.culprit(error, is_request=isinstance(error, UnsendableRequest))) is None:
+        if (found := self.owners.culprit(error, UnsendableRequest)) is None:
             return HTTPError(message)
         logger.error("plugin %r failed in %s", *found)
         return PluginFailed(*found)

@@ -104,9 +104,6 @@ class Attempt:
                 return self._failed(*self._failure)
             assert self._reply is not None  # narrowing: nothing has failed
             self._merge(self._reply)
-        except BaseExceptionGroup as failed:
-            self._give_up()
-            raise failed.exceptions[0] from None  # without the group, as other senders raise it
         except BaseException:
             self._give_up()
             raise

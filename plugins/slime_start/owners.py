@@ -46,20 +46,25 @@ class Owners:
             for each in {module, package}:
                 self._names[each] = name if self._names.get(each, name) == name else None
 
-    def culprit(self, error: BaseException, *, is_request: bool = False) -> tuple[str, str] | None:
+    def culprit(
+        self, error: BaseException, unsendable: type[BaseException] | tuple[()] = ()
+    ) -> tuple[str, str] | None:
         """Return the plugin and the function that raised ``error``, the innermost ones; None: unknown.
 
         For a message that the server refuses, the name is "a or b" if the layers of several plugins have passed it on;
         plugins that ship with the router are left out.
         The search ends at a coroutine of the core: an error below it did not come from the plugins above it, which
-        only wait for the core. Other functions of the core may have got a wrong argument from a plugin. ``is_request``:
-        a request cannot be sent. It has come through all layers of ``sender`` above.
+        only wait for the core. Other functions of the core may have got a wrong argument from a plugin.
+        ``unsendable``: the error of a request that cannot be sent. It has come through all layers of ``sender`` above.
+        Of a group of errors, the first one counts.
         """
+        frames = _frames(error.__traceback__)
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
+            frames += _frames(error.__traceback__)
         found: dict[str, str] = {}
-        is_refused = is_request
-        for module, code in _frames(error.__traceback__)[::-1]:
+        is_refused = is_request = isinstance(error, unsendable)
+        for module, code in frames[::-1]:
             package = module.partition(".")[0]
             owner = self._names.get(module) or self._names.get(package)
             is_refused |= module in _CHECK_MESSAGES

@@ -60,7 +60,7 @@ class Demotion:
         #: Serials of segments and side records that are gone for good, if notes about them may still come, or come
         #: again. Those that this run recorded and removed by itself are not among them.
         self.dropped: set[int] = set()
-        #: Keys of records of rows that a router has dropped from a shared store.
+        #: Keys of records of rows that a router has dropped.
         self.dropped_rows = KeyRanges()
         self._asked = AskedRequests()
 
