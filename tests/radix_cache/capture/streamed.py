@@ -11,7 +11,17 @@ import orjson
 from slime_radix_cache.capture.streams import GenerationStream
 from slime_sglang import contradiction
 
-__all__ = ["CHANGES", "FORMATS", "OF_LOGPROBS", "Recorded", "event", "events", "is_doubted", "written"]
+__all__ = [
+    "CHANGES",
+    "EACH_CHANGE",
+    "FORMATS",
+    "OF_LOGPROBS",
+    "Recorded",
+    "event",
+    "events",
+    "is_doubted",
+    "written",
+]
 
 Event = dict[str, Any]
 
@@ -139,6 +149,12 @@ OF_LOGPROBS: dict[str, Change] = {
     "fewer logprobs": lambda told: told["meta_info"]["output_token_logprobs"].__delitem__(slice(-2, None)),
     "no logprobs": lambda told: told["meta_info"]["output_token_logprobs"].clear(),
 }
+#: The names of each format and of each change that its events can have.
+EACH_CHANGE = [
+    (name, change)
+    for name in FORMATS
+    for change in (*CHANGES, *(OF_LOGPROBS if name != "no logprobs" else ()))
+]
 
 
 def written(told: Iterable[Event], name: str = "sglang") -> list[bytes]:

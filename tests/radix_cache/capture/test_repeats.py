@@ -11,6 +11,7 @@ import pytest
 
 from radix_cache.capture.streamed import (
     CHANGES,
+    EACH_CHANGE,
     FORMATS,
     OF_LOGPROBS,
     Recorded,
@@ -31,14 +32,7 @@ def test_stream_without_changes_is_exact(name: str, together: int) -> None:
         assert recorded.answers == [told[end - 1]]
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        (name, change)
-        for name in FORMATS
-        for change in (*CHANGES, *(OF_LOGPROBS if name != "no logprobs" else ()))
-    ],
-)
+@pytest.mark.parametrize(("name", "change"), EACH_CHANGE)
 def test_change_in_any_event_is_noticed(name: str, change: str) -> None:
     for place in range(2, 7):
         told = events(name)

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from radix_cache.capture.streamed import CHANGES, FORMATS, OF_LOGPROBS, Recorded, events, is_doubted, written
+from radix_cache.capture.streamed import (
+    CHANGES,
+    EACH_CHANGE,
+    FORMATS,
+    OF_LOGPROBS,
+    Recorded,
+    events,
+    is_doubted,
+    written,
+)
 from router_core.cli import is_compiled
 from slime_radix_cache.capture import streams
 from slime_radix_cache.capture.streams import GenerationStream
@@ -65,14 +74,7 @@ def test_each_sequence_is_recorded_as_it_ends(name: str, together: int) -> None:
         assert [one.answers for one in recorded.of] == [[each[-1]] for each in told]
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        (name, change)
-        for name in FORMATS
-        for change in (*CHANGES, *(OF_LOGPROBS if name != "no logprobs" else ()))
-    ],
-)
+@pytest.mark.parametrize(("name", "change"), EACH_CHANGE)
 def test_change_in_any_event_of_a_sequence_is_noticed(name: str, change: str) -> None:
     for place in range(2, 7):
         told = numbered(name)
