@@ -29,8 +29,9 @@ class Fleet(Protocol):
     def send(
         self, now: float, exchange: Exchange, prompt: Text, new_tokens: int, kept: Worker | None, done: Done
     ) -> Worker | None:
-        """Send a request to ``kept``, the worker of its session; if this is None, to one that the policy chooses.
+        """Send a request to ``kept``, the worker of its session. Without one, the policy chooses a worker.
 
+        A policy that keeps the sessions itself chooses for each request, and ``kept`` is ignored.
         Returns the worker for the next requests of the session, or None if it is not known yet.
         """
         ...

@@ -68,7 +68,10 @@ class Tokens:
         return token, rest
 
     async def caller(self, token: str) -> Caller:
-        """Return the caller of ``token``. Raises KeysUnavailable, or Unauthorized without details of the token."""
+        """Return the caller of ``token``. Raises KeysUnavailable, or Unauthorized.
+
+        The message of Unauthorized says what is wrong. It quotes nothing from the token but the name of a claim.
+        """
         try:
             header = self._jwt.get_unverified_header(token)
         except Exception:  # a deeply nested header made PyJWT raise RecursionError
@@ -92,7 +95,7 @@ class Tokens:
         of_key = (key.get("kty"), key.get("crv"))
         fits = key.get("alg", algorithm) == algorithm and key.get("use", "sig") == "sig"
         if not fits or of_key != _ALGORITHMS[algorithm]:
-            raise _invalid_token("its key is for another algorithm")
+            raise _invalid_token("its key is for another algorithm or another use")
         try:
             claims: dict[str, Any] = jwt.decode(
                 token,
@@ -114,7 +117,7 @@ class Tokens:
             raise _invalid_token(f"it has no claim {error.claim}") from None
         except Exception:
             # PyJWT's versions raise different errors for invalid keys and claims.
-            raise _invalid_token("its signature is wrong, or its key cannot be used") from None
+            raise _invalid_token("its signature or a claim is wrong, or its key cannot be used") from None
 
     def _level(self, claims: Mapping[str, Any]) -> Level:
         """Return the highest level of the token's roles; without a known role, the level of a user."""

@@ -36,7 +36,8 @@ class FoundRows(Protocol):
         """Call ``take`` with consecutive rows ``[some, row size]``, about 1 MiB at a time. Raises HTTPError.
 
         Returns the reason if the rows that follow are lost, and None after the last row. ``take`` must not change the
-        rows. Their type may be narrower than ``dtype``. While ``take`` runs, the next rows are read.
+        rows. Their type may be narrower than ``dtype``, if the values of this piece fit. While ``take`` runs, the next
+        rows are read.
         """
 
 

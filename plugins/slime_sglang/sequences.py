@@ -131,7 +131,7 @@ class AnswerSoFar:
     def take(self, event: dict[str, Any], *, repeats: bool = False) -> str:
         """Take a parsed event, or a whole answer. Return the text that is new. Raises ValueError.
 
-        ``repeats``: the event surely repeats all earlier events. O(new tokens) for a delta.
+        ``repeats``: the event surely repeats all earlier events. A delta takes time O(new tokens).
         """
         meta = event.get("meta_info")
         if not isinstance(meta, dict):
@@ -141,7 +141,7 @@ class AnswerSoFar:
             raise ValueError(f"wanted a text, got {type(text).__name__}")
         ids, count = ids_in(event, meta), meta.get("completion_tokens")
         if self._names_ids and event.get("output_ids") is None:
-            ids = None  # this engine names all new ids: logprobs without ids may be those of an earlier event
+            ids = None  # this engine has all new ids in output_ids; without them, logprobs may be an earlier event's
         if self._is_next_delta(ids, count) and not is_abort(meta):
             return self._take_delta(event, meta, ids or [], text)
         if not (repeats or self._text_is_told) or ids is None or len(ids) != count:
@@ -215,11 +215,11 @@ class AnswerSoFar:
         if self._text_is_told:
             self.text = told
 
-    # The counter of an event is looked at first: ``completion_tokens`` always counts all tokens.
+    # The counter decides if it can: ``completion_tokens`` counts all tokens so far, in deltas too.
 
     def _read(self, ids: list[int] | None, meta: dict[str, Any], text: str | None) -> News:
         known, count = self._ids, meta.get("completion_tokens")
-        if ids is None:  # only from older engines, which were cumulative
+        if ids is None:  # from older engines, which were cumulative, or an event without output_ids
             repeats = text is not None and not self.incremental and text.startswith(self.text)
             return News([], has_all=False, is_full=repeats)
         begins = ids[: len(known)] == known

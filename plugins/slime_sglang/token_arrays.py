@@ -39,8 +39,8 @@ IntArray = npt.NDArray[np.integer[Any]]
 class TokenArray:
     """One array, decoded while its characters come. ``values``: all values, flat, as uint8, uint16 or int32.
 
-    ``capacity``: the largest number of values that is expected. Memory for all of them is reserved, but the memory
-    beyond the actual values is never touched.
+    ``capacity``: the largest number of values that is expected. Memory for that many values is reserved (at most
+    ``_MAX_CAPACITY``), but the memory beyond the actual values is never touched.
     """
 
     __slots__ = ("_capacity", "_parts", "_rest", "_used", "_values")
@@ -102,7 +102,7 @@ class TokenArray:
         data = pybase64.b64decode(characters, validate=True)
         if len(data) % 4:
             raise ValueError(
-                f"wanted base64 of whole int32 values, but {len(data)} bytes are left at its end"
+                f"wanted base64 of whole int32 values, but {len(data) % 4} bytes are left after the last one"
             )
         values = np.frombuffer(data, _SIGNED)
         kind = _narrowest(values)

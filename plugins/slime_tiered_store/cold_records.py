@@ -162,7 +162,7 @@ class ColdRecords:
         """Keep records of earlier runs, and return the keys of missing ones. ``sizes``: bytes of each record, by key.
 
         All other records are dropped, unless the home is shared: then this router may learn of them later. With a
-        shared tier no key is returned: a lost record is found only when it is read.
+        shared tier no key is returned: only a read can tell that a record is lost.
         Raises StartupError if records are lost and ``stops_on_loss`` is set; then nothing is dropped.
         """
         store, hashes = self._opened(), list[bytes]()
@@ -184,7 +184,7 @@ class ColdRecords:
         return gone
 
     def _are_there(self, hashes: Sequence[bytes]) -> list[bool]:
-        """Return for each record if some tier has each of its blocks. ``hashes``: the keys of a record's blocks."""
+        """Return for each record if each of its blocks is in some tier. ``hashes``: the keys of a record's blocks."""
         if not hashes:
             return []
         keys, ends = b"".join(hashes), np.cumsum([len(each) // KEY_BYTES for each in hashes])

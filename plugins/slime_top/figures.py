@@ -44,7 +44,8 @@ class Figures:
     """The contents of a frame. None: the router has no such number.
 
     ``has_metrics``: the router has the plugin ``metrics``.
-    ``generated`` and ``retrieved`` count by ``exact``, or by the reason why the tokens are not exact.
+    ``generated`` and ``retrieved``: numbers of generations and of retrievals. The key is ``exact``, or the reason why
+    the tokens are not exact.
     ``latency_span_s`` is None if the latencies count from the router's start.
     """
 

@@ -1,4 +1,4 @@
-"""Sends one request to many workers at once, from one buffer, and collects each worker's answer."""
+"""Sends one call to many workers at once, and collects each worker's answer. Equal bodies share one buffer."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ __all__ = ["Network", "Part"]
 
 #: Number of tokens for which the engine's attention is compared with the library's.
 _CHECKED = 24
-#: Largest difference of logits that is allowed, relative to their standard deviation or to 1 if that is more.
+#: Largest allowed difference of logits, relative to their standard deviation, or to 1 if the deviation is less.
 _TOLERANCE = 1e-3
 
 

@@ -65,7 +65,7 @@ class Options:
 
 
 def _stream_options(param: str, value: Any) -> bool:
-    """Return ``include_usage``. Refuse other options, unless they are known and false."""
+    """Return ``include_usage``. Refuse other options, unless they are known, and false or null."""
     for key in mapping(param, value):
         if key not in ("include_usage", "include_obfuscation", "continuous_usage_stats"):
             raise UnsupportedParameter(f"{param}.{key}", "only 'include_usage' can be honoured")

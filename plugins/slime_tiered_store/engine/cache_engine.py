@@ -181,7 +181,10 @@ class CacheEngine:
         return self.reading.intersection(block.key for block in blocks) if epoch == self.epoch else set()
 
     def settle_reading(self, blocks: list[Block]) -> None:
-        """Call the callbacks that wait for ``blocks`` of ``begin_reading``, which have an owner again by now."""
+        """End the reading of ``blocks``, and call the callbacks that wait for them.
+
+        Call this once the index has the blocks, or they were put back or recycled.
+        """
         for block in blocks:
             self.reading.discard(block.key)
             self._settle(block.key)
@@ -195,7 +198,7 @@ class CacheEngine:
     ) -> None:
         """Remove from the index a block that the tier cannot read, and all blocks that follow it.
 
-        ``forget``: let the tier drop them, too.
+        ``forget``: the tier forgets the blocks, too; else only the index does.
         """
         first = 0
         for node, taken in self.index.match_prefix(sequence_meta, update_cache_info=False).path:
@@ -221,7 +224,7 @@ class CacheEngine:
         self.reading.difference_update(keys)
 
     def on_settled(self, subject: RadixNode | BlockKey, callback: Callable[[], None]) -> None:
-        """Call back once an unready node is ready or discarded, or once a key is no longer in ``reading``."""
+        """Call back once an unready node is ready or discarded, or :meth:`settle_reading` gets the block of a key."""
         self._on_settled.setdefault(subject, []).append(callback)
 
     def _settle(self, subject: RadixNode | BlockKey) -> None:

@@ -15,8 +15,8 @@ from slime_tiered_store.tiers.ssd.threads import StartedThreads
 __all__ = ["Writers"]
 
 _THREADS = 4  # the caller's thread is one of them
-#: A run of at least a certain length may bypass the page cache. The long runs of a batch do so only if they have at
-#: least this many times that length together: fewer bytes are written faster through the page cache.
+#: A run of at least a certain length may bypass the page cache. The long runs of a batch bypass it only if the sum of
+#: their lengths is at least this many times that length: a smaller sum is written faster through the page cache.
 _LEAST_LONG_RUNS = 4
 
 
