@@ -16,7 +16,7 @@ class Limits:
     versions: int = 5
 
     def exceeded(self, unused_versions: int, tokens: int, size_bytes: int) -> str | None:
-        """Return the name of a limit that is exceeded, or of ``versions`` when it is reached; else None.
+        """Return the name of an exceeded limit, or None. The limit ``versions`` counts as exceeded when it is reached.
 
         ``unused_versions``: the number of versions since the last use.
         """

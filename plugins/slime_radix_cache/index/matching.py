@@ -1,8 +1,8 @@
 """Search for the longest recorded context of a text, or of given ids.
 
 For a generation, a context that ends with a recorded prompt must cover the whole text: a tokenizer may encode a longer
-text in another way than its two parts. A retrieval finds what engines consumed and sampled, so in a retrieval any text
-may follow a recorded prompt.
+text in another way than the prompt and the rest separately. A retrieval finds what engines consumed and sampled, so in
+a retrieval any text may follow a recorded prompt.
 """
 
 from __future__ import annotations
@@ -77,10 +77,11 @@ def find_given(
     session: str | None,
     others: Callable[[], ContextFilter],
 ) -> Context:
-    """Return the longest context whose tokens are a prefix of ``ids`` (packed): the session's own, else any allowed.
+    """Return the longest context whose tokens are a prefix of ``ids`` (packed): the session's own, else another one.
 
     ``along()`` returns the result of :meth:`Starts.along` for ``ids``. ``others()`` returns the filter for contexts
-    that are not the session's own. Unlike text, ids may continue a context after any of its tokens.
+    that are not the session's own: only those that it allows are found. Unlike text, ids may continue a context after
+    any of its tokens.
     """
 
     def longest(fitting: ContextFilter, since: float = 0) -> Found | None:

@@ -20,8 +20,8 @@ Context: TypeAlias = "tuple[Segment, int] | None"
 
 #: Bytes of a token id.
 ID_BYTES = 4
-#: Number of sessions that are remembered as givers of one prompt's ids. In a further session that gives these ids, they
-#: count as the ids of another session.
+#: Number of sessions that are remembered as givers of one prompt's ids. A further session that gives these ids is not
+#: remembered: for that session they are the ids of another one.
 _GIVERS = 64
 
 
@@ -31,8 +31,9 @@ class Segment:
     ``kept``: how many tokens of ``parent`` precede it. ``packed``: the ids as int32, followed by the logprobs of a
     response. ``node``: the node of the text index at which its visible text ends. The other fields belong to the cache:
     ``children`` counts segments that continue it. ``older`` and ``newer`` are neighbours by age. ``generation`` is the
-    number of new weight versions before its last use; while contexts with this segment are pinned, it is minus the
-    number of these contexts. ``serial``: its number, which it keeps when it is moved to a store; 0 without a store.
+    number of new weight versions that had come before its last use. While contexts with this segment are pinned,
+    ``generation`` is minus the number of pins. ``serial``: its number, which it keeps when it is moved to a store; 0
+    without a store.
     """
 
     __slots__ = ("children", "generation", "kept", "newer", "node", "older", "packed", "parent", "serial")

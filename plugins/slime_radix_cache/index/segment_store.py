@@ -28,9 +28,9 @@ class Sampled(NamedTuple):
     """An engine's answer, ready to be recorded.
 
     ``ids`` and ``logprobs`` are packed (see Response). ``text``: what the client got. ``visible``: the number of first
-    tokens that spell ``text``; -1 if ``text`` ends inside a token. ``tail``: the text of the other tokens. ``doubt``:
-    why the record is not exact, or None. ``adapter``: the LoRA adapter of the answer, or None. ``is_decoded``: see
-    Response.
+    tokens that spell ``text``; -1 if ``text`` ends inside a token. ``tail``: the decoded text after ``text``; empty if
+    it has incomplete characters. ``doubt``: why the record is not exact, or None. ``adapter``: the LoRA adapter of the
+    answer, or None. ``is_decoded``: see Response.
     """
 
     ids: bytes
@@ -128,7 +128,7 @@ class SegmentStore:
         return self._response(context, self._prompt_end(context, prompt, None), sampled, session, None, None)
 
     def reorder(self, segments: Iterable[Segment], place: Callable[[Segment], int]) -> None:
-        """Sort each list that contains one of ``segments`` by ``place``, as if they had been recorded in this order."""
+        """Sort each list with one of ``segments`` by ``place``, as if its items had been recorded in this order."""
         nodes: dict[Node, None] = {}
         for segment in segments:
             nodes[segment.node] = None

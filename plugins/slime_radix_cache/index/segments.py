@@ -1,8 +1,9 @@
 """Recorded segments of tokens, each with a pointer to the segment before it.
 
-A *context* is a pair ``(segment, length)``: the first ``length`` tokens of ``segment`` and, by parent
-pointers, everything before them. If a client cuts a response, the context has only a part of this segment, and nothing
-is copied. Token ids and logprobs are packed bytes; Python objects would need ten times the memory.
+A *context* is a pair ``(segment, length)``: the first ``length`` tokens of ``segment`` and, by parent pointers,
+everything before them. If a client keeps only a part of a response, the context has only the first tokens of the
+response's segment, and nothing is copied. Token ids and logprobs are packed bytes; Python objects would need ten times
+the memory.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ __all__ = [
 
 
 class Response(Segment):
-    """Tokens that an engine sampled: loss mask 1.
+    """Tokens that an engine sampled. Their loss mask is 1 in most records: see ``retrieval.answer.record_of``.
 
     ``logprobs``: packed float32 if that loses nothing, else float64; None if the engine sent none.
     ``visible``: number of tokens before the *hidden tail*: the last tokens, whose text the client did not get, such as

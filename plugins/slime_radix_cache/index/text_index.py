@@ -30,7 +30,7 @@ class Path(NamedTuple):
 
 
 class TextIndex:
-    """Texts and the segments that end in them. ``size_bytes``: stored text; ``nodes``: number of nodes."""
+    """Texts and the segments that end in them. ``size_bytes``: stored text; ``nodes``: number of nodes but the root."""
 
     def __init__(self) -> None:
         self.root = Node(None, b"", 0)
@@ -63,7 +63,7 @@ class TextIndex:
         return Path(position, node, stops)
 
     def insert(self, text: bytes, below: Node | None = None) -> Node:
-        """Return the node at which ``text`` ends, read from ``below`` (default: the root) on; create it if needed."""
+        """Return the node at which ``text`` ends if it begins at ``below`` (default: the root). Create it if needed."""
         node = below if below is not None else self.root
         position = 0
         size = len(text)

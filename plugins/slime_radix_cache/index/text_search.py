@@ -1,4 +1,4 @@
-"""Search along the path of a text for the longest context, whole or cut."""
+"""Search along the path of a text for the longest context. A *cut* context ends within a response."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Around: TypeAlias = "Callable[[bytes, int], int | None]"
 #: A context, and where it ends.
 Found: TypeAlias = "tuple[tuple[Segment, int], int]"
 
-#: Limits of the search for the longest cut among responses of other sessions: responses that are decoded in all, and
-#: responses that are visited at each node. A session's own responses are searched without limits.
+#: Limits of the search for the longest cut among responses of other sessions: the number of responses that are decoded
+#: in one search, and the number that are visited at each node. A session's own responses are searched without limits.
 _CUTS_TRIED = 32
 _LOOKED_AT = 1024
 #: Bytes of the ids after a cut that decide where the cut is: the token around the cut, and tokens that may complete a
@@ -39,8 +39,8 @@ class Match(NamedTuple):
     """The longest known context: ``context`` covers the first ``position`` bytes of the text.
 
     ``candidates``: number of recorded contexts that this text may stand for; ``at_least``: there may be more.
-    ``inside_response``: all of the text is recorded, and it ends within a response. ``others``: set if only other
-    sessions have all of the text: "asked" if a context of only prompts has it, else "sampled". ``is_asked``: the
+    ``inside_response``: all of the text is recorded, and its last byte is in a response. ``others``: set if only other
+    sessions have all of the text: "asked" if a context of only prompts has all of it, else "sampled". ``is_asked``: the
     session of the search sent a request with this context, and so continued all of it. ``unknown``: see SpellingCheck;
     contexts with one of these prompts were left out. ``node``: the node at ``position``, if there is one.
     """
@@ -59,7 +59,8 @@ class Match(NamedTuple):
 class Search:
     """Searches along the path of one text through the index.
 
-    ``reading``: the search is for a retrieval. A search for a generation finds a prompt only at the end of the text.
+    ``reading``: the search is for a retrieval. A search for a generation finds a context that ends with a prompt only
+    if the context has all of the text.
     """
 
     def __init__(self, path: Path, text: bytes, cut: Cut, around: Around, *, reading: bool) -> None:
@@ -135,8 +136,8 @@ class Search:
     def _begun(self, ends: Collection[Segment]) -> int:
         """Count the contexts before responses that begin at the end of the text.
 
-        Segments that end there, and responses that are cut there, are counted elsewhere. The contexts that are left are
-        of two kinds. One kind leaves out the hidden tail of a response that ends there, such as a stop token. The other
+        Segments that end there, and responses that are cut there, are counted elsewhere. The remaining contexts are of
+        two kinds. One kind leaves out the hidden tail of a response that ends there, such as a stop token. The other
         kind was recorded for another text with the same tokens: one of the two texts spells out a special token, and
         the other does not.
         """
@@ -158,7 +159,7 @@ class Search:
         )
 
     def _cuts(self, ends: Collection[Segment]) -> tuple[int, bool]:
-        """Count the responses that go on after the text and have a token that ends there.
+        """Count the responses that go on after the end of the text, and have a token that ends at this place.
 
         Returns the number, and True if there may be more.
         """
@@ -237,7 +238,7 @@ def with_last_response(
     """Return the longest context of a session.
 
     A context that ends with a prompt must contain the session's last response along the text. Without this rule, the
-    result could be another client's prompt, in which the text of that response is prompt.
+    result could be a context in which the text of that response is a part of a prompt.
 
     ``begins(response)`` returns where a response begins. ``longest(since)`` returns the longest context. It takes a
     context that ends with a prompt only if the last response of the context begins at ``since`` or later. If ``since``

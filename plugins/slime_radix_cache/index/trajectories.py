@@ -113,7 +113,7 @@ class Trajectories(SegmentStore):
         return self._sessions.is_running(session)
 
     def _forget(self, session: str) -> None:
-        """Mark ``session``: an unanswered request of it was forgotten."""
+        """Mark ``session`` as incomplete: one of its unanswered requests was forgotten."""
         self.losses.sessions.add(session)
 
     # Recording.
@@ -133,9 +133,9 @@ class Trajectories(SegmentStore):
         """Record the tokens that an engine consumed and sampled.
 
         The engine consumed ``context``, which is pinned, and then ``prompt_ids``; the text of both is ``prompt``.
-        ``giver``: the client that gave these ids. ``again``: the earlier record of the same sequence, which stays if it
-        is equal. ``instead_of``: the recorded beginning of this response, which is withdrawn if nothing continues it.
-        Do not pass an earlier attempt that the engine did not continue, even if its tokens begin this response.
+        ``giver``: the client that gave these ids. ``again``: the earlier record of the same sequence, which is
+        returned if it is equal. ``instead_of``: the recorded beginning of this response; it is withdrawn if nothing
+        continues it. It must not be an earlier attempt that the engine did not continue, even if the tokens are equal.
 
         ``known``: the node at which ``context`` was found, on the path to the end of ``prompt``; None: not known.
         """
@@ -179,7 +179,7 @@ class Trajectories(SegmentStore):
             self._remove(part)
 
     def is_needed(self, segment: Segment) -> bool:
-        """Return True if a request in flight or another segment, in memory or demoted, continues ``segment``."""
+        """Return True if a request in flight, another segment (even demoted) or another router may need ``segment``."""
         if segment.children or segment.pins:
             return True
         return self.demotion is not None and self.demotion.is_continued(segment)
@@ -254,7 +254,7 @@ class Trajectories(SegmentStore):
 
     @property
     def is_crowded(self) -> bool:
-        """True if the limit of tokens or of bytes is exceeded by a quarter, and some segment is not pinned."""
+        """True if the limit of tokens or bytes is exceeded by more than a quarter, and some segment is not pinned."""
         fits = self._limits.exceeded(-1, self.tokens * 4 // 5, self.size_bytes * 4 // 5) is None
         return self._ages.oldest is not None and not fits
 
