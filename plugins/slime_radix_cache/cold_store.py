@@ -30,8 +30,8 @@ class ColdStore(Protocol):
     outlive the router. Notes are byte strings about records, and are read in the order of writing. ``is_shared``: other
     routers may keep records and notes in the same store.
 
-    ``was_deleted(key)``: set this if the store is shared. The store calls it for a record that is missing. It returns
-    True if the record is missing because a router has dropped it, and raises if that cannot be known now.
+    ``was_deleted(key)``: set this function if the store is shared. The store calls it for a record that is missing.
+    The function returns True if a router has dropped the record, and raises if that cannot be known now.
 
     A *run* is one router process, from its start to its end. ``run``: the name of this run, 11 bytes; names of later
     runs are greater. Call :meth:`notes`, :meth:`adopt`, :meth:`replace_notes`, :meth:`shorten_notes` and :meth:`copy`,

@@ -137,7 +137,7 @@ class Turn(Protocol):
 
 
 class TurnRecord(Protocol):
-    """Tokens of a context. ``spans``: runs of ``(weight version, count)``, with version -1 for tokens of a prompt."""
+    """Tokens of a context. ``spans``: runs of ``(weight version, count)``, with version -1 where the loss mask is 0."""
 
     @property
     def tokens(self) -> npt.NDArray[np.int32]: ...
@@ -249,7 +249,7 @@ class SideRecords(Protocol):
         """Read the notes that other routers have written to the store. Raises HTTPError."""
 
     def find(self, names: Iterable[bytes]) -> list[bytes]:
-        """Return the keys of the records that ``names`` lead to, oldest first. ``names`` may also have places.
+        """Return the keys of the records that ``names`` lead to, oldest first. ``names`` may contain places, too.
 
         Leaves out a record if another record at the same place may be lost: the client may mean the lost record.
         """
@@ -275,8 +275,8 @@ class SideRecords(Protocol):
     async def ask_again(self, place: bytes) -> None:
         """Note that ``place`` may get several records. Call this before the request for the second record is sent.
 
-        Raises HTTPError if the store may have a record at ``place`` and this cannot be noted now. Then do not send the
-        request.
+        Raises HTTPError if the store may have a record at ``place`` and the note cannot be written now. Then do not
+        send the request.
         """
 
     def has_lost(self, session: str | None) -> bool:

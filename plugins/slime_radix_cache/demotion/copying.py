@@ -1,4 +1,4 @@
-"""Notes about records that are still copied from the disk of one router to the store that routers share.
+"""Notes about records that are still being copied from the disk of one router to the store that routers share.
 
 The router writes them as a run of their own, in this order:
 
@@ -7,7 +7,7 @@ The router writes them as a run of their own, in this order:
 3. Another Copying note, which says which earlier runs this run replaces: the router ended during their copies.
 4. After the last copy, an Ended note. From then on, other routers use the records.
 
-A router that ends in between begins again at its next start with this disk, with another run.
+A router that ends in between begins the copy again, as another run, at its next start with this disk.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Copies:
         return any(key[:_BEGINNING_BYTES] in each for each in self._beginnings.values())
 
     def of(self, beginnings: Container[bytes]) -> list[bytes]:
-        """Return the runs of copies with one of ``beginnings``, or with none at all."""
+        """Return the runs of copies that have one of ``beginnings``, or that have no beginning at all."""
         return [
             run for run, own in self._beginnings.items() if not own or any(one in beginnings for one in own)
         ]
@@ -80,8 +80,8 @@ def opening(
 ) -> Iterator[bytes]:  # fmt: skip
     """Yield the notes of a copy up to its end, as bytes.
 
-    ``facts``: what the log on the disk says. ``gone``: keys of records that an earlier copy, one of those that this one
-    ``replaces``, wanted to bring, and that are not on the disk any more.
+    ``facts``: what the log on the disk says. ``replaces``: the runs of earlier copies that this copy replaces.
+    ``gone``: keys of records that those copies wanted to bring, and that are not on the disk any more.
     """
     keys = tuple(sorted(beginnings))
     yield from _packed(iter([begun, Copying(keys, ()), *map(Begun, sessions)]))

@@ -34,7 +34,7 @@ class Demotion:
 
     Callbacks: ``forget(serial)`` is called for each record that is not needed any more, ``gone(serial)`` for each
     segment that is removed for good, ``on_notice()`` when a limit is exceeded, ``on_change(entry)`` when a demoted
-    segment changes, and ``damaged(serial)`` for each record that the store has, but damaged.
+    segment changes, and ``damaged(serial)`` for each record that is damaged in the store.
 
     ``memory``: the segments in memory. ``demoted``: counts of demotions by reason. ``promoted``: count of promotions.
     """

@@ -1,4 +1,4 @@
-"""A set of keys that takes no more memory as it fills up."""
+"""A set of keys of records, kept as ranges of consecutive keys."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ __all__ = ["KeyRanges"]
 
 
 class KeyRanges:
-    """Keys of records, taken as numbers. Keys that follow each other take the memory of one.
+    """Keys of records, taken as numbers. A range of consecutive keys takes the memory of one key.
 
-    The keys of a router's records follow each other. So the memory grows with the number of keys between those of the
-    set, which are the keys of records that still exist, and not with the set.
+    The keys of a router's records are consecutive. So two ranges of its keys have a gap between them only where records
+    still exist. The memory grows with the number of gaps, and not with the number of keys in the set.
     """
 
     def __init__(self) -> None:
-        #: The first number of each range, in ascending order, and the number behind the last one.
+        #: The first number of each range, in ascending order; and for each range, the number after its last one.
         self._starts: list[int] = []
         self._ends: list[int] = []
 

@@ -77,7 +77,7 @@ class Dropped(NamedTuple):
 class Grew(NamedTuple):
     """Two records of one response, of which one is the beginning of the other. As a rule ``part`` is that beginning.
 
-    But if the longer record got a new key, it is ``part`` in the note about this key.
+    But if a record got a new key, the note about this key has that record as ``part``, even if it is the longer one.
     """
 
     part: bytes

@@ -13,7 +13,7 @@ __all__ = ["OpenSessions"]
 
 
 class OpenSessions:
-    """Sessions that may have responses in memory only. Before their requests begin, :meth:`begin` notes that."""
+    """Sessions that may have responses in memory only. :meth:`begin` notes a session before its requests begin."""
 
     def __init__(self, trajectories: Trajectories, demotion: Demotion, writer: NoteWriter) -> None:
         self._trajectories = trajectories

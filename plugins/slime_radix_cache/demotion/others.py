@@ -123,7 +123,7 @@ class OtherRouters:
         return False
 
     def forget(self, session: str) -> None:
-        """Drop the segments of ``session`` that are not known yet."""
+        """Drop the segments of ``session`` that wait for their parent or for a copy."""
         hidden = (note for _, note in self._hidden.values())
         for key in [note.key for note in (*self._waiting.values(), *hidden) if note.session == session]:
             self._drop(key)

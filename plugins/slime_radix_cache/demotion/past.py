@@ -58,8 +58,8 @@ class Past:
     ``waiting``: segments that continue hidden ones.
 
     ``here``: the notes about records that this router is about to copy to the store. Its earlier copies, whose runs are
-    ``replaced``, do not count. ``gone``: keys of records that an earlier copy wanted to bring, and that are not here
-    any more.
+    ``replaced``, do not count. ``gone``: keys of records that an earlier copy wanted to bring, and that this router
+    does not have any more.
     """
 
     def __init__(
@@ -203,7 +203,10 @@ class Past:
         return [session for session in found if session is not None]
 
     def _are_needed(self, note: Rows) -> bool:
-        """Return True if ``note`` is about all rows, or if its response is known or may be noted later."""
+        """Return True if ``note`` is about all rows, or if its response is known or may be noted later.
+
+        If the store is not shared, a note about one response is needed only if none of its records was dropped.
+        """
         if self._is_shared:
             return not note.key or note.key in self.segments or note.key not in self.dropped
         has_rows = not any(key in self.dropped_rows for key, _ in note.records)
