@@ -157,7 +157,7 @@ def _special(added: Sequence[AddedToken]) -> list[str]:
 
 
 def _apart(texts: Sequence[str]) -> list[str]:
-    """Return those of ``texts`` that cannot begin inside one of ``texts``, after its first character."""
+    """Return those of ``texts`` that cannot begin at the second or a later character of any of ``texts``."""
     endings = {text[place:] for text in texts for place in range(1, len(text))}
     inside = {ending[:size] for ending in endings for size in range(1, len(ending) + 1)}
     return [

@@ -26,9 +26,9 @@ _TOGETHER = 64
 def byte_decoder(own: tokenizers.Tokenizer) -> Callable[[Sequence[int], bool], str] | None:
     """Return a function that decodes ids as ``own`` does, in a third of the time; or None.
 
-    The function's second argument is True to skip special tokens. For a vocabulary that is not byte-level there is no
-    such function. There is none either if it would decode a token in another way than ``own``; that is logged. The call
-    takes about 0.5 s for 150,000 tokens, once per process.
+    The function's second argument is True to skip special tokens. The result is None for a vocabulary that is not
+    byte-level. It is also None, with a warning in the log, if the function would decode some tokens in another way than
+    ``own``. The call takes about 0.5 s for 150,000 tokens, once per process.
     """
     if not isinstance(own.decoder, tokenizers.decoders.ByteLevel):
         return None

@@ -22,7 +22,7 @@ _CONFIGS = ("config.json", "generation_config.json")
 _END_OF_MESSAGE = "<|eom_id|>"
 #: A model on the Hugging Face Hub: ``name``, or ``organization/name``.
 _MODEL_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-#: Each tokenizer has a file with one of these names.
+#: Each tokenizer has a file whose name matches one of these patterns.
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
 _WANTED = "a directory with tokenizer files, or the name of a model on the Hugging Face Hub"
 

@@ -55,10 +55,10 @@ class PromptTooLong(BadRequest):
 class Encoder:
     """Tokenizer of prompts.
 
-    For a transformers tokenizer it uses a copy of the Rust tokenizer inside, since transformers sets truncation and
-    padding on the original. Of the copy's calls, only those for a batch release the GIL. Any other tokenizer is called
-    directly, and must be safe to call from several threads. ``abilities``: results of the tests of the tokenizer.
-    ``max_tokens``: limit for one prompt.
+    If the tokenizer has a Rust tokenizer inside, as most transformers tokenizers have, a copy of that is used, since
+    transformers sets truncation and padding on the original. Of the copy's calls, only those for a batch release the
+    GIL. Any other tokenizer is called directly, and must be safe to call from several threads. ``abilities``: results
+    of the tests of the tokenizer. ``max_tokens``: limit for one prompt.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Encoder:
         yield from parts
 
     def _needs_guard(self, text: str) -> bool:
-        """Return True if ``text`` may get other ids alone than after other tokens."""
+        """Return True if the ids of ``text`` may depend on whether other tokens come before it."""
         seams = self.abilities.seams
         return bool(self._guards) and (seams is None or seams.match(text) is None)
 
@@ -200,7 +200,7 @@ class Encoder:
             ids = self._batch([guard + text], False)[0]
             if list(ids[: len(ahead)]) == ahead:
                 return ids[len(ahead) :]
-        return self._batch([text], False)[0]  # no guard stayed apart: the tokenizer may add a space
+        return self._batch([text], False)[0]  # each guard merged with the text: the tokenizer may add a space
 
     def as_dict(self) -> dict[str, Any]:
         """Return the tokenizer's abilities and the counts of tokenisation, ready for JSON."""

@@ -111,7 +111,8 @@ def _checked(read: Callable[[str], _Fast], own: tokenizers.Tokenizer) -> _Fast |
 class ComparedTokenizer:
     """A tokenizer that encodes all texts with ``fast``, and some of them with ``reference`` too, to compare the ids.
 
-    At the first difference or failure ``fast`` is dropped. Safe to call from several threads.
+    At the first difference, ``fast`` is dropped. At a failure, it is dropped if ``reference`` can encode the texts;
+    else the error of ``reference`` is raised. Safe to call from several threads.
     """
 
     def __init__(self, fast: _Fast, reference: Batch) -> None:
@@ -183,7 +184,7 @@ def _probes(own: tokenizers.Tokenizer) -> Iterator[str]:
 
 
 def _unicode() -> Iterator[str]:
-    """Yield some of each 128 code points: side by side, after a letter, and with a combining accent."""
+    """Yield eight random code points of each 128: side by side, after a letter, and with a combining accent."""
     chance = random.Random(1)
     for first in (*range(0, 0xD800, 0x80), *range(0xE000, _HIGHEST, 0x80)):
         some = [chr(first + chance.randrange(0x80)) for _ in range(8)]

@@ -74,8 +74,8 @@ def _at_seams(text: str, seams: re.Pattern[str] | None, *, follows: bool) -> Ite
 class Parts:
     """LRU cache of the packed ids of parts. Concurrent requests for the same part wait for one tokenisation.
 
-    ``encode`` tokenises several parts in one call; it runs in a thread if they are long. Clients get threads in
-    rotation.
+    ``encode`` tokenises several parts in one call; it runs in a thread if they have many characters. Clients get
+    threads in rotation.
     """
 
     def __init__(

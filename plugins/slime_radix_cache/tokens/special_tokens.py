@@ -9,7 +9,7 @@ __all__ = ["SpecialTokens", "any_of"]
 
 
 class SpecialTokens:
-    """Search in UTF-8 texts for ``texts``. None of them may begin inside another one, after its first character."""
+    """Search in UTF-8 texts for ``texts``. None of them may begin at the second or a later character of another one."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         spelt = sorted(set(texts))

@@ -64,9 +64,9 @@ class Spelling:
     def tail(self, ids: Sequence[int], text: str, reason: Any = None) -> tuple[int, str] | None:
         """Return ``(visible, tail)`` of a response with this ``text``: see Sampled. None if ``ids`` do not spell it.
 
-        The text may lack only what the finish ``reason`` of the response explains: a trimmed stop token or stop string,
-        or an end that the engine withholds. An engine withholds an end while the response is unfinished, or when it is
-        aborted. Two decodings in the usual case.
+        Besides special tokens, the text may lack only what the finish ``reason`` of the response explains: a trimmed
+        stop token or stop string, or an end that the engine withholds. An engine withholds an end while the response is
+        unfinished, or when it is aborted. Two decodings in the usual case.
         """
         for reading in self._readings:
             if (shown := reading.text(ids, True)) == text:
@@ -106,7 +106,7 @@ class Spelling:
         return reading.broken_off(ids, text) or reading.inside_token(ids, text)
 
     def is_decoding(self, ids: Sequence[int], text: str) -> bool:
-        """Return True if ``ids`` decode to ``text``, special tokens included, whatever tokens stand around them."""
+        """Return True if ``ids`` decode to ``text``, special tokens included, with any tokens before and after."""
         return len(self._readings) == 1 and _BROKEN not in text and self._plain.text(ids, False) == text
 
     def text_of(self, ids: Sequence[int]) -> str:
@@ -174,7 +174,7 @@ class _Reading:
         return _anchored(whole[len(shown) :]) if whole.startswith(shown) else ""
 
     def broken_off(self, ids: Sequence[int], text: str) -> tuple[int, str] | None:
-        """Match a ``text`` that ends in half a character, before a trimmed stop token or string. See Spelling.tail."""
+        """Match a ``text`` that ends in half a character because the engine left out the tokens after it. See tail."""
         if not text.endswith(_BROKEN):
             return None
         for visible in range(len(ids) - 1, max(len(ids) - _LONGEST_TRIMMED, 0), -1):
