@@ -10,8 +10,8 @@ A custom rollout function for slime takes a few lines::
         return await router.fill(sample, session=sample.session_id)
 
 The router sends retrieved tokens as msgpack, so that the client need not parse each token. The client returns the
-documented JSON object, but tokens, masks, logprobs and experts are arrays instead of lists. The client never retries:
-each failure raises an exception.
+documented JSON object with two differences: tokens, masks and logprobs are arrays instead of lists, and routed experts
+are an array instead of base64. The client never retries: each failure raises an exception.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SampleT = TypeVar("_SampleT")
 
 
 class RequestFailed(Exception):
-    """An error answer of the router or of an engine, with its ``status`` and message."""
+    """An error answer of the router or of an engine, or an answer that cannot be parsed. ``status``: its status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")

@@ -61,13 +61,13 @@ __all__ = ["RadixCache"]
 
 logger = logging.getLogger(__name__)
 
-#: A rewritten request with more tokens is encoded to JSON in pieces, so that other requests are served in between.
+#: A rewritten request with more tokens than this is encoded to JSON in pieces; other requests are served in between.
 _MANY_TOKENS = 1 << 15
 
 
 @dataclass(slots=True)
 class _Noted:
-    """State of one exchange. ``turns``: one for each prompt; once the answer comes, one for each of its sequences."""
+    """State of one exchange. ``turns``: one for each prompt; after the answer has come, one for each sequence."""
 
     wanted: GenerationRequest
     turns: list[PromptTurn]
@@ -77,7 +77,7 @@ class _Noted:
 class RadixCache:
     """Plugin that sends recorded tokens instead of text, and records the answers of engines.
 
-    Its failures are counted, logged once per kind, and make ``exact`` false. Only StoreFailed is sent to the client.
+    A failure to record is counted, logged once per kind, and makes ``exact`` false. The engine's answer is passed on.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -219,7 +219,7 @@ class RadixCache:
             document = self._turns.rows.asked(exchange, body, document, turns)
         except Exception as error:
             if isinstance(error, HTTPError) and not isinstance(error, StoreFailed):
-                raise  # an invalid request, such as a session name that is too long
+                raise  # an invalid request (such as a session name that is too long), or NotNoted
             self._tally.untouched("failed")
             self._tally.unrecorded("prompt_not_tokenised", error)
             return
@@ -227,7 +227,7 @@ class RadixCache:
             request.replace_json(document)
             if sum(turn.tokens for turn in turns) > _MANY_TOKENS:
                 await self._router.write_json(exchange)
-        # A client that sends tokens handles aborts itself: slime and miles abort all engines to end each rollout.
+        # A client that sends tokens handles aborts itself. For example, slime and miles end each rollout by an abort.
         generation = None if handles_aborts(exchange, wanted) else self._aborts.begin(exchange, rid)
         exchange.notes[NOTE] = _Noted(wanted, turns, generation)
         exchange.on_close(partial(self._count, exchange))
@@ -296,5 +296,5 @@ class RadixCache:
 
     @hookimpl
     async def on_weight_update(self, update: WeightUpdate) -> None:
-        """Evict segments that were not used within the last weight versions."""
+        """Evict (with a store: demote) segments not used within the last ``--gc-threshold-k`` weight versions."""
         self._trajectories.see_version(update.version)

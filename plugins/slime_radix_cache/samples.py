@@ -32,12 +32,12 @@ def fill_sample(sample: _SampleT, answer: Mapping[str, Any], *, allow_inexact: b
     """Fill ``sample`` from ``answer``, a retrieved answer or a record of a session; return ``sample``.
 
     ``sample`` is any object with slime's attributes. Sets ``tokens`` to the ids of the whole text. ``response_length``
-    counts the tokens from the first sampled token on; ``loss_mask`` and ``rollout_log_probs`` have that length.
-    ``weight_versions`` has each version once, in order. ``status`` is set if the finish reason is known and the
-    sample's class has a ``Status``. ``prompt`` and ``response`` are set only if ``answer`` is a record of a session.
-    ``rollout_routed_experts`` (int32, ``[tokens - 1, layers, top_k]``) is set if routed experts were asked for; it is
-    None if they are not exact. Raises NotExact for an answer that is not exact. With ``allow_inexact``, such an answer
-    is used, and missing logprobs are NaN.
+    counts the tokens from the first token with loss mask 1 on; ``loss_mask`` and ``rollout_log_probs`` have that
+    length. ``weight_versions`` has each version once, in order. ``status`` is set if the finish reason is stop, length
+    or abort, and the sample's class has a ``Status``. ``prompt`` and ``response`` are set only if ``answer`` is a
+    record of a session. ``rollout_routed_experts`` (int32, ``[tokens - 1, layers, top_k]``) is set if routed experts
+    were asked for; it is None if they are not exact. Raises NotExact for an answer that is not exact. With
+    ``allow_inexact``, such an answer is used, and missing logprobs are NaN.
     """
     is_exact = answer["exact"] and answer.get("experts_exact", True)
     if not is_exact and not allow_inexact:

@@ -41,7 +41,7 @@ class Tally:
         self.aborts: Counter[str] = Counter()
 
     def turn(self, number: int, reused: int, encoded: int, given: int) -> None:
-        """Count a prompt with ``reused`` known tokens, ``encoded`` tokenised ones, and ``given`` ones, sent as ids."""
+        """Count a prompt with ``reused`` known tokens, ``encoded`` tokenised ones, and ``given`` ids of the client."""
         self._turns[number] += 1
         self._hits[number] += reused > 0
         self.tokens_reused += reused

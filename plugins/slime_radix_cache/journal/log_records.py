@@ -34,7 +34,7 @@ class Asked(NamedTuple):
 class Answered(NamedTuple):
     """A recorded response. It begins at byte ``start`` of the text. Other fields: see Asked and Sampled.
 
-    ``parts``: serials of records of its beginnings.
+    ``parts``: serials of shorter records of the same response, each with only its beginning.
     """
 
     serial: int

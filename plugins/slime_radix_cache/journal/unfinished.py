@@ -12,7 +12,7 @@ from slime_radix_cache.index.losses import Digest, Marks, digest_of
 
 __all__ = ["SessionFile", "UnansweredSessions", "UnfinishedStreams"]
 
-#: How many sessions a file has room for. It takes 1 MiB.
+#: How many sessions a file has room for. The file takes 1 MiB.
 _SLOTS = 1 << 16
 _SLOT = struct.Struct("<QQ")
 _FREE: Digest = (0, 0)

@@ -60,7 +60,7 @@ class Record:
         return [version for version, count in self.spans for _ in range(count)]
 
     def weight_versions(self) -> list[dict[str, Any]]:
-        """Return the runs sampled under each weight version, in SGLang's form: ``{version, start, end}``, in tokens."""
+        """Return the runs with mask 1 by weight version, in SGLang's form: ``{version, start, end}``, in tokens."""
         found: list[dict[str, Any]] = []
         position = 0
         for version, count in self.spans:
@@ -196,10 +196,10 @@ def inexact_reason(match: Match, text: bytes, record: Record, losses: Callable[[
 
     ``losses`` is called only if needed, since it hashes the whole text.
 
-    - ``cut_inside_token``: the text ends within a sampled token, so its end was tokenised again.
+    - ``cut_inside_token``: the text ends within a sampled token, so the end of the text was tokenised again.
     - ``evicted``: no session has all of the text, and a context with this text was lost. Or all of these hold: only
-      other sessions have all of the text; this session lost a response; and a context with this text was lost, or the
-      other sessions have the text only as a prompt.
+      other sessions have all of the text; this session lost a response; and a context with this text was lost, or a
+      context of only prompts has all of the text.
     - ``uncovered_text``: no engine has consumed the end of the text in this context, or the text is empty.
     - ``other_session``: only other sessions have all of the text. They sampled part of it, or this session has only
       its beginning.

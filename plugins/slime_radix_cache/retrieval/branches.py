@@ -17,7 +17,7 @@ __all__ = ["Branch", "Shared", "answer_of", "branches", "continued_in"]
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A prefix shared with another branch: the first ``tokens`` tokens of branch ``index``, in the same context."""
+    """A prefix that a branch shares with the earlier branch ``index``: the first ``tokens`` tokens of both."""
 
     index: int
     tokens: int
@@ -31,7 +31,7 @@ class Branch:
     the first sampled token; ``prompt_bytes`` is None if ``text`` does not begin with the text of that part.
     ``parent``: the longest prefix shared with an earlier branch; None for the first branch of a tree.
     ``candidates``: number of contexts that ``text`` may stand for, lost contexts included. ``cut_short``: the session
-    continued the leaf, and the next response was evicted.
+    continued the leaf, and the next response is lost.
     """
 
     leaf: Response

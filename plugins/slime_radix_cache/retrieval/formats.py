@@ -1,6 +1,6 @@
 """Formats of answers: JSON by default; msgpack, npz and safetensors for long answers.
 
-Where JSON has a list with an entry for each token, the other formats have an array with the same values:
+Where JSON has a list with an entry for each token, or base64 of such values, the other formats have an array:
 
 ==================  =======  =================================================
 ``tokens``          ``<i4``

@@ -26,7 +26,7 @@ class Question:
 
     @classmethod
     def from_json(cls, request: Request, session: str | None) -> Question:
-        """Read the body of a ``/retrieve_from_text``. ``session``: the session of the request. Raises BadRequest."""
+        """Read the body of a ``/retrieve_from_text`` request. ``session``: the request's session. Raises BadRequest."""
         document = read_object(request, "text")
         text = document.get("text")
         if not isinstance(text, str):

@@ -80,7 +80,7 @@ class Retrieval:
     async def retrieve(self, question: Question, client: str | None = None) -> Answer:
         """Return the answer that is documented for ``/retrieve_from_text``. ``client``: see ``slime_fairness.turns``.
 
-        Raises BadRequest if the text is too long.
+        Raises BadRequest if the text is too long, and StoreFailed.
         """
         self._encoder.check_text(question.text)
         text = await self._encoder.in_utf8(question.text, client)
