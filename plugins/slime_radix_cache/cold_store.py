@@ -56,7 +56,7 @@ class ColdStore(Protocol):
 
     @property
     def uncopied(self) -> Sequence[StoredNote]:
-        """Those of :meth:`notes` that are about records of this router which the shared store does not have yet.
+        """The notes in :meth:`notes` about records of this router that the shared store does not have yet.
 
         The router has the records in another tier. If there are such notes, call :meth:`copy`.
         """

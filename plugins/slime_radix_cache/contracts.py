@@ -64,8 +64,8 @@ class TokenCounts(NamedTuple):
 class RecordedTokens(Protocol):
     """Numbers of the tokens of ``/generate`` requests, and verdicts: reasons why the tokens are not exact.
 
-    The component ``"verdicts"``. Call the methods after the reply has been read, and before ``exchange`` has closed. A
-    callback of ``on_close`` is early enough.
+    The component ``"verdicts"``. Call the methods after the reply has been read, at the latest in a callback of
+    ``exchange.on_close``.
     """
 
     def counts(self, exchange: Exchange) -> TokenCounts | None:
@@ -237,7 +237,7 @@ class SideRecords(Protocol):
     ) -> bytes:
         """Add a record and return its key.
 
-        The record is saved when an answer of its session is demoted or the router ends, if it was not saved before.
+        The record is saved at the latest when an answer of its session is demoted, or when the router ends.
         ``content()`` is called when the record is saved or read. It returns the record's bytes, the same at each call.
         ``parent``: empty for none.
         """

@@ -2,7 +2,7 @@
 
 The router writes them as a run of their own, in this order:
 
-1. A Copying note, and a Begun note for each session of the records. So no session is complete at another router yet.
+1. A Copying note, and a Begun note for each session of the records. To other routers, these sessions are not complete.
 2. All that the log on the disk says about the records. Other routers do not use these records yet.
 3. Another Copying note, which says which earlier runs this run replaces: the router ended during their copies.
 4. After the last copy, an Ended note. From then on, other routers use the records.

@@ -77,7 +77,7 @@ class Demotion:
         self.memory.add(segment, self.runs.next_serial(), is_new=True)
 
     def removed(self, segment: Segment) -> None:
-        """See slime_radix_cache.index.segment_store.Demotion. Demoted segments that continue it are lost."""
+        """See slime_radix_cache.index.segment_store.Demotion. Demoted segments that continue ``segment`` are lost."""
         serial = self.memory.serials.get(segment)
         if serial is None:
             return  # it is being demoted

@@ -84,7 +84,7 @@ class RowNotes:
             await self._writer.flush()
 
     async def save_of(self, segments: Iterable[Segment]) -> None:
-        """Put rows into the store, if it outlives the router: those of ``segments`` and their ancestors that are saved.
+        """Put the rows of those ``segments`` and ancestors that are saved into the store, if it outlives the router.
 
         Rows that the store does not take in time stay in memory. When the call returns, the notes about all other rows
         are written. O(all these segments).

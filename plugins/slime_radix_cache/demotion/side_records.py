@@ -150,7 +150,7 @@ class SideRecords:
         return self._unsaved.get(note.session, {}).get(key) if note is not None else None
 
     async def _save(self, keys: Sequence[bytes]) -> bool:
-        async with self._lock:  # if two writes had the same record, a failed one would remove it
+        async with self._lock:  # if two writes had the same record, the failure of one would remove it
             return await self._saver.save_records(self._with_parents(keys), self._saved)
 
     def _saved(self, key: bytes, size: int) -> SideRecord | Dropped:

@@ -134,9 +134,9 @@ class Finder:
         """Return a filter for the contexts of others that ``session`` may use if it has no context of its own.
 
         ``answers``: the session's responses to prompts that are beginnings of ``text`` or ``ids``. The session's first
-        request of a branch may continue any context, and later requests only the context of the first. If some
-        responses or requests of the session are not known here (see Losses), the first request may be one of them. Then
-        no request counts as the first.
+        request of a branch may continue any context; later requests of the branch only what earlier ones continued. If
+        some responses or requests of the session are not known here (see Losses), the first request may be one of them.
+        Then no request counts as the first.
         """
         if session is None:
             return any_context(check)

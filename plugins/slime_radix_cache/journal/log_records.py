@@ -62,7 +62,7 @@ class Answered(NamedTuple):
 class Gone(NamedTuple):
     """A removed segment: evicted, or withdrawn because another segment has all of its tokens.
 
-    ``session``: the session that lost this response; the file of lost sessions has a mark of it, too. ``before``: the
+    ``session``: the session that lost this response; the file of lost sessions marks this session, too. ``before``: the
     serial of the response before this one, of the same session (0: there is none).
     """
 

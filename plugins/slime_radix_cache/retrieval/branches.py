@@ -51,9 +51,9 @@ def branches(
 ) -> list[Branch]:
     """Return the branches of ``responses``: all responses of one session, oldest first. O(segments and text).
 
-    A continued response is no leaf, even if the client kept only a part of it (at least one token). If only the
-    beginning of a response was recorded first, that record is a leaf only if the session continued it and the next
-    response is lost. ``candidates(text)`` counts the contexts that ``text`` may stand for. ``longer``: see
+    A continued response is no leaf, even if the client kept only a part of it (at least one token). If a response was
+    recorded first only in part, the partial record is a leaf only if the session continued it and the next response is
+    lost. ``candidates(text)`` counts the contexts that ``text`` may stand for. ``longer``: see
     :meth:`Trajectories.longer_of`.
     """
     continued = continued_in(responses)

@@ -21,7 +21,7 @@ _HARMLESS = "no_logprobs"
 
 @dataclass(frozen=True, slots=True)
 class RowNames:
-    """The fields of an answer about rows. ``asked``: the field of a question that asks for them."""
+    """The names of an answer's fields about rows. ``asked``: the field of a request that asks for the rows."""
 
     rows: str
     exact: str

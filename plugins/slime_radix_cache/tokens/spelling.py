@@ -25,8 +25,8 @@ _BYTES_OF_CHARACTER = 4
 _STEPS_BACK = 8
 #: How many tokens have their text cached: the last token of each answer is decoded alone, and many answers share it.
 _TOKENS = 1 << 12
-#: If a text ends in half a character, the tokens after that place may be a trimmed stop string. It is found if it has
-#: fewer tokens than this.
+#: If a text ends in half a character, the tokens after that place may be a trimmed stop string. The stop string is
+#: found only if it has fewer tokens than this.
 _LONGEST_TRIMMED = 64
 
 
