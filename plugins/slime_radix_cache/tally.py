@@ -35,7 +35,7 @@ class Tally:
         self.unrecorded_by_kind: Counter[str] = Counter()
         self.contradictions: Counter[str] = Counter()
         self._unknown_fields: set[str] = set()
-        #: Sequences by the path of the client's request, and by the kind of the reason why they are not exact.
+        #: Sequences by the path of the client's request, and by the kind of the reason why not exact, or "exact".
         self.generated: Counter[tuple[str, str]] = Counter()
         self.answers: Counter[str] = Counter()
         self.aborts: Counter[str] = Counter()

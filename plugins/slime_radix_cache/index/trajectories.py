@@ -187,7 +187,7 @@ class Trajectories(SegmentStore):
     # Eviction.
 
     def see_version(self, version: str) -> None:
-        """Note that engines serve ``version``, and evict segments not used within the last versions."""
+        """Note that engines serve ``version``, then evict (with a store: demote) what exceeds the limits."""
         self._see(version)
         self._keep_to_limits()
 

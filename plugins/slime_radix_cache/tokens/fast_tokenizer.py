@@ -76,8 +76,8 @@ def reference_of(own: tokenizers.Tokenizer) -> Batch:
 def fast_copy(own: tokenizers.Tokenizer) -> _Fast | None:
     """Return the faster tokenizer of the same vocabulary, or None.
 
-    None if ``fastokens`` is not installed. Also None if ``fastokens`` cannot read the vocabulary or makes other ids of
-    a text; the reason is logged. Takes about 4 s for 150,000 tokens, 0.1 s for 1,000; once per process.
+    None if ``fastokens`` is not installed. Also None if ``fastokens`` cannot read the vocabulary, or fails on a text or
+    makes other ids of it; the reason is logged. Takes about 4 s for 150,000 tokens, 0.1 s for 1,000; once per process.
     """
     try:
         read = importlib.import_module("fastokens").Tokenizer.from_json_str
