@@ -20,9 +20,10 @@ class Runs:
     """The names of the runs. A run is one router process.
 
     The list has the runs that were known at the start, earliest first, then this run, and then runs of other routers
-    in the order in which they become known. A serial consists of the place of its run in this list and of a counter. The key of a
-    record consists of the name of the run (11 bytes) and the counter. The serials of one run are in the order of
-    recording. A serial is valid in this process only.
+    in the order in which they become known.
+    A serial consists of the place of its run in this list and of a counter. The key of a record consists of the name of
+    the run (11 bytes) and the counter. The serials of one run are in the order of recording. A serial is valid in this
+    process only.
     """
 
     def __init__(self) -> None:
