@@ -1,7 +1,7 @@
 """The ASGI application: serves the router's own routes, and sends all other requests to the proxy.
 
-Starlette serves the routes of the core and of the plugins, and runs the lifespan. All other requests
-bypass Starlette: even with a single route, its routing would take a quarter of the time of a proxied request.
+Starlette serves the routes of the core and of the plugins, and runs the lifespan. Requests whose path resembles
+no route bypass Starlette: even with one route, its routing would take a quarter of the time of a proxied request.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class PayloadTooLarge(HTTPError):
 
 
 class PluginFailed(HTTPError):
-    """A plugin raised. The client gets this error and no tokens, since wrong training data would be worse."""
+    """A plugin raised, or gave an invalid result. The client gets no tokens: wrong training data would be worse."""
 
     type, code = "plugin_error", "PLUGIN_FAILED"
 

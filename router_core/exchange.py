@@ -148,8 +148,8 @@ class Exchange:
     def close(self) -> None:
         """End the exchange: release the lease, and close the connection to the worker if bytes are unread. Idempotent.
 
-        Calls the functions of :meth:`on_close`. Drops all references: plugins' notes often refer to the exchange, and
-        such a cycle would keep a body in memory until the next garbage collection.
+        Calls the functions of :meth:`on_close`. Drops the notes, the reply and the other exchanges: notes often refer
+        to the exchange, and such a cycle would keep a body in memory until the next garbage collection.
         """
         if self._closed:
             return

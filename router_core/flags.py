@@ -57,9 +57,9 @@ def flag(
 ) -> Any:
     """Make a dataclass field for the flag ``names[0]``; further ``names`` are aliases, ``options`` are argparse's.
 
-    A default of False makes a switch, and a default number also sets the flag's ``type``. With a tuple as default, the
-    value is a tuple. The help ends with the default, unless it contains ``(default``, or the default is empty, zero or
-    False.
+    A default of False makes a switch. A number as default sets the flag's ``type``, unless ``options`` have one. With a
+    tuple as default, the value is a tuple. The help page adds the default, unless ``help`` contains ``(default``, or
+    the default is None, empty, zero or False.
     """
     return field(
         default=default, metadata={_KEY: _Flag(names, help, above, at_least, at_most, finite, options)}
@@ -88,7 +88,7 @@ def add_flags(parser: argparse._ActionsContainer, settings: type[Any]) -> None:
 
 
 def read_flags(settings: type[T], options: argparse.Namespace, **others: Any) -> T:
-    """Make ``settings``, a dataclass, from the parsed command line; ``others`` are values of its other fields.
+    """Make ``settings``, a dataclass, from the parsed command line; ``others`` add fields, or replace parsed values.
 
     Raises SettingsError for a number outside its limits.
     """

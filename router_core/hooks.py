@@ -131,7 +131,7 @@ class Hooks:
                 if reply is not None and hasattr(reply, "__await__"):
                     reply = await reply
                 if plugin in foreign:
-                    request.encode_small()  # here its author is known
+                    request.encode_small()  # an error raised here names this plugin
             except HTTPError:
                 raise
             except Exception as error:
@@ -185,9 +185,9 @@ class Hooks:
     def unexpected(
         self, error: BaseException, request: Request | None = None, reply: Reply | None = None
     ) -> HTTPError:
-        """Return the 500 for ``error``, which is in the log. It names the plugin that raised it, if that is known.
+        """Return the 500 for ``error``, which the caller logs. The 500 names the plugin that raised, if it is known.
 
-        Give the client's ``request``, or the ``reply``, which may be broken. The hooks of requests are checked before.
+        Middleware or a sender may have broken ``request`` or ``reply``. What hooks do to them was checked before.
         """
         message = "internal error; the router's log has the traceback"
         fault = reply_fault(reply.status, reply.headers) if reply is not None else None
@@ -217,7 +217,7 @@ class Hooks:
         _call_each("worker_changed", self._worker_changed, worker, change)
 
     def weights_confirmed(self, worker: Worker) -> None:
-        """Call each plugin; an exception is logged. A plugin calls this when ``worker`` has the weights to serve."""
+        """Call each plugin; an exception is logged. A plugin calls this when ``worker`` may serve with its weights."""
         _call_each("weights_confirmed", self._weights_confirmed, worker)
 
 

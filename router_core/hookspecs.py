@@ -1,9 +1,9 @@
 """All hooks. Read this module before you write a plugin; docs/hooks.md has the details.
 
-Pluggy registers plugins. The router calls the plugins one after the other, in ``--plugin`` order, so a later plugin
-sees what an earlier plugin did. ``post_response`` runs in reverse order, like the layers of an onion. ``tryfirst`` and
-``trylast`` move an implementation to the beginning or the end of the ``--plugin`` order. ``pre_request`` and
-``post_response`` may be plain or async functions. An implementation may leave out arguments that it does not need.
+The router calls the plugins one after the other, in ``--plugin`` order, but each after those that it requires. So a
+later plugin sees what an earlier plugin did. ``post_response`` runs in reverse order, like the layers of an onion.
+``tryfirst`` and ``trylast`` move an implementation to the beginning or the end of the order. ``pre_request`` and
+``post_response`` may be plain or async functions. An implementation may leave out arguments.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the plugin's own flags.
 
-    When: before the command line is parsed, also for plugins that are not loaded: an error can then name their flags.
+    When: before the command line is parsed; also for plugins that are not loaded, so that errors can name their flags.
     The hook is a function of the module that has the plugin's factory, since the factory gets the parsed options.
     A flag that another plugin has added already is an error at start.
     """
@@ -130,9 +130,9 @@ def attempt_failed(worker: Worker, request: Request, error: HTTPError | None) ->
 def client_gone(exchange: Exchange) -> bool | None:
     """React to a client that hung up while ``exchange.worker`` has its request.
 
-    When: at once; a client that hangs up in the first 50 ms of its request is noticed after them. Return True when the
-    worker was told to stop. Then the exchange goes on for up to two seconds, so that the sampled tokens are recorded.
-    If no plugin returns True, the exchange is cancelled at once. An exception is logged.
+    When: at once, or at most 50 ms later if the request has just begun. Return True when the worker was told to stop.
+    Then the exchange goes on for up to two seconds, so that the sampled tokens are recorded. If for one of a request's
+    exchanges no plugin returns True, all of them are cancelled at once. An exception is logged.
     """
 
 
@@ -169,5 +169,5 @@ def worker_changed(worker: Worker, change: WorkerChange) -> None:
 def weights_confirmed(worker: Worker) -> None:
     """Release the plugin's own hold of ``worker`` that waits for the fleet's weights.
 
-    When: a plugin has found that ``worker`` may serve with its weights. An exception is logged.
+    When: a plugin has found that ``worker`` may serve with the weights that it has. An exception is logged.
     """

@@ -138,7 +138,7 @@ class WorkerPool:
             self._on_change(worker, "readmitted")
 
     def set_version(self, worker: Worker, version: str | None) -> None:
-        """Set the weight version that the router assumes for ``worker``; None: unknown. Nothing else changes it."""
+        """Set the weight version assumed for ``worker``; None: unknown. No other code changes that version."""
         worker.weight_version = version
 
     def divide(self, worker: Worker, targets: Sequence[Worker]) -> None:

@@ -62,7 +62,7 @@ class Proxy:
     def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> None:
         """Lease a worker for ``exchange``: its session's worker, else the plugins' choice, else the least loaded.
 
-        It may be a target of a worker. The workers in ``but`` are excluded. Raises NoWorker if no worker is left.
+        The choice may be a worker's target. The workers in ``but`` are excluded. Raises NoWorker if no worker is left.
         """
         workers: Sequence[Worker] = self._pool.routable()
         if exchange.worker_filter is not None:

@@ -76,9 +76,9 @@ class Registration:
     ) -> tuple[Worker, str | None]:
         """Register a worker, or update a registered worker, see :meth:`WorkerPool.add`.
 
-        Without a ``worker_type`` a registered worker keeps its type. Returns the worker, and the problem with its first
-        answer (None: it answered). A worker that does not answer is ``joining``, later ``quarantined``, and the router
-        asks again. For a server that cannot be a worker the problem is a Refusal. Raises BadRequest and MixedWorkers.
+        Without a ``worker_type`` a registered worker keeps its type. Returns the worker, and None if it answered, else
+        the problem (a Refusal if it cannot be a worker). A worker that was not ``ready`` before and does not answer is
+        ``joining``, later ``quarantined``, and the router asks it again. Raises BadRequest and MixedWorkers.
         """
         url = worker_url(url)
         known = next((worker for worker in self._pool if worker.url == url), None)
@@ -184,7 +184,7 @@ class Registration:
 
 
 async def get(http: httpx.AsyncClient, worker: Worker, path: str) -> tuple[int, bytes]:
-    """Send ``GET path`` to ``worker``, and return status and body; a body above 1 MiB is cut."""
+    """Send ``GET path`` to ``worker``, and return status and body. Reading stops once the body exceeds 1 MiB."""
     body = bytearray()
     headers = auth_headers(worker)
     async with http.stream("GET", worker.url + path, headers=headers, timeout=FIRST_LOOK_S) as answer:

@@ -53,7 +53,7 @@ class Reply:
     async def read(self, max_bytes: int | None = None) -> bytes:
         """Return the whole body, and keep it: the reply is no stream any more.
 
-        Raises WorkerBroke past ``max_bytes``, and what :meth:`BodySource.read` raises.
+        Raises WorkerBroke for a stream of more than ``max_bytes``, and what :meth:`BodySource.read` raises.
         """
         if self._body is None:
             assert self._source is not None  # narrowing: a reply has a body or a source

@@ -56,7 +56,7 @@ class Request:
 
     @property
     def body(self) -> bytes:
-        """The bytes for the worker. After :meth:`replace_json` the value is encoded first. Raises BadRequest."""
+        """The bytes for the worker; encodes a value of :meth:`replace_json`. Raises BadRequest and JSONEncodeError."""
         if self._stale:
             try:
                 self._body = orjson.dumps(self._json, _as_numpy, orjson.OPT_SERIALIZE_NUMPY)
@@ -66,7 +66,7 @@ class Request:
         return self._body
 
     def writing(self) -> Generator[None, None, None]:
-        """Encode the body in pieces, one per step, for :meth:`Router.write_json`. Raises BadRequest."""
+        """Encode the body in pieces, one per step, for :meth:`Router.write_json`. Raises as :attr:`body` does."""
         from slime_fairness.large_json import dump  # imports numpy, which not every router needs
 
         if self._stale and isinstance(self._json, dict):
@@ -148,7 +148,7 @@ class Request:
         return False
 
     def replace_json(self, value: Any) -> None:
-        """Make ``value`` the body. It is encoded when :attr:`body` is read next, and the body's length is set.
+        """Make ``value`` the body, encoded when :attr:`body` is read next. The worker gets the new Content-Length.
 
         The value may hold numpy arrays; :meth:`json` returns them to later plugins.
         """
@@ -156,7 +156,7 @@ class Request:
         self._stale, self._invalid = True, None
 
     def encode_small(self) -> None:
-        """Encode a value of :meth:`replace_json` now, unless the body before it was large. Raises BadRequest."""
+        """Encode a value of :meth:`replace_json` now, unless it replaced a large body. Raises as :attr:`body` does."""
         if self._stale and len(self._body) < LARGE_BYTES:
             _ = self.body
 

@@ -70,7 +70,7 @@ class Router:
         )
         first: dict[str, Any] = {"worker_type": settings.worker_type}
         self._first_workers = dict.fromkeys(settings.worker_urls, first)
-        #: Called in this order for a request that names no session in its headers or ``session_id``.
+        #: Called in turn, until one finds a session, for a request that names none in headers or ``session_id``.
         self.session_sources: list[SessionSource] = []
         #: Names of headers that a plugin's own request copies from the client's request; plugins may add names.
         self.carried_headers = {*(settings.request_id_headers or ()), b"traceparent", b"tracestate"}
@@ -217,7 +217,7 @@ class Router:
     async def read_ahead(self, exchange: Exchange, *names: bytes) -> None:
         """Parse a large body that may have one of ``names`` (without names: any large body) as long work.
 
-        Then :meth:`Request.json` returns at once, or raises BadRequest for a body that is not JSON.
+        Once it is parsed, :meth:`Request.json` returns at once, or raises BadRequest for a body that is not JSON.
         """
         request = exchange.request
         if request.is_long_work and (
@@ -226,7 +226,7 @@ class Router:
             await self.long_work.run(request.reading(), exchange.client)
 
     async def write_json(self, exchange: Exchange) -> None:
-        """Encode the large body that a plugin has given to ``exchange``, as long work. Raises BadRequest."""
+        """Encode the large body that a plugin has given to ``exchange``, as long work. Raises as Request.body does."""
         await self.long_work.run(exchange.request.writing(), exchange.client)
 
     async def ask_again(self, exchange: Exchange, request: Request) -> Reply:
@@ -234,7 +234,7 @@ class Router:
 
         For plugins that repair a reply, in ``post_response`` or while its body is read. ``pre_request`` and
         ``post_response`` are not called; ``select_worker`` and ``attempt_failed`` are. The caller closes the reply, and
-        calls ``exchange.release()`` while no request runs. Raises HTTPError.
+        calls ``exchange.release()`` before a time without a request to a worker. Raises HTTPError.
         """
         self.sender.choose(exchange)
         return await self.sender.send(exchange, request)
@@ -288,7 +288,7 @@ class Router:
     # Weights.
 
     async def announce_weights(self, version: str, source: str) -> WeightUpdate | None:
-        """Set ``version`` for workers in use and the fleet, and call the plugins. Returns None if the fleet has it."""
+        """Set ``version`` for workers in use and the fleet. Call the plugins, or return None if the fleet had it."""
         for worker in self.pool:  # before the wait for the lock: later the workers may have a newer version
             if worker.in_use:  # the versions of other workers are unknown
                 self.pool.set_version(worker, version)

@@ -23,7 +23,7 @@ _VISIBLE = re.compile(r"[!-~]+")
 
 
 class Secret(str):
-    """A key of visible ASCII characters. Raises ArgumentTypeError for others. No error and no ``repr`` shows it."""
+    """A key of visible ASCII characters. Raises ArgumentTypeError for any other text. No error or ``repr`` shows it."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Types that all modules share: aliases of ASGI, and the interface of a tokenizer."""
+"""Types that all modules share: aliases for ASGI's types, and the interface of a tokenizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["ASGIApp", "Headers", "Message", "Receive", "Scope", "Send", "Tokeniz
 
 
 class Tokenizer(Protocol):
-    """The methods of a tokenizer that plugins need; the component ``"tokenizer"``.
+    """The methods of a tokenizer that plugins need. They find it in the ComponentRegistry as ``"tokenizer"``.
 
     The tokenizers of Transformers and of the embedded engine have them.
     """

@@ -103,7 +103,7 @@ class Worker:
 
     ``facts``: data of plugins about the worker. Each key belongs to one plugin.
 
-    ``worker_type`` ``passthrough``: the router only proxies to it, in any protocol. All workers have this type or none.
+    ``worker_type`` ``passthrough``: the router only proxies to it, in any protocol. All or no workers have this type.
 
     A plugin may give a worker several ``targets``, see :meth:`WorkerPool.divide`: then a request goes to one of them. A
     target is a Worker too, with its own ``id``, ``name``, ``facts`` and requests in flight; its ``server`` has
@@ -167,7 +167,7 @@ class Worker:
 
     @property
     def in_use(self) -> bool:
-        """True when the worker gets requests, is joining, or has holds of state ``ready`` only (a circuit breaker)."""
+        """True when each hold of the worker, if any, has the state ``joining`` or ``ready`` (a circuit breaker)."""
         return all(hold.state in ("joining", "ready") for hold in self.server.holds.values())
 
     @property
