@@ -23,7 +23,8 @@ _INTRODUCTION = """\
 Made from the parser. `slime-router --plugin NAME --help` prints the same for the plugins that you load.
 
 Each flag but `--config` can also be a variable of the environment, or `name = value` in a `--config` file.
-The command line overrides the environment, which overrides the file. In both, lists are written `[a, b]`.
+The command line overrides the environment, which overrides the file.
+In the environment and in the file, lists are written `[a, b]`.
 Flags with a "yes" in the last column are flags of the SGLang gateway (sglang-router 0.3.2) too.
 
 """

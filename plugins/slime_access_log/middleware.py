@@ -107,7 +107,7 @@ class _Client:
 
     @property
     def send_now(self) -> SendNow | None:
-        """A wrapper of the server's ``send_now``, which takes pieces of a stream without waking a task; or None."""
+        """A wrapper of the server's ``send_now``, if any, which takes pieces of a stream without waking a task."""
         # Made each time: an object that refers to its own method would wait for the garbage collector.
         return None if self._inner_now is None else self._now
 

@@ -69,7 +69,7 @@ class AccessLog:
         with record.waiting(why):
             yield
 
-    @hookimpl(tryfirst=True)  # outermost: it sees refused requests, and paths as they came
+    @hookimpl(tryfirst=True)  # outside of most layers: it sees refused requests, and original paths
     def asgi_middleware(self, app: ASGIApp, router: Router) -> ASGIApp:
         self._recorded = router.components.find("verdicts")  # all plugins are set up
         app = Logged(app, self._current)
@@ -96,7 +96,7 @@ class AccessLog:
                 record.session = hidden_key(exchange.session, exchange.request.headers)
         exchange.on_close(partial(self._note_tokens, record, exchange))
 
-    @hookimpl(tryfirst=True)  # called last
+    @hookimpl(tryfirst=True)  # among the last to be called
     def post_response(self, exchange: Exchange) -> None:
         record, reply, request = self._current.get(), exchange.reply, exchange.request
         if record is None or reply is None or reply.status != 200 or exchange.parent is not None:

@@ -30,7 +30,7 @@ class Record:
     """One request. Times come from ``perf_counter``; 0.0: not known yet.
 
     ``complete``: the last part of the answer was given to the server. ``usage``: numbers of tokens by field.
-    ``reasons``: why the recorded tokens are not exact, None for an exact sequence; empty: nothing is recorded.
+    ``reasons``: for each recorded sequence, why its tokens are not exact, or None if they are.
     """
 
     __slots__ = (

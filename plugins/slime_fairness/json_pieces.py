@@ -39,9 +39,9 @@ class Cut:
     """The end of a piece, at a comma or at the end of the document.
 
     ``kept``: the number of containers (lists and objects) that were open throughout the piece. ``opened``: the place in
-    the piece of each other bracket that is open at the end. ``values``: the number of strings, lists and objects.
-    ``commas``: the number of commas. ``strings``: ranges of the document inside long strings; placeholders replace them
-    in the piece.
+    the piece of each bracket that opens there and is still open at the end. ``values``: the number of strings, lists
+    and objects. ``commas``: the number of commas. ``strings``: ranges of the document inside long strings; placeholders
+    replace them in the piece.
     """
 
     end: int
@@ -133,7 +133,7 @@ class Scan:
 
 
 def _long_string(body: bytes, begin: int, end: int) -> list[tuple[int, int]]:
-    """Return the range inside a string that is read by itself, nearly all of ``begin`` to ``end``; or an empty list."""
+    """Return the range of a long string to read by itself, nearly all of ``begin`` to ``end``; else an empty list."""
     if end - begin < _LONG_STRING:
         return []
     first = safe_cut(body, begin + _ESCAPE, end)

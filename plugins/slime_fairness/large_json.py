@@ -210,8 +210,10 @@ class _Document:
             self.whole = value
 
     def _enter(self, before: memoryview, strings: Mapping[str, str]) -> None:
-        """Open the next container. ``before``: the bytes from the bracket of the container around it, or from
-        the start, to its own bracket."""
+        """Open the next container of the piece. ``before``: the bytes of the piece before the container's bracket.
+
+        They begin behind the bracket of the previous container, or at the start of the piece.
+        """
         if not self._open:
             self._open.append(_Container(self.whole))
             return

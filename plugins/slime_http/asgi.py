@@ -18,7 +18,8 @@ __all__ = [
     "send_whole",
 ]
 
-#: Key in the ASGI state of a function that returns the HTTPError to answer when the application raises its argument.
+#: Key in the ASGI state. Its value is a function: given an exception that the application raised, the function returns
+#: the HTTPError to answer with.
 EXPLAIN = "slime_http.explain"
 
 Scope = MutableMapping[str, Any]

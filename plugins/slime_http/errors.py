@@ -19,7 +19,7 @@ __all__ = [
 
 
 class RouterError(Exception):
-    """Base of all errors that the router raises on purpose."""
+    """Base of most errors that the router raises on purpose."""
 
 
 class StartupError(RouterError):
@@ -43,7 +43,7 @@ class BadRequest(HTTPError):
 
 
 class WorkerUnreachable(HTTPError):
-    """A failed attempt to connect: the worker got nothing. ``status`` is 504 after a timeout, else 502."""
+    """A failed attempt to connect: the worker got no request. ``status`` is 504 after a timeout, else 502."""
 
     status, type, code = 502, "bad_gateway", "WORKER_UNREACHABLE"
 

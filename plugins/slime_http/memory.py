@@ -13,20 +13,21 @@ _LARGE_BLOCK = 1 << 20
 
 
 def tune_gc() -> None:
-    """Collect garbage rarely, and leave out the objects that exist now."""
+    """Collect garbage less often than Python's default, and leave out the objects that exist now."""
     # A request leaves hardly any cycles. Yet at the default threshold of 700 objects, the collector took a fifth of the
     # time of a proxied request. Imported objects live as long as the process: do not walk them.
     gc.collect()
     gc.freeze()
-    # The youngest generation is collected often, so that a pause stays within milliseconds; the oldest hardly ever.
+    # The youngest generation is collected so often that a pause stays within milliseconds, the oldest hardly ever.
     gc.set_threshold(5_000, 5, 10_000)
 
 
 def return_large_blocks() -> None:
     """Let large blocks of memory grow without a copy, and go back to the system when they are freed.
 
-    By default glibc raises its threshold when a large block is freed: later blocks of up to 32 MiB come from the heap
-    (mallopt(3)). Other C libraries have no ``mallopt``.
+    glibc maps each block above a threshold by itself. By default it raises the threshold when such a block is
+    freed, so that later blocks of up to 32 MiB come from the heap (mallopt(3)). Setting the threshold stops this.
+    Other C libraries have no ``mallopt``.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

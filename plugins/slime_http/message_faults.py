@@ -15,7 +15,7 @@ _STATUSES = range(100, 1000)
 
 
 class UnsendableRequest(Exception):
-    """A request to a worker that code of the router's process has broken; the message is its fault."""
+    """A request to a worker that code of the router's process has broken; the message says what is wrong."""
 
 
 def request_fault(method: object, target: object, headers: object) -> str | None:

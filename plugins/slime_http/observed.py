@@ -10,8 +10,8 @@ __all__ = ["ObservedRequest"]
 class ObservedRequest:
     """A request and the answer to it, when both have ended.
 
-    ``scope``: the ASGI scope. ``status``: the answer's status, or 0. ``is_whole``: the answer did not break off.
-    ``error``: the beginning of an error's body.
+    ``scope``: the ASGI scope. ``status``: the answer's status, or 0 without an answer. ``is_whole``: the answer
+    did not break off. ``error``: the beginning of an error's body; empty if the server itself made the answer.
 
     Event loop times in seconds: ``began`` (the application was called), ``streamed_at`` (the first chunk was written;
     0.0 without a stream) and ``ended`` (the answer has ended, or the application returned before).

@@ -51,9 +51,10 @@ def response_lines(status: int, headers: Iterable[Iterable[bytes]]) -> tuple[byt
 
 
 def error_answer(status: int, message: str, *, to_head: bool = False, body: bytes | None = None) -> bytes:
-    """Return a complete answer with an error as JSON and ``Connection: close``; ``to_head``: only its head.
+    """Return a complete answer with an error as JSON and ``Connection: close``.
 
-    ``body``, if given, is the JSON, else it is made of ``message``.
+    ``to_head``: the answer is for a HEAD request, so its body is left out. ``body``: the JSON; by default it is made
+    from ``message``.
     """
     kind = "invalid_request_error" if status < 500 else "internal_error"
     if body is None:

@@ -184,8 +184,9 @@ class ServerRequest(ObservedRequest):
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer. Raises RuntimeError for a message out of order, and for invalid headers.
+        """Send a part of the answer. Raises RuntimeError for a message out of order.
 
+        Raises RuntimeError also for most invalid headers, and for a body that does not fit its Content-Length.
         Waits while the client reads more slowly than the application writes. Does nothing once the client has gone.
         """
         flow = self._connection.flow

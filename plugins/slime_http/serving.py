@@ -35,7 +35,7 @@ CLIENT_TIMEOUT_S = 300.0
 _BACKLOG = 4096
 #: Longer than clients keep an idle connection, so that no client uses a connection that is just being closed.
 _KEEP_ALIVE_S = 75.0
-#: Seconds after which the event loop aborts the close of a TLS connection: after the client's timeout (see WriteFlow).
+#: Seconds after which the event loop aborts the close of a TLS connection; WriteFlow cuts off slow clients earlier.
 _TLS_CLOSE_S = 86_400.0
 #: Largest number of kinds of requests in flight that a log line lists, and of bytes of a path in it.
 _MAX_TOLD, _MAX_PATH = 5, 256
@@ -176,7 +176,7 @@ def _target(scope: Scope) -> str:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening TCP socket on ``host:port`` (0: any free port). Raises OSError if the port is taken."""
+    """Return a listening TCP socket on ``host:port`` (0: any free port). Raises OSError, as for a taken port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY on accepted sockets only if the listener names IPPROTO_TCP. Without TCP_NODELAY answers
     # may wait 40 ms.

@@ -1,7 +1,7 @@
 """Requests to one worker over pooled connections.
 
-One timer per worker checks all deadlines and the age of idle connections. The timer runs only while there are
-connections.
+One timer per worker checks the deadlines of all answers and the age of idle connections. The timer runs only while
+there are connections.
 """
 
 from __future__ import annotations
@@ -92,10 +92,11 @@ class Upstream(Pool):
         A reused connection that dies at once, before the first byte of a reply, has lost the race with the worker's
         keep-alive timer. In that case the request is sent once more, on a fresh connection. After a later failure the
         request is not repeated, since the worker may have acted on it. Raises WorkerUnreachable (nothing was sent),
-        WorkerBroke and WorkerTimeout. On cancellation the connection is closed.
+        WorkerBroke, WorkerTimeout, and BadRequest for a method or a Transfer-Encoding that is not passed on. On
+        cancellation the connection is closed.
 
-        Raises UnsendableRequest for a fault that the request has, when it cannot be written or the worker answers 400.
-        The worker's answer would blame the client for what a plugin did.
+        Raises UnsendableRequest if the request cannot be written, or if it has a fault and the worker answers 400: that
+        answer would blame the client for what a plugin did.
         """
         if not isinstance(body, bytes | bytearray | memoryview):
             raise UnsendableRequest(f"the body is a {type(body).__name__}; wanted bytes")

@@ -14,7 +14,7 @@ __all__ = ["Source", "UpstreamReply"]
 
 #: Bytes of a reply that may wait for the client before reading from the worker pauses.
 _HIGH_WATER = 256 * 1024
-#: A piece of at least this many bytes is not joined with others.
+#: A first piece of at least this many bytes is not joined with later ones.
 _LARGE_BYTES = 64 * 1024
 
 OnFailure = Callable[[WorkerBroke | WorkerTimeout | None], None]

@@ -104,7 +104,7 @@ class WriteFlow:
         return f"client {f'[{host}]' if ':' in host else host}:{port}"
 
     def _acknowledged(self) -> tuple[int, bool]:
-        """Return how many bytes the client acknowledged, and True if none are unacknowledged; 0 and True if unknown."""
+        """Return how many bytes the client acknowledged, and True if none are outstanding; 0 and True if unknown."""
         if not _HAS_TCP_INFO:
             return 0, True
         sock = self._transport.get_extra_info("socket")

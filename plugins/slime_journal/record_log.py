@@ -82,7 +82,7 @@ class RecordLog:
     # Reading, once.
 
     def replay(self, take: Callable[[Any], None]) -> None:
-        """Call ``take`` with the records in order, and open the log for writing. On a StartupError the log is closed.
+        """Call ``take`` with the records in order, and open the log for writing. On any error the log is closed.
 
         Items whose parent was left out of a rewrite are skipped. If no later record removes them, the log is refused.
         """
@@ -216,8 +216,8 @@ class RecordLog:
     def _due(self) -> list[LogFile]:
         """Return the files to rewrite as one; empty without a half-dead file.
 
-        These are the first half-dead file, and the files before it, as long as their needed
-        records and its own take at most half the size of a file.
+        These are the first half-dead file, and as many of the files before it as fit: the live records of all these
+        files take at most half the size of a full file. The file that is being written is never among them.
         """
         for place, file in enumerate(self.files[:-1]):
             if file.half_dead:
@@ -231,9 +231,10 @@ class RecordLog:
     def _rewrite(
         self, run: Sequence[LogFile], files: Sequence[LogFile], is_needed: Callable[[Any], bool]
     ) -> tuple[LogFile, dict[int, int]]:
-        """Rewrite ``run`` as one file. Return it and the sizes of the items left out. Thread-safe: changes no LogFile.
+        """Rewrite ``run`` as one file. Return the file, and the sizes of the items left out, by serial.
 
-        ``files``: all files. The removal of an item stays as long as some file has the item.
+        ``files``: all files. The removal of an item stays as long as some file has the item. Thread-safe: changes no
+        LogFile.
         """
         dropped: dict[int, int] = {}
 

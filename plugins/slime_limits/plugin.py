@@ -111,7 +111,7 @@ class Limits:
         await stopping.wait()
         self.slots.close()
 
-    @hookimpl  # no mark, as in sessions: a plugin marked ``tryfirst`` answers without a slot
+    @hookimpl  # not ``tryfirst``: a plugin with that mark may answer a request before it needs a slot
     async def pre_request(self, exchange: Exchange) -> None:
         parent = exchange.parent
         if parent is not None and _NAME in parent.notes:

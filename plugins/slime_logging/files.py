@@ -24,8 +24,8 @@ def _open_private(path: str, flags: int) -> int:
 def daily_file(path: Path, *, keep: int = 0) -> TimedRotatingFileHandler:
     """Create the directory of ``path``, and return the handler of a file at ``path``. Raises OSError.
 
-    At midnight the date is appended to the name of the day's file. ``keep``: the number of such files to keep, the
-    newest first; 0: all.
+    At midnight the date is appended to the name of the day's file. ``keep``: the number of dated files to
+    keep, 0: all; the oldest are deleted.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     return _DailyFile(path, when="midnight", backupCount=keep, encoding="utf-8")

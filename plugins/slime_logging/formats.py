@@ -63,7 +63,7 @@ class TextLines(logging.Formatter):
 class JsonLines(logging.Formatter):
     """One JSON object a line, in ASCII: ``time`` (UTC), ``level``, ``logger``, ``message``, then the ``fields``.
 
-    The record of an exception also has a ``traceback``.
+    The line of an exception also has a ``traceback``.
     """
 
     def __init__(self) -> None:

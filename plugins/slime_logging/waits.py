@@ -21,7 +21,8 @@ class _Counting(Protocol):
 class Waits:
     """Tells the request log and the metrics how long the request of the current task waits.
 
-    ``find`` returns the component of a name, or None. Make this in ``setup`` or later, when both components are there.
+    ``find`` returns the component of a name, or None. Make an instance in ``setup`` or later, when the
+    components of the log and the metrics are registered.
     """
 
     def __init__(self, find: Callable[[str], _Counting | None] = lambda name: None) -> None:

@@ -60,7 +60,7 @@ class Attempt:
 
 
 class TracingMiddleware:
-    """ASGI middleware: a span for each request. The client's ``traceparent`` is the span's parent.
+    """ASGI middleware: a span for each request, but not for probes. The client's ``traceparent`` is the span's parent.
 
     The application sees the context of this span in the headers.
     """
@@ -143,7 +143,8 @@ class TracingSender:
             exchange.on_close(partial(self._end, exchange))
         span = self._begin(traced, worker, request)
         exchange.notes[NOTE] = Attempt(span)
-        # A request may go to two workers at once. The proxy reads the headers before its first await.
+        # A request may go to two workers at once, so these headers may change while this attempt waits. That is no
+        # problem: the proxy reads the headers before its first await.
         request.headers = with_context(request.headers, span.get_span_context())
         try:
             reply = await self._inner.send(exchange, request, body)

@@ -37,13 +37,16 @@ _PURE = GENERATION_PATHS | frozenset(
 #: Key of the note of an exchange that has exhausted its attempts.
 _NOTE = "retries"
 
-#: Makes one attempt. The collections: workers to avoid, and workers that have failed the request.
+#: Makes one attempt. The first collection: workers to avoid. The second: workers that have failed the request.
 Ask = Callable[[Exchange, Request, Collection[Worker], Collection[Worker]], Awaitable[Reply]]
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts over all requests. ``retries``: attempts after the first. ``exhausted``: requests that ran out of them."""
+    """Counts over all requests. ``retries``: attempts after the first.
+
+    ``exhausted``: requests whose last allowed attempt failed in a way that permits a retry.
+    """
 
     retries: int = 0
     exhausted: int = 0

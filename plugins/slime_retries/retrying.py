@@ -26,7 +26,7 @@ __all__ = ["Retrying"]
 class Retrying:
     """A Sender that repeats a request until the answer is good, as long as the settings allow it.
 
-    A request that succeeds at once costs next to nothing more: it is counted only while a breaker tracks a failure.
+    A request that succeeds at once costs next to nothing more: breakers count it only while one tracks a failure.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Retrying:
         but: Collection[Worker] = (),
         failed: Collection[Worker] = (),
     ) -> Reply:
-        """Make one attempt at a worker outside ``but``. Workers in ``failed`` failed ``request``. Raises HTTPError."""
+        """Make one attempt at a worker outside ``but``. ``failed``: workers that failed it. Raises HTTPError."""
         inner, breakers = self._inner, self._breakers
         inner.choose(exchange, but)
         assert exchange.worker is not None  # narrowing: it was chosen
@@ -81,7 +81,7 @@ class Retrying:
             breakers.begin(worker, request)  # no await since the choice: one probe at a time
         try:
             if worker in failed and self._pending_aborts is not None:
-                # An abort of the worker's earlier attempt may still be on the way.
+                # An abort of the earlier attempt at this worker may still be on the way.
                 await self._pending_aborts.settled(worker, exchange)
             reply = await inner.send(exchange, request)
         except BaseException:

@@ -13,7 +13,8 @@ __all__ = ["about", "about_point", "epilog", "grouped", "table"]
 
 _SOURCES = (
     "Each flag but --config can also be SLIME_ROUTER_<FLAG> in the environment, or 'name = value' in a --config file.\n"
-    "The command line overrides the environment, which overrides the file. In both, lists are written [a, b]."
+    "The command line overrides the environment, which overrides the file.\n"
+    "In the environment and in the file, lists are written [a, b]."
 )
 
 

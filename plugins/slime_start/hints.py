@@ -17,7 +17,7 @@ __all__ = ["path_cure", "stray_word", "unknown_command", "unknown_plugin"]
 
 
 def unknown_command(name: str, commands: Collection[str], plugins: Collection[str]) -> str:
-    """Return a message about ``name``, the first word of a command line, which is no command."""
+    """Return a message about ``name``: the first word of a command line, but no command."""
     if name[:1] in _DASHES:
         return _wrong_dash(name)
     if "://" in name:

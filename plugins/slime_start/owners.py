@@ -20,7 +20,8 @@ SHIPPED = frozenset(
         "slime_tiered_store", "slime_top",
     )
 )  # fmt: skip
-#: Modules that take the messages of middleware and check them. Each layer outside of a mistaken one passes it on.
+#: Modules that take the messages of middleware and check them. If middleware sends a wrong message, each layer outside
+#: of that middleware passes the message on before the check.
 _CHECK_MESSAGES = ("slime_http.response_head", "slime_http.server_request", "router_core.request_ids")
 
 
@@ -49,13 +50,16 @@ class Owners:
     def culprit(
         self, error: BaseException, unsendable: type[BaseException] | tuple[()] = ()
     ) -> tuple[str, str] | None:
-        """Return the plugin and the function that raised ``error``, the innermost ones; None: unknown.
+        """Return the names of the plugin and of the function that raised ``error``; None: unknown.
 
-        For a message that the server refuses, the name is "a or b" if the layers of several plugins have passed it on;
-        plugins that ship with the router are left out.
-        The search ends at a coroutine of the core: an error below it did not come from the plugins above it, which
-        only wait for the core. Other functions of the core may have got a wrong argument from a plugin.
-        ``unsendable``: the error of a request that cannot be sent. It has come through all layers of ``sender`` above.
+        The search goes from the innermost frame outwards, to the first frame of a plugin. It ends at a coroutine of the
+        core, since the plugins outside of that coroutine only wait for it. It does not end at a plain function of the
+        core: a plugin may have called that function with a wrong argument.
+
+        A message that the server refuses has passed through several layers, and any of them may have spoilt it. So the
+        search goes on after the first plugin, leaves out plugins that ship with the router, and returns "a or b" as the
+        name. For a request that cannot be sent the search does so too. Moreover it does not end at a coroutine of the
+        core, since the layers of ``sender`` are outside of one. ``unsendable``: the type of the error for such a request.
         Of a group of errors, the first one counts.
         """
         frames = _frames(error.__traceback__)

@@ -145,7 +145,10 @@ class Parser(configargparse.ArgumentParser):  # type: ignore[misc]  # the librar
 
 
 def plainly(message: str, flags: Mapping[str, argparse.Action]) -> str:
-    """Reword an error ``message`` of argparse about one of ``flags``: say what was wanted and found, if it is known."""
+    """Reword a ``message`` of argparse about one of ``flags``: say what was wanted and found.
+
+    A message of an unknown form only loses its first word, ``argument``.
+    """
     if found := _INVALID.fullmatch(message):
         flag = _with_metavar(found[1], flags)
         return f"{flag}: wanted {_WANTED.get(found[2], f'a {found[2]}')}, got {found[3]}"

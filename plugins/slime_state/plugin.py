@@ -140,7 +140,7 @@ class State:
                 else:
                     tasks.start_soon(_join, router, saved, behind)
         current = router.weights.current
-        for worker in behind:  # after all have answered, since the answers may change the fleet's version
+        for worker in behind:  # after all were asked, since their answers may change the fleet's version
             reason = f"it came back with weights {worker.weight_version!r}, not {current!r}"
             router.pool.hold(worker, _OWNER, reason, "stale")
         logger.info("restored %d workers, weights at version %s", len(there), snapshot.current)

@@ -40,10 +40,10 @@ class FakeEngine:
 
     - a list of token ids to sample, which needs a ``tokenizer``. A sequence whose last id is ``eos`` stops there;
     - an output, or a list of a stream's outputs, whose last one is the whole answer;
-    - a list of such lists, one for each sequence of a batch; or
+    - a list of lists of outputs, one list for each sequence of a batch; or
     - a status and a body, or a response, which may have its own headers and stream.
 
-    Other paths get the status and the body in ``answers``, or ``other(call)``, which is ``{}`` unless a test sets it.
+    Other paths get their reply in ``answers``, or ``other(call)``, which returns ``{}`` unless a test sets it.
     ``rest`` and ``other`` may be asynchronous.
 
     ``asked`` has the bodies of ``/generate`` and ``headers`` their headers; ``calls`` has the other requests.
@@ -51,10 +51,12 @@ class FakeEngine:
     logprobs. ``said`` has the outputs of each sequence.
 
     For sampled ids, ``meta`` overrides keys of ``meta_info``; None removes a key, except ``finish_reason``.
-    ``edit(output, is_last)`` may change each output before ``incremental`` makes it a delta. A stream is sent in pieces
-    of ``pieces`` bytes, and ends after ``events_sent`` events at the latest. With an event ``hold``, it first sends
-    ``hold_after`` events, which do not count, and waits until ``hold`` is set. With an event ``delay``, answers wait
-    until ``delay`` is set; a request to ``/abort_request`` sets it.
+    ``edit(output, is_last)`` may change each of their outputs. With ``incremental``, those of a stream then become
+    deltas.
+
+    A stream is sent in pieces of ``pieces`` bytes, and ends after ``events_sent`` events at the latest. With an event
+    ``hold``, it first sends ``hold_after`` events, which do not count, and waits until ``hold`` is set. With an event
+    ``delay``, answers to ``/generate`` wait until ``delay`` is set; a request to ``/abort_request`` sets it.
     """
 
     def __init__(self, tokenizer: Tokenizer | None = None, *, eos: int | None = None) -> None:
