@@ -108,7 +108,7 @@ class WorkerNotFound(HTTPError):
 
 
 class MixedWorkers(HTTPError):
-    """One router cannot have both passthrough workers and others."""
+    """One router cannot have both passthrough workers, to which it only proxies, and others."""
 
     status, type, code = 409, "conflict_error", "MIXED_WORKERS"
 

@@ -69,7 +69,7 @@ def asgi_middleware(app: ASGIApp, router: Router) -> ASGIApp:  # type: ignore[em
     """Wrap the whole application in ASGI middleware.
 
     When: once, after ``routes``; the first plugin's middleware is the outermost. Middleware sees a request before
-    authorization and routing, which use the path and headers that it passes on. Pass on scopes other than ``http``.
+    authorization and routing; they use the path and headers that it passes on. Pass on scopes other than ``http``.
     An exception in the hook ends the start; an exception while a request is served becomes a 500 that names the plugin.
     """
 

@@ -18,7 +18,7 @@ __all__ = ["Life", "background"]
 
 @dataclass(slots=True)
 class Life:
-    """Resources of a router that serves; ``announcing`` is held while plugins are notified of a weight version."""
+    """Resources of a router that serves. The lock ``announcing`` is held while plugins learn of a weight version."""
 
     tasks: TaskGroup
     http: httpx.AsyncClient

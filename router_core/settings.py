@@ -116,7 +116,7 @@ class Settings:
     tls_key_path: str | None = flag("--tls-key-path", metavar="FILE", help="key of --tls-cert-path")
     request_id_headers: tuple[bytes, ...] | None = flag(
         "--request-id-headers", nargs="*", metavar="NAME",
-        help="give each request an id: the first of these headers, or a new one"
+        help="give each request an id: the value of the first of these headers that it has, or a new one"
         f" (default names: {' '.join(DEFAULT_HEADERS)})",
     )  # fmt: skip
 

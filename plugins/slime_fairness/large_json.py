@@ -175,10 +175,11 @@ class _Document:
             raise InvalidJson(str(error)) from None
 
     def _merge(self, first: int, made: Any) -> None:
-        """Put ``made``, a part of the open container number ``first``, into it and into the containers inside it.
+        """Add ``made``, the value of a piece, to the open containers from number ``first`` on, the outermost of these.
 
-        The part of a container begins with the part of the next container inside it. The innermost container gets its
-        part first: its key may be repeated later in the piece, with another value.
+        ``made`` is a part of container ``first``. The first item of this part is a part of the next container, which is
+        inside the first one, and so on. The innermost container gets its part first: a later item of the piece may have
+        the same key as that container, and then replaces it.
         """
         each = [made]
         for _ in self._open[first + 1 :]:

@@ -93,7 +93,7 @@ class Connection(Source):
 
     @property
     def held(self) -> bool:
-        """True while reading is paused for a slow client. The worker cannot time out then."""
+        """True while reading is paused for a slow client. Meanwhile no deadline of the worker counts."""
         return self._held
 
     @property

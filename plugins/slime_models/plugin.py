@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--enable-igw",
         action="store_true",
-        help="workers may serve several models: a request goes to those of the model that it names",
+        help="workers may serve several models: a request goes to workers of the model that it names",
     )
 
 

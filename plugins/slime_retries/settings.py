@@ -33,7 +33,7 @@ class Settings:
     )  # fmt: skip
     jitter: float = flag(
         "--retry-jitter-factor", default=0.2, at_least=0, at_most=1, metavar="SHARE",
-        help="random part of the wait, up or down, 0 to 1",
+        help="share of the wait, 0 to 1, by which it varies at random, up or down",
     )  # fmt: skip
     disabled: bool = flag("--disable-retries", default=False, help="try each request once")
     breaker: Thresholds | None = field(default_factory=Thresholds)

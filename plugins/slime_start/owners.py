@@ -58,8 +58,8 @@ class Owners:
 
         A message that the server refuses has passed through several layers, and any of them may have spoilt it. So the
         search goes on after the first plugin, leaves out plugins that ship with the router, and returns "a or b" as the
-        name. For a request that cannot be sent the search does so too. Moreover it does not end at a coroutine of the
-        core, since the layers of ``sender`` are outside of one. ``unsendable``: the type of the error for such a request.
+        name. The same holds for a request that cannot be sent, but this search goes on beyond coroutines of the core,
+        to the layers of ``sender``. ``unsendable``: the type of the error for such a request.
         Of a group of errors, the first one counts.
         """
         frames = _frames(error.__traceback__)
