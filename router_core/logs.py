@@ -29,4 +29,4 @@ def start_logging(settings: Settings) -> None:
     logging.basicConfig(level=_LEVELS[settings.log_level], handlers=[lines])
     if settings.log_retention_days and settings.log_dir is None:
         logging.warning("--log-retention-days has no effect without --log-dir")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # else it logs a line for each health probe
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # else httpx logs a line for each health probe

@@ -51,12 +51,12 @@ class Proxy:
 
     @property
     def open_connections(self) -> int:
-        """Connections to workers that are open, busy or idle."""
+        """The number of connections to workers: busy, idle, or being opened."""
         return sum(upstream.open_connections for upstream in self._all())
 
     @property
     def busy_connections(self) -> int:
-        """Connections to workers that are busy with a request."""
+        """The number of connections to workers that have a request under way, or are being opened."""
         return sum(upstream.busy_connections for upstream in self._all())
 
     def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> None:

@@ -78,12 +78,12 @@ class Upstream(Pool):
 
     @property
     def open_connections(self) -> int:
-        """Connections that are open, busy or idle."""
+        """The number of connections: busy, idle, or being opened."""
         return len(self._connections)
 
     @property
     def busy_connections(self) -> int:
-        """Connections that have an exchange under way, or are being opened."""
+        """The number of connections that have an exchange under way, or are being opened."""
         return len(self._connections) - sum(connection.open for connection in self._idle)
 
     async def request(self, method: str, target: bytes, headers: Headers, body: bytes = b"") -> UpstreamReply:

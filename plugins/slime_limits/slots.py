@@ -47,7 +47,7 @@ class Place:
 class Slots:
     """``limit`` slots, and a queue of at most ``queue_size`` requests.
 
-    While a request waits, no slot is free. Every method is synchronous, so on one event loop they need no lock.
+    While a request waits, no slot is free. Every method is synchronous, so on one event loop the slots need no lock.
     """
 
     def __init__(self, limit: int, queue_size: int, queue: Queue[Place] | None = None) -> None:

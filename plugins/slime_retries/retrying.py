@@ -72,7 +72,7 @@ class Retrying:
         but: Collection[Worker] = (),
         failed: Collection[Worker] = (),
     ) -> Reply:
-        """Make one attempt at a worker outside ``but``. ``failed``: workers that failed it. Raises HTTPError."""
+        """Make one attempt at a worker outside ``but``. ``failed``: workers of failed attempts. Raises HTTPError."""
         inner, breakers = self._inner, self._breakers
         inner.choose(exchange, but)
         assert exchange.worker is not None  # narrowing: it was chosen
