@@ -245,7 +245,7 @@ class Router:
         """Make an exchange for a plugin's own ``/generate``, for :meth:`respond`; the caller closes it.
 
         ``payload`` may hold numpy arrays; do not change it afterwards. ``parent``, if given, is the client's exchange.
-        The engine gets the client's ``carried_headers``. If the client hangs up, ``client_gone`` gets this exchange.
+        The engine gets the client's ``carried_headers``. ``client_gone`` gets this exchange, if it has a worker then.
         """
         headers = [(b"content-type", b"application/json")]
         if parent is not None:

@@ -24,10 +24,10 @@ _HEADER_BYTES = 4096
 class LogKind:
     """The format of a log: the kinds of its records, which are NamedTuples, and the names of its files.
 
-    ``adds``: kinds of records that add an item. Each record has a ``serial``, the serial of the ``parent`` that the
-    item depends on (0: none), and a ``size``. ``removes``: the kind of records that remove an item; each has the
-    ``serial`` and ``size`` of the item. ``others``: kinds that neither add nor remove an item. ``name``: the suffix of
-    the files. ``foreign``: describes, in an error, the content of files with another reader (see Header).
+    ``adds``: kinds of records that add an item. Each has the ``serial`` and ``size`` of the item, and as ``parent`` the
+    serial of the item that this item depends on (0: none). ``removes``: the kind of records that remove an item; each
+    has the ``serial`` and ``size`` of the item. ``others``: kinds that neither add nor remove an item. ``name``: the
+    suffix of the files. ``foreign``: describes, in an error, the content of files with another reader (see Header).
     ``what_to_move``: the files to move away to start without the log, "" for the directory.
     """
 

@@ -16,7 +16,7 @@ QUEUE_POLICIES = ("fcfs", "lof")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of the plugin. ``max_concurrent_requests`` -1: no limit. Requests beyond the limit wait in the queue.
+    """Settings of the plugin. ``max_concurrent_requests`` -1: no limit. Up to ``queue_size`` requests beyond it wait.
 
     ``refill_per_s``: tokens added to the bucket each second. None or 0: only a request that ends frees a slot.
     """

@@ -138,7 +138,7 @@ class TracingSender:
         if traced is None or worker is None:
             return await self._inner.send(exchange, request, body)
         if NOTE in exchange.notes:
-            exchange.notes[NOTE].span.end()  # the answer of an earlier attempt was given up
+            exchange.notes[NOTE].span.end()  # the earlier attempt is over
         else:
             exchange.on_close(partial(self._end, exchange))
         span = self._begin(traced, worker, request)
