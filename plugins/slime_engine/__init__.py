@@ -14,7 +14,7 @@ from slime_engine.settings import Settings
 
 __all__ = ["Settings", "add_options", "make_plugin", "provides"]
 
-#: The components that :meth:`EnginePlugin.setup` registers.
+#: The components that :meth:`EnginePlugin.setup` registers, unless they are registered already.
 provides = ("tokenizer",)
 
 
@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def make_plugin(options: argparse.Namespace) -> object:
     """Return the plugin for the parsed command line. Raises SettingsError."""
     # imported here, since declaring the flags needs none of these libraries
-    from slime_engine.backends import check_backend  # numpy
+    from slime_engine.backends import check_backend  # numpy, tokenizers and jinja2
     from slime_engine.plugin import EnginePlugin  # numpy, tokenizers and jinja2
 
     if options.engine_workers < 1:

@@ -38,7 +38,7 @@ class Run:
 class Query:
     """A request for the logits after each of the ``count`` longest prefixes of ``context[:end]``.
 
-    The keys and values of ``context[: end - count]`` may come from a cache of earlier sequences.
+    The keys and values of ``context[: end - count]`` may come from other sequences.
     """
 
     run: Run
@@ -89,9 +89,10 @@ class Backend(Vocabulary, Protocol):
         ...
 
     def routed_experts(self, run: Run, ids: Sequence[int], start: int) -> ExpertsArray | None:
-        """Return the experts of ``ids[start:-1]``, or None if the model has none or has not computed all of them.
+        """Return the experts of ``ids[start:-1]``, or None if the model has no experts or has not computed all of them.
 
-        The row of a token comes from the pass whose logits gave the next token, if the next token was sampled.
+        If the token after ``ids[i]`` was sampled, the row of ``ids[i]`` is from the pass whose logits gave that token.
+        A later pass that computes ``ids[i]`` again does not change the row.
         """
         ...
 

@@ -79,7 +79,7 @@ def _save_tokenizer(settings: Settings, directory: Path) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Run the command. Return 0 after a signal or ``--save-tokenizer``, and 2 when it cannot start."""
+    """Run the command. Return 0 after a signal or ``--save-tokenizer``, and 2 when it cannot start or save."""
     try:
         _serve(argv)
     except StartupError as error:

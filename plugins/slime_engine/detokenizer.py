@@ -1,6 +1,7 @@
 """Turns tokens into text, piece by piece.
 
-No piece but the last may end in half a character, or in the beginning of a stop string that is to be trimmed.
+A piece before the last never ends in an incomplete character, nor in the beginning of a stop string that is to be
+trimmed.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class IncrementalText:
         return text[: len(text) - keep]
 
     def finish(self, ids: list[int], reason: FinishReason) -> str:
-        """Return the last piece. An incomplete character becomes U+FFFD.
+        """Add ``ids`` to the list, and return the last piece. An incomplete character becomes U+FFFD.
 
         The piece ends before the matched stop, except with ``no_stop_trim``.
         """
@@ -58,7 +59,7 @@ class IncrementalText:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest proper prefix of ``stop`` that ends ``text``."""
+    """Return the length of the longest proper prefix of ``stop`` with which ``text`` ends."""
     longest = min(len(stop) - 1, len(text))
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
 

@@ -3,7 +3,7 @@
 EngineError
 ├── BadRequest    400  the client's fault
 ├── NotServed     501  a call of SGLang's that this engine does not have
-├── Unavailable   503  the engine is starting, ending or has crashed, or its health check timed out
+├── Unavailable   503  the engine is starting, is ending or has crashed, or its health check timed out
 └── Crashed       500  the engine crashed during the request, or the prefill engine did not hand over
 """
 

@@ -1,4 +1,4 @@
-"""Typed reads of the fields of a JSON object. Absent and null mean the default; other types raise BadRequest."""
+"""Typed reads of the fields of a JSON object. Absent and null mean the default; a wrong type raises BadRequest."""
 
 from __future__ import annotations
 

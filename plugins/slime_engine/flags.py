@@ -18,13 +18,13 @@ def flag(
     kind: type | None = None,
     at_least: int | None = None,
 ) -> Any:
-    """Make a dataclass field with the limit of a number, and with what argparse needs for the flag.
+    """Make a dataclass field with the least value of a number, and with what argparse needs for the flag.
 
-    ``kind`` is the flag's type, if it is not the type of ``default`` or str. The help ends with a default that is a
-    whole number, unless it is 0.
+    ``kind``: the flag's type. Without it, the type is that of ``default``, or str if ``default`` is None. If the
+    default is a whole number other than 0, the help ends with the default.
 
-    This is not :func:`router_core.flags.flag`: the plugin's flags have a prefix that the command's have not. A flag
-    that is not given has no value, and ``at_least`` holds for settings that code makes, too.
+    :func:`router_core.flags.flag` does not fit here. The plugin's flags have a prefix, and the command's flags have
+    none. argparse gets no defaults. ``at_least`` is also checked for settings that are made in code.
     """
     kind = kind or (str if default is None else type(default))
     shown = f" (default {default})" if kind is int and default else ""

@@ -15,7 +15,7 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 def forced_form(body: JSONObject) -> dict[str, str]:
-    """Return the sampling parameter ``json_schema`` that constrains the answer, or nothing. Raises BadRequest.
+    """Return the sampling parameter ``json_schema`` that constrains the answer, or ``{}``. Raises BadRequest.
 
     If ``tool_choice`` forces a call, the answer is a list of calls, ``[{"name": ..., "parameters": {...}}]``, as in
     SGLang (``get_json_schema_constraint``). Then ``response_format`` has no effect.

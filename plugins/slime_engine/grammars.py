@@ -43,7 +43,7 @@ class Bound:
         self._is_json = is_json
 
     def allowed(self, *, closing: bool) -> BoolArray:
-        """Return, by token id, whether the token may come next. At least one token may.
+        """Return, by token id, whether the token may come next. At least one token may come next.
 
         ``closing``: allow only tokens that end the answer or close something in it, if the grammar allows any of
         these. A tiny language model rarely ends strings and lists by itself.
@@ -72,7 +72,10 @@ class Grammars:
         self._compiled = lru_cache(_CACHED_GRAMMARS)(self._compile)
 
     def bind(self, grammar: Grammar) -> Bound:
-        """Return the state of a new answer. A new grammar takes milliseconds to compile. Raises BadRequest."""
+        """Return the state of a new answer under ``grammar``. The first use of a grammar compiles it, in milliseconds.
+
+        Raises BadRequest.
+        """
         return Bound(
             self._compiled(grammar).deep_copy(), self._closing_tokens, is_json=grammar[0] == "json_schema"
         )

@@ -1,7 +1,8 @@
 """The journal as a file that outlives the engine: tokens are written before a client gets them.
 
-The engine writes a JSON line when it takes a sequence, and another for each delta of that sequence that leaves the
-scheduler. All lines of a sequence have the same ``entry``. ``kill -9`` loses only tokens that no client got.
+The engine writes a JSON line when it takes a sequence, and another for each delta of that sequence. A delta has the
+tokens sampled since the previous delta. All lines of a sequence have the same value in the field ``entry``. ``kill -9``
+loses only tokens that no client got.
 """
 
 from __future__ import annotations
@@ -68,9 +69,10 @@ class JournalFile:
 
 
 def fold(lines: Iterable[bytes], into: dict[str, dict[str, Any]] | None = None) -> dict[str, dict[str, Any]]:
-    """Return the entries in a file's lines, as in ``GET /journal`` but without ``index``, ``dp_rank`` and ``text``.
+    """Return the entries in a file's lines, by the value of their field ``entry``.
 
-    ``into``: the result for earlier lines, which is updated and returned.
+    An entry is as in ``GET /journal``, but without ``index``, ``dp_rank`` and ``text``. ``into``: the result for
+    earlier lines, which is updated and returned.
     """
     entries = {} if into is None else into
     for line in _whole(lines):

@@ -1,6 +1,6 @@
 """KV events: the changes of an engine's KV cache, and the settings of the publisher that sends them.
 
-Names and defaults are those of SGLang 0.5.23 (``srt/disaggregation/kv_events.py``), which has further fields: ``bind``
+Names and defaults are those of SGLang 0.5.23 (``srt/disaggregation/kv_events.py``). SGLang has further fields: ``bind``
 and ``format`` of the settings, and optional fields of ``BlockStored``.
 """
 
@@ -36,7 +36,7 @@ class CacheEvents:
         return taken
 
     def stored(self, hashes: Sequence[int], parent: int | None, token_ids: Sequence[int]) -> None:
-        """Note consecutive blocks. ``parent``: the hash of the block before the first, or None if there is none."""
+        """Note consecutive new blocks. ``parent``: the hash of the block before them, or None without such a block."""
         self._events.append(
             {
                 "type": "BlockStored",

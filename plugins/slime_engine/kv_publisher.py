@@ -28,7 +28,8 @@ _END = (-1).to_bytes(8, "big", signed=True)
 class KVPublisher:
     """The publishers of all data-parallel ranks of an engine.
 
-    They bind to every endpoint. SGLang's publishers, in contrast, connect to an endpoint without a wildcard.
+    They bind to their endpoint, with or without a wildcard in it. SGLang's publishers connect to an endpoint without a
+    wildcard.
     """
 
     def __init__(self, ranks: Sequence[_RankPublisher]) -> None:
@@ -37,7 +38,7 @@ class KVPublisher:
     @classmethod
     @contextmanager
     def bound(cls, config: KVEventsConfig, dp_size: int) -> Iterator[KVPublisher]:
-        """Bind the sockets until the block ends. Raises OSError if a port is taken."""
+        """Bind the sockets until the block ends. Raises OSError if they cannot be bound."""
         context = zmq.asyncio.Context()
         try:
             try:

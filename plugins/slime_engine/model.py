@@ -25,7 +25,8 @@ IntArray = npt.NDArray[np.int64]
 
 #: Share of the unigram distribution that is spread evenly, so that no token is impossible.
 _FLOOR = 5e-4
-#: Factor on special tokens in unigrams, and on the start of a turn in bigrams: mostly trigrams place these tokens.
+#: Factor on the counts of special tokens in unigrams, and of the start of a turn in bigrams. So these tokens come
+#: mostly from trigrams.
 _SPECIAL_DISCOUNT = 0.02
 #: Weight given to a shorter context, per distinct token that was seen after the longer context
 #: (Witten & Bell 1991).
@@ -38,7 +39,10 @@ _KEPT_VERSIONS = 64
 
 @cache
 def load_model() -> NgramModel:
-    """Train tokenizer and model from the corpus in the package, in less than a second. A process does so once."""
+    """Train tokenizer and model from the corpus in the package, in less than a second.
+
+    Only the first call in a process trains them. Later calls return the same model.
+    """
     documents = corpus_documents()
     tokenizer = train_tokenizer(documents)
     return NgramModel(tokenizer, training_stream(tokenizer, documents))
@@ -54,7 +58,7 @@ class NgramModel:
     """``p(token | two tokens before it, weight version)``; immutable, except for a cache of the versions' offsets.
 
     The trigram estimate is blended with the bigram estimate, which is blended with the unigram estimate. A version
-    adds its own fixed offset to the logit of each token, a pure function of the version string.
+    adds a fixed offset to the logit of each token. The offset depends only on the version string and the token.
     """
 
     #: The model honours no parameter by itself: the sampler enforces all grammars.
@@ -82,7 +86,7 @@ class NgramModel:
         return np.asarray((counts + kinds * unigrams) / (counts.sum(axis=1, keepdims=True) + kinds))
 
     def _trigram_table(self, tokens: IntArray) -> dict[int, tuple[float, IntArray, FloatArray]]:
-        """Return, for each pair of tokens, the bigrams' share, the tokens that followed, and their shares."""
+        """Return, by pair of tokens that occurs, the bigrams' share, the tokens that followed, and their shares."""
         size = self.vocab_size
         triples = (tokens[:-2] * size + tokens[1:-1]) * size + tokens[2:]
         found, counts = np.unique(triples, return_counts=True)
@@ -131,7 +135,7 @@ class NgramModel:
     def logprobs(
         self, ids: Sequence[int], version: str | Sequence[str], *, start: int = 0, temperature: float = 1.0
     ) -> list[float]:
-        """Return the log-probability of each of ``ids[start:]`` after all ids before it, as a trainer computes it.
+        """Return the log-probability of each id of ``ids[start:]``, given all ids before that id, as a trainer does.
 
         ``version`` is one string, or one per token of ``ids[start:]``. ``temperature`` divides the logits;
         0 stands for greedy sampling, whose log-probabilities are those at temperature 1.

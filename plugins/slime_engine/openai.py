@@ -115,7 +115,7 @@ class _Form(ABC):
 
     @abstractmethod
     def prompt(self, body: JSONObject, engine: Engine) -> dict[str, Any]:
-        """Return the ``text`` or ``input_ids`` of ``/generate``. Raises BadRequest."""
+        """Return the field ``text`` or ``input_ids`` for ``/generate``. Raises BadRequest."""
 
     @abstractmethod
     def choice(self, text: str, *, first: bool, whole: bool) -> dict[str, Any]:
@@ -215,7 +215,7 @@ class _Completion(_Form):
 
 
 def _ending(output: dict[str, Any], scored: int = 0) -> dict[str, Any]:
-    """Return the finish reason, and the logprobs after the first ``scored``, which were in earlier chunks."""
+    """Return the finish reason, and the logprobs. Leave out the first ``scored`` logprobs, sent in earlier chunks."""
     meta = output["meta_info"]
     reason = meta["finish_reason"]
     ending: dict[str, Any] = {"finish_reason": reason and reason["type"], "logprobs": None}

@@ -31,7 +31,7 @@ class EnginePlugin:
 
     @hookimpl
     def setup(self, router: Router) -> None:
-        """Register the model's tokenizer, unless there is a tokenizer already."""
+        """Load a backend for each engine, and register the model's tokenizer unless there is a tokenizer already."""
         if self._settings.backend == "ngram":
             model = load_model()
             self._backends = [StatelessBackend(model, self._settings) for _ in range(self._workers)]
@@ -60,7 +60,7 @@ class EnginePlugin:
             yield
 
     def _events_config(self, number: int) -> str | None:
-        """Return the KV events config of engine ``number``. Each rank of each engine has its own ports."""
+        """Return the KV events config of engine ``number``; None without a publisher. Each rank has its own ports."""
         config = self._settings.kv_events
         return None if config is None else config.shifted(number * self._settings.dp_size).as_json()
 
@@ -70,6 +70,6 @@ def _same(backend: Backend) -> Backend:
 
 
 def _remove(router: Router, worker: Worker) -> None:
-    """Remove ``worker``, unless an operator has done so already."""
+    """Remove ``worker``, unless it was removed already, for example by an operator."""
     if worker in router.pool:
         router.pool.remove(worker)

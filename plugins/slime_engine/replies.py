@@ -20,8 +20,8 @@ LogprobTuple = list[Any]
 class Reply:
     """The outputs of one sequence.
 
-    With ``incremental`` each output has only new text, ids and logprobs, beside total counters in ``meta_info``.
-    Otherwise each output has everything so far.
+    With ``incremental`` each output has only new text, and the ids and logprobs of new output tokens. The counters in
+    ``meta_info`` are totals even then. Without ``incremental`` each output has everything so far.
     """
 
     def __init__(self, request: GenerateRequest, tokenizer: ModelTokenizer, *, incremental: bool) -> None:

@@ -20,7 +20,7 @@ _UNSUPPORTED = ("input_embeds", "token_ids_logprob", "lora_path", "session_param
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One sequence to generate, from ``text`` or from ``input_ids``. The other of the two is None."""
+    """One sequence to generate, from ``text`` or from ``input_ids``. Exactly one of these two is None."""
 
     rid: str
     text: str | None
@@ -40,7 +40,10 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class GenerateBody:
-    """All sequences of one HTTP request. ``is_list``: the reply is a JSON array, or stream events have an ``index``."""
+    """All sequences of one HTTP request.
+
+    ``is_list``: the reply is a JSON array; if the reply is a stream, each event has the ``index`` of its sequence.
+    """
 
     requests: list[GenerateRequest]
     is_list: bool
@@ -57,7 +60,7 @@ def new_rid() -> str:
 def parse_generate(body: JSONObject, vocab_size: int, obeys: Collection[str] = ()) -> GenerateBody:
     """Return requests in reply order: all samples of prompt 0, then of prompt 1, ... Raises BadRequest.
 
-    Fields without an effect here (priority, image_data, ...) are ignored, as SGLang ignores
+    Fields that this engine neither serves nor refuses (priority, image_data, ...) are ignored, as SGLang ignores
     unknown fields. ``obeys``: see :class:`slime_engine.language.Vocabulary`.
     """
     for name in _UNSUPPORTED:

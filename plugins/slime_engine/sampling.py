@@ -1,9 +1,9 @@
 """Sampling parameters as SGLang has them, and the choice of one token from logits.
 
-The steps are those of SGLang 0.5. Penalties and biases change the logits. A grammar excludes tokens. The temperature
-divides the logits. The reported log-probabilities are the log-softmax of the result. ``top_k``, ``top_p`` and ``min_p``
-then limit the draw, but do not change the reported log-probabilities. Temperature 0 takes the likeliest token, and
-reports the log-probabilities of temperature 1.
+The steps are those of SGLang 0.5. Penalties and biases change the logits. A grammar and ``min_new_tokens`` exclude
+tokens. The temperature divides the logits. The reported log-probabilities are the log-softmax of the result. ``top_k``,
+``top_p`` and ``min_p`` then limit the draw, but do not change the reported log-probabilities. Temperature 0 takes the
+likeliest token, and reports the log-probabilities of temperature 1.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class SamplingParams:
 
 
 def parse_sampling_params(body: JSONObject, vocab_size: int, obeys: Collection[str] = ()) -> SamplingParams:
-    """Parse sampling parameters. Null means the default, or no limit for ``max_new_tokens``. Raises BadRequest.
+    """Parse sampling parameters. Null means the default; for ``max_new_tokens`` it means no limit. Raises BadRequest.
 
     ``obeys``: parameters that the model honours by itself, without the sampler's help.
     """
@@ -181,7 +181,7 @@ def choose(
         _truncate(probabilities, params)
     cumulated = probabilities.cumsum()
     total = float(cumulated[-1])
-    aim = min(luck * total, math.nextafter(total, 0.0))  # the total itself is beyond the last token
+    aim = min(luck * total, math.nextafter(total, 0.0))  # at ``total``, the search would find no token
     token_id = int(cumulated.searchsorted(aim, side="right"))
     return token_id, logprobs
 
@@ -215,7 +215,7 @@ def uniform(seed: int, position: int) -> float:
     """Return a number in [0, 1) that depends on the arguments alone, so that a generation can be repeated.
 
     ``position`` is the token's index in the whole context. A request may continue a partial output with the same seed.
-    Then it samples the tokens that the first request would have sampled.
+    Then each token is drawn with the number that the first request would have used for it.
     """
     digest = hashlib.blake2b(struct.pack("<QQ", seed % (1 << 64), position), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53

@@ -170,9 +170,9 @@ class Scheduler:
         self._changed.notify()
 
     async def update_weights(self, version: str | None, load: Callable[[], Awaitable[None]]) -> None:
-        """Wait until the engine is paused or no sequence runs. Run ``load``, and set the version unless it is None.
+        """Run ``load`` when the engine is paused or no sequence runs. Then set the version, unless it is None.
 
-        No sequence is admitted meanwhile. Raises what ``load`` raises; the version then stays.
+        A running step or update ends first. Meanwhile no sequence is admitted. If ``load`` raises, the version stays.
         """
         self.updates_waiting += 1
         try:

@@ -72,7 +72,7 @@ class _Wrong(ValueError):
 
 
 def read_script(path: str) -> Script:
-    """Read the script in a file. Raises ValueError, which names the line and the error."""
+    """Read the script in a file. Raises ValueError, whose message names the file, the error, and the line if any."""
     try:
         lines = Path(path).read_bytes().splitlines()
     except OSError as error:

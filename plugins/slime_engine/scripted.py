@@ -37,8 +37,8 @@ class ScriptedAnswers:
 
         A prompt that already holds the beginning of the answer gets the rest. If the prompt holds another beginning,
         the entry does not match. Under a grammar, the answer is the entry's calls as JSON, in the form of
-        :mod:`slime_engine.forced_form`. Without calls it is the entry's content. Raises BadRequest when the grammar
-        does not allow that answer.
+        :mod:`slime_engine.forced_form`, or the entry's content if the entry has no calls. Raises BadRequest when the
+        grammar does not allow that answer.
         """
         prompt = _read(self._tokenizer.decode(prompt_ids, skip_special_tokens=False))
         begun = self._begun(prompt_ids)

@@ -57,11 +57,11 @@ class Sequence:
         self.unsent_tops: list[list[ScoredToken]] = []
         self.sent = 0
         self.started = False
-        self.run: Run | None = None  # the backend's state, from admission on; still set after its release
+        self.run: Run | None = None  # the backend's state, set by Steps.begin; still set after its release
         self.retractions = 0
         self.expected = False  # the first token comes from a prefill engine, and has not arrived
-        self.given = False  # the prefill engine's token has arrived, but was neither checked nor sent yet
-        self.taken_for: str | None = None  # this engine's weight version when the token arrived
+        self.given = False  # the prefill engine's token has arrived, but was not checked for a stop yet
+        self.taken_for: str | None = None  # this engine's weight version when the prefill token arrived
         self.cached_before: int | None = None  # prompt tokens that the prefill engine had in its cache
 
     @property
@@ -123,7 +123,7 @@ class Sequence:
 class TokenDelta:
     """Tokens sampled since the sequence's previous delta.
 
-    ``completion_tokens`` and ``spans`` are those of the sequence's whole output up to now.
+    ``completion_tokens`` and ``spans`` are those of the sequence's whole output up to the end of this delta.
     """
 
     sequence: Sequence

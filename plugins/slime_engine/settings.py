@@ -18,16 +18,16 @@ BackendName = Literal["ngram", "transformers"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Settings of an engine, each with its flag. Raises ValueError if they are invalid.
+    """Settings of an engine. All but ``load_in_background`` have a flag. Raises ValueError if they are invalid.
 
     For the backend ``transformers`` only: ``model``, ``model_cache``, ``prefix_cache_tokens`` and ``threads``. For the
     backend ``ngram`` only: the simulated KV cache of each rank, and the simulated mixture of experts.
 
-    ``model_name``: if the flag is not given, the name of ``model``. ``tokens_per_second``: pace of the tokens after the
-    first one. ``seed`` None: requests without a ``sampling_seed`` differ from run to run. ``disaggregation_mode``: if a
-    sequence has a bootstrap room, a ``prefill`` engine samples its first token, and hands the sequence over to a
-    ``decode`` engine. ``load_in_background``, which has no flag: listen while the model loads, and refuse generations
-    until it is loaded.
+    ``model_name``: if its flag is not given and the flag of ``model`` is, the last part of the path ``model``.
+    ``tokens_per_second``: pace of the tokens after the first one. ``seed`` None: requests without a ``sampling_seed``
+    differ from run to run. ``disaggregation_mode``: if a sequence has a bootstrap room, a ``prefill`` engine samples
+    the first token of the sequence, and hands the sequence over to a ``decode`` engine. ``load_in_background``: listen
+    while the model loads, and refuse generations until the model is loaded.
     """
 
     backend: BackendName = flag(
@@ -46,7 +46,7 @@ class Settings:
     latency_ms: float = flag("milliseconds before a request's first token (default 0)", 0.0, at_least=0)
     tokens_per_second: float = flag("pace of each request (default 0: as fast as possible)", 0.0, at_least=0)
     kv_cache_tokens: int = flag(
-        "tokens of a simulated KV cache, one for each rank (default 0: none)", 0, at_least=0
+        "tokens that the simulated KV cache of each rank holds (default 0: no cache)", 0, at_least=0
     )
     page_size: int = flag("tokens of a block of the simulated KV cache", 1, at_least=1)
     prefill_tokens_per_second: float = flag(
@@ -58,7 +58,7 @@ class Settings:
         """ such as '{"publisher": "zmq", "endpoint": "tcp://*:5557"}' (default: nowhere)""",
         metavar="JSON",
     )
-    context_length: int = flag("tokens that prompt and completion may have together", 32768, at_least=1)
+    context_length: int = flag("tokens that a prompt and its completion may have in sum", 32768, at_least=1)
     seed: int | None = flag("makes sampling repeatable for requests without a sampling_seed", kind=int)
     weight_version: str = flag(
         "weight version to start with; with ngram, each version has other weights", "default"

@@ -55,7 +55,7 @@ class StatelessBackend:
             self.info |= {"num_hidden_layers": settings.moe_layers, "num_experts_per_tok": settings.moe_topk}
 
     def publish_to(self, publish: Callable[[int, list[Event]], None]) -> None:
-        """Clear the simulated caches. From now on, give each cache's rank and changes to ``publish``, in order."""
+        """Clear the simulated caches. Give ``publish`` the changes of each rank from this one on, in order."""
         self._publish = publish
         for cache in self.caches:
             cache.record()
@@ -84,8 +84,8 @@ class StatelessBackend:
 
         A prompt token is new if neither the cache nor an earlier query of the sequence had it.
 
-        A prompt that is scored takes several queries. The cache is searched before the first one, and gets the prompt
-        after the last one.
+        A prompt that is scored may take several queries. The cache is searched at the first of them, and gets the
+        prompt at the last.
         """
         run = query.run
         assert isinstance(run, _Run)  # narrowing: begin has made it
@@ -120,7 +120,7 @@ class StatelessBackend:
         await self.flush_cache()
 
     async def flush_cache(self) -> None:
-        """Clear the simulated caches. Running sequences go on, and the caches keep them when they end."""
+        """Clear the simulated caches. Running sequences go on, and the caches get their tokens when they end."""
         for cache in self.caches:
             cache.clear()
         self._publish_changes()

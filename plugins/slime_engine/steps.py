@@ -55,7 +55,7 @@ class Steps:
         return Query(sequence.run, sequence.context, len(sequence.context))
 
     def score_prompt(self, sequence: Sequence, rows: FloatArray) -> bool:
-        """Score the next tokens of the prompt, from ``logprob_start_len`` on. Return False if all were scored before.
+        """Score the next tokens of the prompt, from ``logprob_start_len`` on. Return False if none is left.
 
         The log-probabilities are those at temperature 1, whatever the request's temperature, as in SGLang.
         """
@@ -72,7 +72,7 @@ class Steps:
         return request.logprob_start_len if scores else None
 
     def _unscored(self, sequence: Sequence) -> range:
-        """Return the places of the prompt's tokens to score next: an empty range when all are scored."""
+        """Return the places of the prompt's tokens to score next: an empty range when none is left to score."""
         start = self._score_from(sequence)
         if start is None:
             return range(0)

@@ -1,7 +1,7 @@
-"""The engine's tokenizer: a small byte-level BPE with Qwen3's markup, trained when the engine starts.
+"""The tokenizer of the n-gram model: a small byte-level BPE with Qwen3's markup, trained when the engine starts.
 
 Training is deterministic: every process gets the same vocabulary from the corpus of this package. So a router may load
-the tokenizer that one engine saved, and use it with another engine.
+the tokenizer that one engine saved, and use it with another engine that runs the n-gram model.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 _VOCAB_SIZE = 1280
 _DOCUMENT_END = "\n%%\n"
-#: Qwen2's pattern, which cuts text before merges are applied. A merge never crosses a cut, but the pattern may cut the
-#: text of sampled tokens within a token.
+#: Qwen2's pattern, which cuts text before merges are applied. A merge never crosses a cut. When the text of sampled
+#: tokens is encoded again, though, a cut may fall inside the text of one of these tokens.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -146,7 +146,7 @@ class EngineTokenizer:
             "chat_template": self.chat_template,
             **names,
         }
-        # The library's own ``save`` raises a bare Exception when it cannot write.
+        # The ``save`` of the library tokenizers raises a bare Exception when it cannot write.
         (directory / "tokenizer.json").write_text(self._bpe.to_str(pretty=True), encoding="utf-8")
         for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", names)):
             (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Handover of a sequence from a prefill to a decode engine, over HTTP, in a room of the prefill engine.
+"""Handover of a sequence from a prefill to a decode engine, over HTTP, in a bootstrap room of the prefill engine.
 
 The decode engine requests the room at the bootstrap address. The prefill engine answers when it has sampled the first
 token, and ends its sequence. A real engine transfers the KV cache; the embedded engine transfers that token.

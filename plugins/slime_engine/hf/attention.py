@@ -1,7 +1,8 @@
 """Attention for sequences of different lengths in one pass, without padding.
 
-All tokens of a pass are in one row. The other layers work on the whole row. The attention here computes each sequence
-by itself, over its own keys and values. It serves models that dispatch through transformers' AttentionInterface.
+All tokens of a pass are in one row. All layers but the attention work on the whole row. The attention here computes
+each sequence by itself, over its own keys and values. It serves models that dispatch through transformers'
+AttentionInterface.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _HARMLESS = frozenset(
 class Segment:
     """The tokens of one sequence in a pass: ``size`` tokens from place ``begin`` on.
 
-    ``rows``: the keys and values of the sequence's tokens before them.
+    ``rows``: the keys and values of the sequence's tokens before these.
     """
 
     rows: KVRows

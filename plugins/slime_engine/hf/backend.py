@@ -1,4 +1,4 @@
-"""The transformers backend: continuous batching over keys and values of its own, in one thread at a time."""
+"""The transformers backend: continuous batching, with its own store of keys and values, in one thread at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TransformersBackend:
     """A model of ``checkpoint``. One thread at a time computes. Only this thread changes keys and values of sequences.
 
     The event loop starts and releases sequences. The thread collects the released ones at its next step, update or
-    flush. ``prefix_tokens``: tokens of ended sequences whose keys and values each rank keeps.
+    flush. ``prefix_tokens``: the most tokens of ended sequences whose keys and values each rank keeps.
     """
 
     batch_size = 256

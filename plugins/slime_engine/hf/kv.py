@@ -29,9 +29,9 @@ class KVRows:
     def extended(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the rows of the next tokens in one layer, and return all its rows.
+        """Write the rows of the next tokens in one layer, and return all rows of that layer.
 
-        ``length`` stays: the caller raises it when all layers have the rows.
+        ``length`` does not change: the caller raises it when all layers have the rows.
         """
         end = self.length + keys.shape[1]
         spaces = []
@@ -73,7 +73,7 @@ class KVRun(Run):
         self.kept: list[TokenExperts] = []
 
     def start(self, context: Sequence[int], cached_tokens: int) -> None:
-        """Note the length of the prompt, which is ``context``, and how many of its tokens other sequences computed."""
+        """Note the length of ``context``, before any token is sampled here, and how many of its tokens were cached."""
         self.started = True
         self.cached_tokens = cached_tokens
         self._prompt_tokens = len(context)
@@ -96,7 +96,7 @@ class KVRun(Run):
         self.ids.extend(ids)
 
     def forget(self) -> None:
-        """Drop all that was computed, except for the experts of passes that gave sampled tokens."""
+        """Drop all that was computed. If a token was sampled, keep the experts of all tokens before the last."""
         sampled_from = len(self.context) - 1 if len(self.context) > self._prompt_tokens else 0
         self.kept = self.routed(sampled_from)
         self.rows = KVRows()
@@ -108,7 +108,7 @@ class KVRun(Run):
 
 
 class PrefixCache:
-    """Sequences that have ended, at most ``limit`` tokens of them; the least recently used are dropped first."""
+    """Sequences that have ended, at most ``limit`` tokens in all; the least recently used are dropped first."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -147,7 +147,7 @@ class PrefixCache:
 
 
 def common_prefix(one: Sequence[int] | npt.NDArray[np.int64], two: Sequence[int]) -> int:
-    """Return the number of ids with which both begin."""
+    """Return the length of the longest common prefix."""
     size = min(len(one), len(two))
     differ = np.flatnonzero(np.asarray(one[:size]) != np.asarray(two[:size]))
     return int(differ[0]) if len(differ) else size

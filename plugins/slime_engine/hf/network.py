@@ -32,7 +32,7 @@ class Part:
 
 
 class Network:
-    """Runs ``model`` in inference mode. Raises ValueError if the attention of its architecture is not supported."""
+    """Runs ``model`` in inference mode. Raises ValueError if its attention or its experts are not supported."""
 
     def __init__(self, model: Any) -> None:
         self.model = model.eval()

@@ -20,8 +20,9 @@ _PROBE = "Grüße, 日本 👋 1234\n\tdef f(x):\r\n  return 'it''s'"
 class HFTokenizer:
     """The tokenizer in ``directory``. ``vocab_size`` is the model's, which may have more ids than the tokenizer.
 
-    Raises ValueError if no token ends a generation. Also raises ValueError unless the tokens are in GPT-2's byte
-    alphabet, or are SentencePiece's pieces and byte tokens.
+    Raises ValueError if no token ends a generation, or if the bytes of the tokens are unknown. They are known if the
+    tokens are in GPT-2's byte alphabet, or are SentencePiece's pieces and byte tokens. A sample text is used to check
+    them.
     """
 
     def __init__(self, directory: Path, vocab_size: int, eos_ids: Collection[int] = ()) -> None:

@@ -62,9 +62,9 @@ class Checkpoint:
         return Network(load_whole(kind, path, **more).to(self._device))
 
     def updated(self, network: Network, source: str, body: Mapping[str, Any]) -> Network:
-        """Return a network with new weights; ``network`` keeps the old ones if this raises.
+        """Return a network with new weights. If this raises, ``network`` keeps the old weights.
 
-        Raises WeightsRefused, BadRequest or NotServed.
+        For tensors, the result is ``network`` itself, with new weights. Raises WeightsRefused, BadRequest or NotServed.
         """
         if source == "disk":
             return self._from_disk(network, Path(body["model_path"]))
