@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _in_own_flags(message: str) -> str:
-    """Return ``message`` about the engine's flags with the demo's flag in their place."""
+    """Return ``message`` with the demo's flag ``--model`` in the place of the engine's flags."""
     return message.replace("--engine-backend transformers", "--model").replace("--engine-model", "--model")
 
 

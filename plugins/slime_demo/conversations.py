@@ -58,7 +58,7 @@ class Conversation:
 
 
 def conversations(samples: int) -> list[Conversation]:
-    """Return ``samples`` conversations for each prompt, as GRPO groups them; one in four is streamed."""
+    """Return ``samples`` conversations for each prompt, as GRPO groups them. Every fourth is streamed."""
     return [
         Conversation(
             session=f"prompt{number}-sample{sample}",

@@ -41,8 +41,8 @@ def checked(answer: httpx.Response) -> httpx.Response:
 class Rollouts:
     """Plays all conversations at once, and updates the weights when half of the turns are done.
 
-    ``weights`` is the ``model_path`` of the update. For a real model it is the path of its own weights, so only the
-    version changes.
+    ``weights`` is the ``model_path`` of the update. For a real model it is the path of the model's own weights, so
+    only the version changes.
     """
 
     def __init__(

@@ -50,10 +50,10 @@ class Verdict:
 
 
 def expected(turns: Sequence[Entry], decode: Decode) -> dict[str, list[Any]]:
-    """Return the right reply of ``/retrieve_from_text``, from the journal entries of a conversation's turns in order.
+    """Return the right fields of ``/retrieve_from_text``, from the journal entries of a conversation's turns in order.
 
     The last turn's context is the whole conversation. ``decode`` gives the text of token ids. Raises ValueError when
-    that context does not contain an earlier turn.
+    the last turn's context does not contain an earlier turn.
     """
     last = turns[-1]
     tokens: list[int] = [*last["input_ids"], *last["output_ids"]]
@@ -73,7 +73,7 @@ def _kept(turn: Entry, later: Sequence[int], decode: Decode) -> int:
     """Count the tokens sampled in ``turn`` that ``later`` keeps: all, or all but a tail that the turn's text lacks.
 
     A model may end with ``<|endoftext|>`` where the template has ``<|im_end|>``, and the length limit may cut a
-    character. Each leaves such a tail. Raises ValueError when other tokens were not kept.
+    character. Each of these leaves such a tail. Raises ValueError when other tokens were not kept.
     """
     sampled = turn["output_ids"]
     pairs = zip(sampled, later, strict=False)

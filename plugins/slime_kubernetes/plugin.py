@@ -38,7 +38,7 @@ def make_plugin(options: argparse.Namespace) -> Discovery | None:
 
 
 class Discovery:
-    """One reflector per kind of worker."""
+    """Runs a reflector for each kind of worker that has a selector."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -51,7 +51,7 @@ class Discovery:
         yield
 
     async def _discover(self, router: Router) -> None:
-        await router.started.wait()  # a plugin that restores workers has done so by now
+        await router.started.wait()  # a plugin that restores workers has restored them by now
         joined: Joined = {}
         taken: list[Mapping[str, str]] = []
         for kind, labels in self.settings.selectors.items():

@@ -25,16 +25,16 @@ Joined = dict[str, tuple[WorkerType, str | None]]
 class PodWorkers:
     """The workers of one kind that are pods. For the states of pods see :class:`Pod`.
 
-    ``joined``, which all kinds share, has the kind and the address of each registered pod. A pod is registered once per
-    address, so a worker that an operator removes stays removed. ``taken``: the labels that select the pods of earlier
-    kinds. A pod with all labels of one such selector is left to that kind.
+    ``joined``, which all kinds share, has the kind and the address of each pod whose registration has begun. A pod is
+    registered once per address, so a worker that an operator removes stays removed. ``taken``: the labels that select
+    the pods of earlier kinds. A pod with all labels of one such selector is left to that kind.
 
     A worker belongs to the plugin while it has the label ``UID``. If somebody else registers its URL again, the worker
     loses the label.
 
     Addresses are reused, and a pod's end may be reported after the next pod's start. So a pod waits while another pod's
     worker has its address. A pod also waits while passthrough workers are registered, since a router cannot have these
-    and others.
+    and other workers.
     """
 
     def __init__(

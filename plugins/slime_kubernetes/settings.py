@@ -49,9 +49,10 @@ _SELECTOR: dict[str, Any] = {"nargs": "+", "action": _Labelled, "metavar": "KEY=
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``server``: the URL of the API. ``pairs``: there are prefill and decode workers, and no others.
+    """Settings of service discovery. ``server``: the URL of the API.
 
-    ``namespace`` None: all namespaces. ``account``: the directory with the token and the CA.
+    ``pairs``: all workers are prefill or decode workers. ``namespace`` None: all namespaces. ``account``: the directory
+    with the token and the CA.
     """
 
     server: str

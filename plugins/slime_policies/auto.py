@@ -29,8 +29,8 @@ _MOST_TURNS = 3
 class _Session:
     """A session and its worker. ``state``: the worker's state at the session's last request.
 
-    ``size``: bytes of the last body, which count as cached there; 0 after the worker's cache was forgotten. ``turns``:
-    requests of the session so far.
+    ``size``: bytes of the last body, which count as cached at the worker, unless its cache was forgotten since then.
+    ``turns``: requests of the session so far.
     """
 
     __slots__ = ("size", "state", "turns", "worker")
@@ -45,10 +45,11 @@ class _Session:
 class Auto:
     """Keeps sessions on their workers. ``cache_aware`` places other requests, and the first request of a session.
 
-    A session moves when another worker costs clearly less, by the costs of ``cache_aware``. The other worker lacks the
-    whole conversation, except for prefixes that other sessions sent there. The other worker prefills only once what it
-    lacks. The session's expected requests share that cost: as many requests as the session had, but three at most. With
-    ``session_affinity`` ``strict`` no session moves.
+    A session moves when another worker costs clearly less, by the costs of ``cache_aware``. A worker that
+    is new to the session usually lacks the whole conversation, apart from prefixes that it was sent in other requests.
+    It prefills the missing part only once, so the expected requests of the session share the cost of that part. A
+    session is expected to have as many further requests as it had so far, but three at most. With ``session_affinity``
+    ``strict`` no session moves.
 
     As long as only one worker was ever offered, no prompt is read.
     """
@@ -83,7 +84,7 @@ class Auto:
         return known.worker
 
     def _go_on(self, exchange: Exchange, workers: Sequence[Worker], known: _Session) -> None:
-        """Let a session keep its worker, or move it."""
+        """Let a session keep its worker, or move the session to another worker."""
         body = exchange.request.body
         start, per_token = find_prompt(body)
         if start is None:

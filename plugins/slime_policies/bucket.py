@@ -19,7 +19,7 @@ _REMEMBERED = 2048
 
 
 class Bucket:
-    """Gives each prefill worker a range of request lengths, so that no short request waits behind a long one.
+    """Gives each prefill worker a range of request lengths, so that short requests need not wait behind long ones.
 
     With these ranges each worker would have got about the same number of bytes of the last 2,048 requests. The ranges
     are computed again every ``bucket_adjust_interval_secs``, when the number of known lengths has doubled, and when the

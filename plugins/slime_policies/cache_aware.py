@@ -119,7 +119,10 @@ class CacheAware:
         workers: Sequence[Worker],
         home: Home | None = None,
     ) -> Worker:
-        """Return the worker with the least cost. ``home``: the worker that already has the conversation, if one has."""
+        """Return the worker with the least cost; without a prompt, a worker with the fewest requests in flight.
+
+        ``home``: the worker that already has the conversation, if one has.
+        """
         prompt = Prompt.of(exchange.request.body)
         if not prompt.digests:
             return least_in_flight(workers)
@@ -194,10 +197,10 @@ class CacheAware:
     def _match(
         self, prompt: Prompt, nodes: Sequence[Node], having: int, exact: Mapping[int, int]
     ) -> list[Match]:
-        """Return the parts of ``prompt`` that workers have in their caches. ``having``: the bits of these workers.
+        """Return the parts of ``prompt`` that the offered workers have in their caches. ``having``: the workers' bits.
 
-        ``nodes``: the known prefixes of ``prompt``. ``exact``: for the bit of a worker, the bytes of ``prompt`` that it
-        has for certain. Such a worker's match has no last use.
+        ``nodes``: the known prefixes of ``prompt``. ``exact``: by the bit of a worker, the bytes of ``prompt`` that the
+        worker has for certain. The match of such a worker has no last use.
         """
         known_bits = 0
         for bit in exact:

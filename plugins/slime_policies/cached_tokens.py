@@ -12,12 +12,12 @@ __all__ = ["CachedTokens"]
 #: A quote within a JSON string has a backslash, so these bytes are a whole string: nearly always a field's name.
 _PROMPT, _CACHED = b'"prompt_tokens"', b'"cached_tokens"'
 _NUMBER = re.compile(rb"\s*:\s*(\d{1,15})(?=[,}\s])")
-#: Bytes of the last piece that are searched again. A field's name and number are shorter.
+#: The last bytes of a piece are searched again with the next piece: so many that a field's name and number fit in.
 _OVERLAP = 64
 
 
 class CachedTokens:
-    """A tap that gives ``note`` the number of prompt tokens, and how many of these the engine had in its cache.
+    """A tap, which sees each piece of a reply. It gives ``note`` the numbers of prompt tokens and of cached tokens.
 
     The tap reads ``prompt_tokens`` and ``cached_tokens``, as SGLang and vLLM write them in ``meta_info`` and in
     ``usage``. It stops when it has found both numbers. In an answer with several sequences, both numbers are those of

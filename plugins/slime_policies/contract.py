@@ -1,4 +1,4 @@
-"""The contract of every policy, as a function that tests of other packages can call too."""
+"""The contract of every policy, as a function that tests of other packages can call, too."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ __all__ = ["Counting"]
 
 
 class Counting:
-    """Counts requests also at workers that no policy chose, such as the workers that sessions keep.
+    """Counts the tokens of requests, also at workers that no policy chose, such as the workers that sessions keep.
 
     It watches answers for their first bytes and their lengths. ``load_of`` returns the loads in which the requests of a
     worker are counted, or None if they are not counted.
@@ -68,7 +68,7 @@ def _watch(reply: Reply, load: TokensInFlight, exchange: Exchange) -> None:
 
 
 class _Usage:
-    """A tap that learns the length of a complete answer."""
+    """A tap, which sees each piece of an answer. It learns the length of a complete answer."""
 
     def __init__(self, mean_length: MeanLength, *, learns: bool) -> None:
         self.learns = learns

@@ -101,7 +101,7 @@ class EngineLoads(TokensInFlight):
                 del self._sent[name]
 
     def begin(self, exchange: Exchange) -> None:
-        """Do nothing: a prompt counts until the next poll, whose figure replaces it, even if it was prefilled."""
+        """Do nothing: a prompt counts until the next successful poll, even after the engine has prefilled it."""
 
     async def poll(self, router: Router, kind: str) -> None:
         """Poll the engines of type ``kind`` until cancelled."""

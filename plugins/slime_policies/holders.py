@@ -16,7 +16,7 @@ class Holders:
         self._more: dict[tuple[int, int], int] = {}
 
     def at(self, digest: int) -> int:
-        """Return the holders of ``digest``."""
+        """Return the workers, as bits, that hold ``digest``."""
         return self._bits.get(digest, 0)
 
     def add(self, digest: int, bit: int) -> None:

@@ -1,4 +1,7 @@
-"""Horizons of workers. A prefix whose last use is not later than a worker's horizon counts as evicted there."""
+"""Horizons of workers. A horizon is the number of a choice of the policy, which numbers its choices.
+
+A prefix counts as evicted from a worker if no choice after the worker's horizon used the prefix.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ __all__ = ["Horizons"]
 
 
 class Horizons:
-    """The horizon of each worker: the number of a choice, by the worker's bit. A worker may have no horizon."""
+    """The horizon of each worker, by the worker's bit. A worker may have no horizon."""
 
     __slots__ = ("_by_bit", "_evicted", "_sorted", "latest")
 
@@ -24,7 +27,7 @@ class Horizons:
         self.latest = 0
 
     def move(self, bit: int, horizon: int) -> None:
-        """Move the horizon of a worker forward to ``horizon``. O(workers * log workers)."""
+        """Move the horizon of a worker to ``horizon``, but never back. O(workers * log workers)."""
         if horizon > self._by_bit.get(bit, 0):
             self._by_bit[bit] = horizon
             self._arrange()
@@ -35,7 +38,7 @@ class Horizons:
             self._arrange()
 
     def evicted_by(self, used: int) -> int:
-        """Return the bits of the workers that have evicted the prefixes whose last use is the choice ``used``."""
+        """Return the bits of the workers that count as having evicted a prefix last used by the choice ``used``."""
         return self._evicted[bisect_left(self._sorted, used)] if used <= self.latest else 0
 
     def _arrange(self) -> None:

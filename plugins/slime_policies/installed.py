@@ -18,7 +18,7 @@ GROUP = "slime_router.policies"
 
 
 def installed_policies() -> dict[str, Callable[[Settings], Policy]]:
-    """Return a function for each installed policy. It makes the policy, or raises SettingsError."""
+    """Return, by name, a function for each installed policy. The function makes the policy, or raises SettingsError."""
     return {point.name: partial(_make, point) for point in entry_points(group=GROUP)}
 
 

@@ -10,19 +10,20 @@ from slime_policies.worker_state import WorkerState
 
 __all__ = ["LongRequests"]
 
-#: A request counts as its limit divided by this many times the mean limit, rounded down.
+#: A request counts as ``limit / (_FOR_EACH * mean limit)`` requests, rounded down, but as one at least.
 _FOR_EACH = 2.0
 #: A request counts as this many requests at most, so that one absurd limit does not keep all other requests away.
 _MOST = 8
 
 
 class LongRequests:
-    """Counts a request whose ``max_new_tokens`` are ``n`` times the mean as ``n / 2``, rounded down, from 1 to 8.
+    """Counts a request whose limit is ``n`` times the mean limit as ``n / 2`` requests, rounded down, from 1 to 8.
 
-    The mean is about that of the last 256 requests with a limit. If all limits are equal, each request counts as one.
-    The load of a worker depends on the request that it is computed for. For a long request, each long request of the
-    worker counts in full. For a short request, the further requests of all long requests of the worker together count
-    as less than one. So a short request prefers a worker that can begin it at once.
+    The limit is ``max_new_tokens``. The mean is about that of the last 256 requests with a limit. If all limits are
+    equal, each request counts as one. The load of a worker depends on the request that is to be placed. For a long
+    request, each long request of the worker counts in full. For a short request, the further requests of all long
+    requests of the worker count, in sum, as less than one. So a short request prefers a worker that can begin it at
+    once.
     """
 
     def __init__(self) -> None:
@@ -39,7 +40,7 @@ class LongRequests:
 
     def count(self, exchange: Exchange, state: WorkerState, more: int) -> None:
         """Count ``more`` further requests for ``exchange`` at one worker only, until the exchange ends."""
-        self._end(exchange)  # the request counts at the worker of its earlier attempt, if there was one
+        self._end(exchange)  # until now it may count at the worker of an earlier attempt
         if more:
             state.add_long(more)
             self._counted[exchange] = state, more

@@ -45,7 +45,7 @@ class Manual:
 
     def _assign(self, session: str, workers: Sequence[Worker]) -> Worker:
         now = self._clock()
-        self._unassign(session)  # the worker of a known session cannot be used any more
+        self._unassign(session)  # a known session gets here when its worker cannot serve this request
         while self._assigned:
             oldest, (_, since) = next(iter(self._assigned.items()))
             if now - since <= self._max_idle_secs and len(self._assigned) < _MAX_SESSIONS:

@@ -1,4 +1,4 @@
-"""Workers that have the same part of a prompt, and the choice of the cheapest worker among them."""
+"""Groups of workers that have the same part of a prompt, and the choice of the cheapest of all workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Match(NamedTuple):
     """Workers, as ``bits``, that have the first ``size`` bytes of a prompt and no more.
 
     ``cost``: the cost of the part that they lack, in tokens. ``use``: the last use of the part that they have, or None
-    if the last use is unknown.
+    if they have no part or its last use is unknown.
     """
 
     bits: int
@@ -93,7 +93,8 @@ def _count(match: Match) -> int:
 def exact_sizes(blocks: Blocks, body: bytes, most: int, offered: Offered) -> dict[int, int]:
     """Return, for each worker whose blocks are in sync, its bit and the bytes of the prompt that it has.
 
-    The prompt is read from ``body``. The bytes are at most ``most``.
+    The prompt is read from ``body``. The bytes are at most ``most``. The result is empty if the prompt is not given as
+    ids.
     """
     places, in_sync = [], []
     for place, worker in enumerate(offered.workers):

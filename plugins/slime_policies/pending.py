@@ -12,7 +12,7 @@ __all__ = ["Pending"]
 #: Prefixes that were sent longer ago than this are dropped when others are added. Most likely their request failed, or
 #: KV events report them.
 _LIMIT_S = 60.0
-#: The number of requests that are remembered; the oldest are forgotten first.
+#: The most requests that are remembered; the oldest are forgotten first.
 _MOST = 4096
 
 

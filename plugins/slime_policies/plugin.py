@@ -1,4 +1,4 @@
-"""The plugin around a policy."""
+"""The plugin that lets a policy choose the worker of each request."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def make_plugin(options: argparse.Namespace) -> Policies | PairPolicies:
 
 
 def _known() -> dict[str, Callable[[Settings], Policy]]:
-    """Return all policies by name. A policy of another package cannot replace a policy of this package."""
+    """Return, by name, the policies for all types of workers. Other packages' policies replace none of this package."""
     return {**POLICIES, **{name: make for name, make in installed_policies().items() if name not in POLICIES}}
 
 
@@ -150,7 +150,7 @@ class PairPolicies:
 
     @hookimpl
     def setup(self, router: Router) -> None:
-        # A session can keep only the prefill worker of its pair. The policy of these workers decides if sessions do so.
+        # A session can keep only the prefill worker of its pair. So the policy of prefill workers decides about it.
         router.pool.keeps_sessions = not isinstance(self.policies["prefill"], ConsistentHashing)
 
     @hookimpl(trylast=True)  # a policy of another plugin goes first
@@ -196,9 +196,10 @@ def _forget_on_flush(router: Router, policies: Iterable[Policy]) -> None:
 
 
 def _place_sessions(router: Router, policy: Auto) -> None:
-    """Let ``policy`` place sessions, unless another plugin chooses workers, too.
+    """Let ``policy`` place sessions, unless its affinity is ``strict`` or another plugin chooses workers, too.
 
-    In that case the core keeps sessions on their workers, and asks the plugins for new sessions only.
+    A policy that does not place sessions leaves this to the core, which keeps each session on its worker. The core asks
+    plugins for a worker only if a request has no session, or if its session has no worker that can be used.
     """
     if len(router.hooks.choosers) > 1:
         policy.places_sessions = False

@@ -20,10 +20,10 @@ class Policy(Protocol):
 
 @runtime_checkable
 class Remembering(Policy, Protocol):
-    """A policy that keeps state about workers, such as the contents of their caches, which can become invalid."""
+    """A policy whose state about workers, such as the contents of their caches, can become invalid."""
 
     def forget(self, worker: Worker) -> None:
-        """Drop the state of ``worker``, which was added, removed or drained, or may have been restarted."""
+        """Drop the state of ``worker``, which joins, leaves, stops getting requests or gets requests again."""
         ...
 
     def forget_all(self) -> None:
@@ -36,13 +36,13 @@ class Corrected(Policy, Protocol):
     """A policy that is told what workers had in their caches."""
 
     def answered(self, exchange: Exchange, prompt_tokens: int, cached_tokens: int) -> None:
-        """Note an answer: the number of its prompt tokens, and how many of these the worker had in its cache."""
+        """Note, for ``exchange``, the tokens of its prompt, and how many of them the worker had in its cache."""
         ...
 
 
 @runtime_checkable
 class Selective(Corrected, Protocol):
-    """A policy that learns from some answers only. Other answers are not searched for numbers of cached tokens."""
+    """A policy that learns from some answers only. Other answers need not be searched for numbers of cached tokens."""
 
     def expects(self, exchange: Exchange) -> bool:
         """Return True when the policy learns from the answer to ``exchange``."""

@@ -16,10 +16,11 @@ __all__ = ["PrefixHash"]
 class PrefixHash:
     """Consistent hashing with bounded loads, as ``prefix_hash`` of the SGLang gateway.
 
-    Prompts whose first ``prefix_token_count`` tokens are the same belong to one worker on a
-    :class:`slime_policies.ring.WorkerRing`. That worker is not chosen if it has more than ``prefix_hash_load_factor``
-    times the mean load. The mean load includes this request. In that case, or without a prompt, the worker with the
-    fewest requests in flight is chosen.
+    Prompts with the same first ``prefix_token_count`` tokens belong to one worker on a
+    :class:`slime_policies.ring.WorkerRing`. In a text or in messages, 4 bytes count as a token. The load of a worker is
+    its requests in flight, and the mean load includes the new request. If the prompt's worker has more than
+    ``prefix_hash_load_factor`` times the mean load, or if there is no prompt, the worker with the fewest requests in
+    flight is chosen.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -39,4 +40,4 @@ class PrefixHash:
         self._ring.forget(worker)
 
     def forget_all(self) -> None:
-        """Do nothing: the places of prompts do not depend on weights."""
+        """Do nothing: the workers of prompts do not depend on what the workers' caches hold."""

@@ -1,11 +1,11 @@
 """Prefixes of prompts, and the workers that were sent them. Such a worker probably has the prefix in its cache.
 
 A tree of characters, as in the SGLang gateway, would take Python longer than the rest of a request. Here a prompt is
-the bytes of the body after the prompt's key, and nothing is parsed. Some prefixes have a digest: the prefixes of 16,
-32, 64, 128 and 256 bytes, then one every 256 bytes up to 8 KiB, every 512 bytes up to 64 KiB, and every 4,096 bytes up
-to 1 MiB. A prompt of less than 256 bytes has a digest of its whole length, too. One map leads from each digest to a
-node. A node has consecutive prefixes that the same requests had, such as those of one turn of a conversation. A node
-holds its workers as bits of one number, so a lookup does not take longer with more workers.
+the bytes of the body after the prompt's key, such as ``"text":``, and nothing is parsed. Some prefixes have a digest:
+the prefixes of 16, 32, 64, 128 and 256 bytes, then one every 256 bytes up to 8 KiB, every 512 bytes up to 64 KiB, and
+every 4,096 bytes up to 1 MiB. A prompt of less than 256 bytes has a digest of its whole length, too. One map leads from
+each digest to a node. A node has consecutive prefixes that the same requests had, such as those of one turn of a
+conversation. A node holds its workers as bits of one number, so a lookup does not take longer with more workers.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Prefixes:
         """Return the nodes of the known prefixes of ``prompt``, the shortest first.
 
         The last node is split if the prompt has only some of its prefixes. Call :meth:`add` next: a split puts the new
-        node last in the order of use.
+        node last in the order of use, and :meth:`add` corrects the order.
         """
         nodes = []
         for node in dict.fromkeys(map(self._nodes.get, prompt.digests)):  # each node once, in C

@@ -23,9 +23,10 @@ class PromptStart:
         self._ids = re.compile(rb"\d+(?:\s*,\s*\d+){0,%d}" % (tokens - 1))
 
     def of(self, body: bytes) -> bytes:
-        """Return the beginning of the prompt in ``body``, as it is written there; ``b""`` without a prompt.
+        """Return the beginning of the prompt in ``body``; ``b""`` without a prompt.
 
-        The first prompt of a list counts. White space between ids is left out. O(tokens).
+        Of a list of prompts, the first one counts. The bytes are those of ``body``, but without white space between
+        ids. O(tokens).
         """
         for place, _ in find_prompts(body):
             opening = _OPENING.match(body, place)

@@ -1,4 +1,4 @@
-"""Sessions that workers got lately. Such a session will send more requests, though it may have none in flight now."""
+"""Sessions that workers got lately. Such a session probably sends more requests, even if none is in flight now."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["RecentSessions"]
 
 #: A session of this age counts as 1/e. With 30 s the figures of the simulation (benchmarks/scheduling) were no better.
 _DECAY_S = 10.0
-#: The longest time from ``_since`` to a new session. After it, all counts are brought up to now.
+#: If a new session comes later than this after ``_since``, all counts are first brought up to now.
 _LONG_S = 20 * _DECAY_S
 
 

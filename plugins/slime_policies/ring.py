@@ -13,7 +13,7 @@ from router_core import Worker
 __all__ = ["WorkerRing"]
 
 #: The number of digests of each worker's name. Each digest gives eight places, 160 in all. With 160 places the largest
-#: share of the keys is about 12 % above the mean for 8 workers, and 21 % for 128 workers.
+#: share of the keys that a worker gets is above the mean by about 12 % for 8 workers, and by 21 % for 128 workers.
 _DIGESTS = 20
 _EIGHT = struct.Struct(">8Q")
 

@@ -8,7 +8,7 @@ from router_core import Exchange, Worker
 
 __all__ = ["RoundRobin"]
 
-#: The number of workers whose turns are remembered. A worker that is not offered now may return.
+#: The most workers whose turns are remembered. A worker that is not offered now may return.
 _MOST = 4096
 
 

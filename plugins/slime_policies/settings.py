@@ -69,16 +69,16 @@ class Settings:
         "--balance-abs-threshold", at_least=0, type=int, metavar="N",
         help="cache_aware, bucket: loads are unbalanced when they differ by more than N requests (bucket: bytes"
         " in the last interval) and by more than --balance-rel-threshold; then the prompt does not matter"
-        " (default: cache_aware weighs loads in each choice, bucket: 64)",
+        " (default: 64; cache_aware uses it only if at least one of the two flags is given)",
     )  # fmt: skip
     balance_rel_threshold: float | None = flag(
         "--balance-rel-threshold", at_least=1, type=float, metavar="FACTOR",
         help="cache_aware, bucket: factor by which unbalanced loads must differ, too; see --balance-abs-threshold"
-        " (default: 1.5; cache_aware uses it only if one of both flags is given)",
+        " (default: 1.5; cache_aware uses it only if at least one of the two flags is given)",
     )  # fmt: skip
     max_tree_size: int = flag(
         "--max-tree-size", default=1 << 26, at_least=1, metavar="BYTES",
-        help="cache_aware: size of all prefixes that are remembered; a prefix counts once for all workers",
+        help="cache_aware: most bytes of remembered prefixes; a prefix counts once, however many workers have it",
     )  # fmt: skip
     kv_events: bool = flag(
         "--kv-events", default=False,
@@ -86,7 +86,7 @@ class Settings:
     )  # fmt: skip
     kv_events_max_blocks: int = flag(
         "--kv-events-max-blocks", default=2_000_000, at_least=1, metavar="N",
-        help="--kv-events: number of blocks that are remembered, of all workers together",
+        help="--kv-events: most blocks that a policy remembers, for all of its workers in sum",
     )  # fmt: skip
     assignment_mode: str = flag(
         "--assignment-mode", choices=ASSIGNMENT_MODES, default="random",
@@ -94,7 +94,7 @@ class Settings:
     )  # fmt: skip
     max_idle_secs: float = flag(
         "--max-idle-secs", default=14400.0, above=0, finite=False, metavar="S",
-        help="manual, min_group: how long a session counts for its worker (default: %(default)g)",
+        help="manual with min_group: how long a new session counts for its worker (default: %(default)g)",
     )  # fmt: skip
     prefix_token_count: int = flag(
         "--prefix-token-count", default=256, at_least=1, metavar="N",
@@ -107,7 +107,8 @@ class Settings:
 
     session_affinity: str = flag(
         "--session-affinity", choices=AFFINITIES, default="soft",
-        help="auto: a session keeps its worker until the worker is overloaded (soft) or cannot be used (strict)",
+        help="auto: a session leaves its worker only when the worker cannot be used (strict), or also when the"
+        " worker is overloaded (soft)",
     )  # fmt: skip
     load: str = flag(
         "--load", choices=LOADS, default="requests",
@@ -167,7 +168,7 @@ class Settings:
 
 
 def unbalanced(loads: Sequence[int], settings: Settings) -> bool:
-    """Return True when the ``loads`` of workers differ by more than both thresholds. Defaults: the gateway's."""
+    """Return True when the ``loads`` of workers differ by more than both thresholds, which default to the gateway's."""
     most, fewest = max(loads), min(loads)
     by, times = settings.balance_abs_threshold, settings.balance_rel_threshold
     return most - fewest > (_ABS if by is None else by) and most > fewest * (_REL if times is None else times)
@@ -175,11 +176,11 @@ def unbalanced(loads: Sequence[int], settings: Settings) -> bool:
 
 def add_policy_options(parser: argparse.ArgumentParser, policies: list[str], for_prefill: list[str]) -> None:
     """Add the flags to ``parser``."""
-    # not fields of Settings: their choices depend on the policies that are installed
+    # not declared with ``flag``, since the choices depend on the policies that are installed
     parser.add_argument(
         "--policy", choices=policies, default=Settings().policy,
-        help="how a worker is chosen; a session keeps its worker, except: with auto it moves when that worker is"
-        " overloaded, and with consistent_hashing a hash ring decides"
+        help="how a worker is chosen; a session keeps its worker, but with auto it moves when that worker is"
+        " overloaded, and with consistent_hashing a hash ring decides for each request"
         " (default: %(default)s)",
     )  # fmt: skip
     for kind, choices in (("prefill", [*policies, *for_prefill]), ("decode", policies)):

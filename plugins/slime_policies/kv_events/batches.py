@@ -27,7 +27,7 @@ _FIELDS = {
     "BlockRemoved": ("block_hashes", "medium", "group_idx"),
     "AllBlocksCleared": (),
 }  # fmt: skip
-#: The largest number of blocks of a ``Stored``. Larger ones are divided, so that other tasks get turns in between.
+#: The most blocks of a ``Stored``. Larger events are divided, so that other tasks get turns in between.
 _BLOCKS_AT_ONCE = 1000
 
 
@@ -37,7 +37,7 @@ class MalformedBatch(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Blocks that follow one another. ``parent``: the block before the first, or None for the first of a sequence.
+    """Blocks that follow one another. ``parent``: the block before the first, or None if the first begins a sequence.
 
     ``token_ids``: the ids of all blocks, ``block_size`` ids for each.
     """

@@ -16,7 +16,7 @@ __all__ = ["Blocks", "OutOfSync", "WorkerBlocks"]
 
 
 class OutOfSync(Exception):
-    """The blocks of a worker are no longer the blocks of its engine. The message says why."""
+    """The known blocks of a worker are no longer the blocks of its engine. The message says why."""
 
 
 class Blocks:
@@ -87,9 +87,9 @@ class Blocks:
 
 
 class WorkerBlocks:
-    """Blocks of one worker or rank. ``is_in_sync``: according to its events, they are the blocks that its engine has.
+    """Blocks of one worker or rank. ``is_in_sync``: the engine has exactly these blocks, according to its events.
 
-    ``block_size``: tokens of a block; 0: unknown, since there was no block yet.
+    ``block_size``: tokens of a block; 0: unknown, since there is no block yet.
     """
 
     __slots__ = ("_all", "_digests", "_holders", "bit", "block_size", "is_in_sync")

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 #: After this time without a batch, the router requests a replay, since the last batches may be lost.
 _QUIET_MS = 10_000
-#: A replay has failed when nothing comes for this time. SGLang looks for requests of replays ten times a second.
+#: A replay has failed when nothing comes for this time. SGLang looks for requests for replays ten times a second.
 _REPLAY_MS = 5_000
 #: The most replays in a row. One replay may not be enough: a publisher drops some batches of a replay that is too
 #: large.
@@ -31,8 +31,8 @@ _CONNECT_MS = 5_000
 _HANDSHAKE_MS = 10_000
 _HEARTBEAT_MS = 10_000
 _MAX_BYTES = 64 << 20
-#: The most batches that wait in the router's socket. Further batches fill the publisher's queue. When that is full, the
-#: publisher drops batches.
+#: The most batches that wait in the router's socket. Further batches fill the publisher's queue. When this queue is
+#: full, the publisher drops batches.
 _MAX_WAITING = 100_000
 #: Events that are applied before other tasks get a turn.
 _EVENTS_AT_ONCE = 100
@@ -105,7 +105,7 @@ class Subscription:
                 await checkpoint()
 
     async def _replay(self) -> None:
-        """Request replays from the next batch on, until all batches that the publisher still has are applied."""
+        """Request replays from the next batch on, until one fails or brings nothing new."""
         if self._publisher.replay is None:
             return
         for _ in range(_REPLAYS):
@@ -117,7 +117,7 @@ class Subscription:
                     return
 
     async def _apply_replay(self, dealer: zmq.asyncio.Socket, first: int) -> bool:
-        """Apply the replay from batch ``first`` on, up to a gap. Return True when the mark of its end came.
+        """Apply the replay from batch ``first`` on, up to a gap inside it. Return True when the mark of its end came.
 
         Return False when a message is malformed, or when nothing more comes.
         """

@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two looks at the list of workers.
 _LOOK_S = 0.5
-#: Seconds until an engine is asked again for its publisher: after a connection or a failed attempt to make one, and if
-#: there was a reason not to try.
+#: Seconds until an engine is asked again for its publisher: ``_AGAIN_S`` after a connection or a failed attempt to make
+#: one, ``_LATER_S`` if there was a reason not to try.
 _AGAIN_S, _LATER_S = 1.0, 30.0
 
 
