@@ -60,7 +60,7 @@ def _forced_call(body: JSONObject) -> dict[str, Any] | None:
     functions = [_function(tool) for tool in tools] if isinstance(tools, list) else []
     functions = [function for function in functions if name in (None, function["name"])]
     if not functions:
-        raise BadRequest("tool_choice forces a call, and tools has no such tool.")
+        raise BadRequest("tool_choice forces a call, but tools has no tool that may be called.")
     return _calls(functions, several=name is None and body.get("parallel_tool_calls") is not False)
 
 

@@ -62,7 +62,7 @@ class Bound:
 
 
 class Grammars:
-    """Compiles grammars over one tokenizer. It imports llguidance for the first grammar."""
+    """Compiles grammars over one tokenizer. llguidance is imported when the first grammar is compiled."""
 
     def __init__(self, tokenizer: ModelTokenizer) -> None:
         self._tokenizer = tokenizer

@@ -120,7 +120,7 @@ def info_routes(host: EngineHost) -> list[Route]:
         body = await json_body(request)
         tokens, size = body.get("tokens"), host.engine.backend.vocab_size
         if not isinstance(tokens, list):
-            raise BadRequest("tokens must be a list of token ids, or of such lists.")
+            raise BadRequest("tokens must be a list of token ids, or a list of such lists.")
         batch = tokens if tokens and isinstance(tokens[0], list) else [tokens]
         if not all(isinstance(ids, list) and all(is_int(i) and 0 <= i < size for i in ids) for ids in batch):
             raise BadRequest(f"tokens must be token ids in [0, {size - 1}].")

@@ -150,7 +150,7 @@ def _prompts(body: JSONObject, vocab_size: int) -> tuple[list[Any], bool]:
             raise BadRequest("text must be a string or a list of strings that is not empty.")
         return text, True
     if not isinstance(input_ids, list) or not input_ids:
-        raise BadRequest("input_ids must be a list of token ids, or of such lists, that is not empty.")
+        raise BadRequest("input_ids must be a list of token ids or a list of such lists, and not be empty.")
     is_batch = isinstance(input_ids[0], list)
     batch = input_ids if is_batch else [input_ids]
     for ids in batch:

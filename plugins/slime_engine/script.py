@@ -72,7 +72,7 @@ class _Wrong(ValueError):
 
 
 def read_script(path: str) -> Script:
-    """Read the script in a file. Raises ValueError, whose message names the file, the error, and the line if any."""
+    """Read the script in a file. Raises ValueError. Its message names the file, and the line if one is wrong."""
     try:
         lines = Path(path).read_bytes().splitlines()
     except OSError as error:

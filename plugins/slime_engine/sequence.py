@@ -86,7 +86,7 @@ class Sequence:
         return self.script[done] if done < len(self.script) else None
 
     def _spans(self) -> list[tuple[str, int, int]]:
-        """Return the spans to report. The token of a prefill engine is in a span of the version ``taken_for``."""
+        """Return the spans ``(version, start, end)`` to report. A prefill engine's token counts for ``taken_for``."""
         spans = self.entry.spans()
         if self.taken_for is None or not spans:
             return spans

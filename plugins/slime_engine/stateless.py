@@ -28,7 +28,7 @@ class StatelessBackend:
     them.
     """
 
-    #: Queries answered before the event loop gets a turn; some hundred microseconds of work.
+    #: The most queries answered before the event loop gets a turn; some hundred microseconds of work.
     batch_size = 16
     context_length = None
 
@@ -55,7 +55,7 @@ class StatelessBackend:
             self.info |= {"num_hidden_layers": settings.moe_layers, "num_experts_per_tok": settings.moe_topk}
 
     def publish_to(self, publish: Callable[[int, list[Event]], None]) -> None:
-        """Clear the simulated caches. Give ``publish`` the changes of each rank from this one on, in order."""
+        """Clear the simulated caches. Give this change and all later ones to ``publish``, in order for each rank."""
         self._publish = publish
         for cache in self.caches:
             cache.record()

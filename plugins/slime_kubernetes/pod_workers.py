@@ -126,7 +126,7 @@ class PodWorkers:
             return True
         uid = known.labels.get(UID)
         if uid == pod.uid:
-            return not self._is_ours(known)  # False if a plugin restored it at the start
+            return not self._is_ours(known)  # if it is ours, a plugin restored it at the start
         logger.info("pod %s is at %s, which is a worker already", pod.name, url)
         if uid is not None:
             self._wait(pod)

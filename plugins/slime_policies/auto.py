@@ -45,11 +45,11 @@ class _Session:
 class Auto:
     """Keeps sessions on their workers. ``cache_aware`` places other requests, and the first request of a session.
 
-    A session moves when another worker costs clearly less, by the costs of ``cache_aware``. A worker that
-    is new to the session usually lacks the whole conversation, apart from prefixes that it was sent in other requests.
-    It prefills the missing part only once, so the expected requests of the session share the cost of that part. A
-    session is expected to have as many further requests as it had so far, but three at most. With ``session_affinity``
-    ``strict`` no session moves.
+    A session moves when another worker costs clearly less, by the costs of ``cache_aware``. A worker that is new to the
+    session usually lacks the whole conversation, apart from prefixes that it was sent in other requests. It prefills
+    the missing part only once, so the expected requests of the session share the cost of that part. A session is
+    expected to have as many further requests as it had so far, but three at most. With ``session_affinity`` ``strict``
+    no session moves.
 
     As long as only one worker was ever offered, no prompt is read.
     """

@@ -1,4 +1,4 @@
-"""Horizons of workers. A horizon is the number of a choice of the policy, which numbers its choices.
+"""Horizons of workers. The policy numbers its choices, and a horizon is the number of a choice.
 
 A prefix counts as evicted from a worker if no choice after the worker's horizon used the prefix.
 """

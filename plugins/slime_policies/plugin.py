@@ -150,7 +150,8 @@ class PairPolicies:
 
     @hookimpl
     def setup(self, router: Router) -> None:
-        # A session can keep only the prefill worker of its pair. So the policy of prefill workers decides about it.
+        # A session can keep only the prefill worker of its pair. So the policy for prefill workers decides whether
+        # sessions keep a worker.
         router.pool.keeps_sessions = not isinstance(self.policies["prefill"], ConsistentHashing)
 
     @hookimpl(trylast=True)  # a policy of another plugin goes first

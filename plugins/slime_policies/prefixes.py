@@ -49,8 +49,8 @@ class Prompt(NamedTuple):
     """Prefixes of one prompt, the shortest first.
 
     ``digests``: one for each prefix. ``covered``: bytes of the longest prefix. ``size``: bytes of the prompt, 1 MiB at
-    most; what follows the prompt in the body is counted too. ``per_token``: bytes of a token. ``start``: the place of
-    the prompt in the body, or None if no key was found.
+    most; what follows the prompt in the body is counted too. ``per_token``: mean bytes of a token. ``start``: the place
+    of the prompt in the body, or None if no key was found.
     """
 
     digests: list[int]

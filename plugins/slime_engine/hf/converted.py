@@ -33,7 +33,7 @@ _SPLITS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
 def converted(path: Path, cache: Path) -> Path:
     """Return a directory below ``cache`` with the model of a GGUF file as float32, and its tokenizer.
 
-    The first call for a file converts it, which takes half a minute for 100 MB. Later calls only compute its digest.
+    The first call for a file converts it, which takes half a minute for 100 MB. Later calls only read the file.
     Raises ValueError for a tokenizer that is not ``gpt2``, or whose splits are not in ``_SPLITS``.
     """
     with path.open("rb") as file:

@@ -16,7 +16,10 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 def load_whole(kind: Any, path: Path, **more: Any) -> Any:
-    """Return the model of ``kind`` in ``path`` as float32. Raises ValueError for missing or surplus weights."""
+    """Return the model of ``kind`` in ``path`` as float32.
+
+    Raises ValueError if weights are missing, unexpected or of a wrong shape.
+    """
     with _ONE_AT_A_TIME:
         model, report = kind.from_pretrained(
             str(path), dtype=torch.float32, local_files_only=True, output_loading_info=True, **more

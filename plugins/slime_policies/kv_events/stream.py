@@ -28,7 +28,7 @@ class EventStream:
     """The batches of one connection to a publisher. ``next``: the number of the next batch.
 
     The blocks are in sync from batch 0 on, or from the first event that says that the engine has no blocks. The blocks
-    stay in sync until a batch is missing, malformed or impossible (OutOfSync). Then the blocks are dropped.
+    stay in sync until a batch is missing or malformed, or cannot be applied (OutOfSync). Then the blocks are dropped.
     """
 
     def __init__(self, name: str, blocks: WorkerBlocks, tally: Tally) -> None:

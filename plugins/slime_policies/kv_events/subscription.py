@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 #: After this time without a batch, the router requests a replay, since the last batches may be lost.
 _QUIET_MS = 10_000
-#: A replay has failed when nothing comes for this time. SGLang looks for requests for replays ten times a second.
+#: A replay has failed when nothing comes for this time. SGLang checks for replay requests ten times a second.
 _REPLAY_MS = 5_000
 #: The most replays in a row. One replay may not be enough: a publisher drops some batches of a replay that is too
 #: large.
