@@ -80,7 +80,7 @@ class CacheAware:
 
     A part of the prompt that all workers have, or that no worker has, makes no difference. The numbers were chosen with
     ``benchmarks/scheduling``. For the first request of a session, each session that a worker got lately counts as half
-    a request.
+    a request, but not at decode workers.
 
     The router believes that a worker has each prefix that it was sent. Engines evict prefixes, so a worker may have a
     horizon, which is the number of a choice. A prefix that no later choice used counts as evicted from that worker.
