@@ -172,7 +172,7 @@ class Scheduler:
     async def update_weights(self, version: str | None, load: Callable[[], Awaitable[None]]) -> None:
         """Run ``load`` when the engine is paused or no sequence runs. Then set the version, unless it is None.
 
-        A running step or update ends first. No sequence starts during the call. If ``load`` raises, the version stays.
+        No sequence is admitted meanwhile. A running step or update ends first. If ``load`` raises, the version stays.
         """
         self.updates_waiting += 1
         try:
