@@ -75,7 +75,7 @@ class RouterClient:
     async def paused(
         self, mode: Literal["abort", "retract", "in_place"] = "abort"
     ) -> AsyncIterator[RouterClient]:
-        """Pause generation within the block. Generation continues when the block ends, also by an error.
+        """Pause generation within the block. Generation continues when the block ends, also if an error ends it.
 
         The end of the block also closes the client, unless an ``async with client`` block is open around it.
         """

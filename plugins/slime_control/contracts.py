@@ -55,7 +55,7 @@ class PendingAborts(Protocol):
         ...
 
     def rename(self, request: Request) -> bool:
-        """Replace the rid that the router gave to ``request``; False when it has no such rid.
+        """Replace the rid that the router gave to ``request``. Returns False when ``request`` has no such rid.
 
         An engine refuses a rid while it still has a request with that rid. Call this before the client can know the
         old rid.

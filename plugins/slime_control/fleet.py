@@ -30,12 +30,12 @@ logger = logging.getLogger(__name__)
 
 Answers = dict[Worker, Answer]
 
-#: Calls after which an engine does not serve, each with the kind (``Call.misses``) of the call that lets it serve.
+#: Calls after which an engine does not serve, each with the kind (``Call.misses``) of the call that ends this state.
 _SUSPENDS = {"/pause_generation": "continue", "/release_memory_occupation": "memory"}
 
 
 class Fleet:
-    """Makes control calls to workers, held workers included: without the weights they could not be readmitted."""
+    """Makes control calls to workers, held workers included: without an update's weights they could never return."""
 
     def __init__(self, router: Router, fan_out: FanOut, gate: Gate, under_way: UnderWay) -> None:
         self._router = router
@@ -49,7 +49,7 @@ class Fleet:
         self._suspended: dict[Worker, set[str]] = {}
 
     def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
-        """Forget the missed calls of a worker that registers or leaves. Note that a quarantined worker may restart."""
+        """Forget the missed calls of a worker that registers or leaves. Pass any change to the current update."""
         if change in ("added", "removed"):
             self._missed.forget(worker)
             self._suspended.pop(worker, None)
@@ -137,10 +137,11 @@ class Fleet:
     ) -> list[Worker]:
         """Note which workers took ``call`` and which missed it. Returns the workers that may be readmitted.
 
-        If all workers failed, they are still consistent, and nothing is noted. The exception is a call about weights
-        that went to only some of the fleet's workers. Then an update counts as missed unless the worker surely kept its
-        weights, and a ``/pull_weights`` always counts as missed. :meth:`Pieces.answered` has noted failed pieces of an
-        update already, except pieces that failed later, since their worker reported no version.
+        If all workers failed, they are still consistent, and nothing is noted here. The exception is a call about
+        weights that went to only some of the fleet's workers. Then an update counts as missed unless the worker surely
+        kept its weights, and a ``/pull_weights`` always counts as missed. :meth:`Pieces.answered` has noted a failed
+        piece of an update when the answer came. But a worker that took the piece may have failed since, because it
+        reported no version (see :func:`learn_version`); that failure is noted here.
         """
         caught_up: list[Worker] = []
         is_update = call.is_update

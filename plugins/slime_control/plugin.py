@@ -199,9 +199,9 @@ class Control:
 
     @hookimpl
     def client_gone(self, exchange: Exchange) -> bool:
-        """Abort the request; True: wait for the tokens that the engine has sampled.
+        """Abort a request that is not streamed. Returns True to wait for the tokens that the engine has sampled.
 
-        A stream is not waited for, since its tokens so far have arrived; :meth:`attempt_failed` aborts it at once.
+        A stream needs no wait, since its tokens so far have arrived: :meth:`attempt_failed` aborts it.
         """
         request, worker, reply = exchange.request, exchange.worker, exchange.reply
         streams = reply is not None and reply.body is None

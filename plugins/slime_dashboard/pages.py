@@ -7,8 +7,8 @@ A further page is added in four steps:
    ``poll`` repeats a task while the page is visible, ``element`` makes elements and escapes their text.
    ``static/NAME.css`` is optional; ``static/style.css`` has the colours, as custom properties for both themes.
 3. ``PAGES`` gets a :class:`Page`. Its address is ``/ui/NAME``.
-4. Data come from a ``ControlRoute`` at ``/ui/data/...``, which ``Dashboard.routes`` returns. It needs the key that
-   ``GET /workers`` needs. Pages and static files need no key, so they must never show data.
+4. Data come from a ``ControlRoute`` at ``/ui/data/...``, which ``Dashboard.routes`` returns. Data need the key that
+   ``GET /workers`` needs. Pages and static files need no key, so they must not contain data.
 
 Texts of clients and workers, such as names of sessions, reach the document as ``textContent`` only.
 """

@@ -46,7 +46,8 @@ def compared(
     """Compare two sequences of tokens of one text, in steps for :meth:`FairTurns.run`. O(tokens).
 
     Both are cut wherever both have a token boundary after the same number of characters. The tokens between two such
-    cuts make a place, unless they are equal. Returns None if the bytes of a token are not known, or the texts differ.
+    cuts make a place, unless they are equal. Returns None if the bytes of a token are not known, or if the two texts
+    have different numbers of characters.
     """
     left = yield from _boundaries(recorded, piece)
     right = yield from _boundaries(again, piece)
@@ -77,8 +78,8 @@ def _differing(
 ) -> list[Place]:
     """Return a list with the place that two ranges make, without equal tokens at its ends; empty for equal ranges.
 
-    If the tokenizer only adds tokens, the place keeps the recorded token before them, if the range has one, so that the
-    page can frame this token.
+    If the tokenizer only adds tokens, the place begins with the recorded token before them, so that the page can frame
+    this token. If the range has no recorded token, the place has none.
     """
     (start, end), (first, last) = mine, its
     if [*recorded[start:end]] == [*again[first:last]]:

@@ -23,7 +23,7 @@ _PROMPT = -1
 _EXPERTS = "routed_experts"
 #: A reason that leaves routed experts exact: a token without a logprob still has its experts.
 _HARMLESS = "no_logprobs"
-#: Tokens at the beginning of an answer that a turn shows in the tree.
+#: Number of tokens, from the beginning of its answer, that a turn shows in the tree.
 _PREVIEW = 24
 
 
@@ -48,7 +48,7 @@ class Span:
 def tree_of(source: SessionTurns, turns: Sequence[Turn], newest: int) -> dict[str, Any]:
     """Return the last turns, at most ``newest``, each with the number of the turn that it continues.
 
-    O(tokens of their leaves).
+    O(tokens of the leaves among these turns).
     """
     continued = {turn.before for turn in turns}
     prompts: dict[Hashable, int] = {}

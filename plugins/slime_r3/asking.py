@@ -44,7 +44,7 @@ class Asking:
         exchange.notes[_NOTE] = True
 
     def is_own(self, exchange: Exchange, body: Mapping[str, Any]) -> bool:
-        """Return True if the router, not the client, asks for rows in ``exchange``. ``body``: the request's JSON."""
+        """Return True if the router, not the client, asks for experts in ``exchange``. ``body``: the request's JSON."""
         if FIELD not in body:
             return self._injects and not _is_declined(exchange)
         parent = exchange.parent

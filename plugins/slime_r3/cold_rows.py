@@ -1,4 +1,4 @@
-"""Moves rows to a store of records when memory has no room for them."""
+"""Moves rows, such as routed experts, to a store of records when memory has no room for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["ColdRows", "RowsLost"]
 
 logger = logging.getLogger(__name__)
 
-#: Bytes that are written at once.
+#: About as many bytes are written at once.
 _BATCH_BYTES = 4 << 20
 #: The first and the longest wait before a failed write is repeated, in seconds. The wait doubles each time.
 _PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0
@@ -34,7 +34,8 @@ class ColdRows:
     """The rows of ``turns`` that are in a store, if there is a store. A record has consecutive rows of one piece.
 
     From a store that routers share, a router deletes only records that it has written itself since its start.
-    ``drop_noted(keys)`` deletes records once the store's log says so; without a log, it is None.
+    ``drop_noted(keys)`` notes in the store's log that records are not needed any more, and then deletes them. If the
+    store has no log, it is None, and records are deleted without a note.
     """
 
     def __init__(self, turns: TurnRows) -> None:
@@ -79,7 +80,7 @@ class ColdRows:
             await self._move(self._store, turns)
 
     async def room(self) -> None:
-        """Wait while memory exceeds its limit by over a quarter, but at most ``wait_s`` seconds (see ColdStore)."""
+        """Wait while rows exceed the limit of memory by over a quarter, but at most ``wait_s`` seconds of ColdStore."""
         if self._store is not None:
             await self._turns.memory.room(self._store.wait_s)
 
@@ -161,7 +162,7 @@ class ColdRows:
         return False
 
     def _forget(self, keys: Sequence[bytes]) -> None:
-        """Delete the records of ``keys``, unless another router may need them."""
+        """Delete the records of ``keys``. In a shared store, delete only those that this run has written."""
         assert self._store is not None  # narrowing: the store has these records
         if self._store.is_shared:
             self._store.unlearn([key for key in keys if not key.startswith(self._prefix)])

@@ -44,7 +44,7 @@ class Entry(NamedTuple):
         return cls(first, tuple(map(piece, own)) if own is not None else None)
 
     def note(self) -> tuple[_Content, list[tuple[bytes, int]]]:
-        """Return the content of a note about all rows, and the records of the rows, for RowNotes.add.
+        """Return the arguments of RowNotes.add: the content of a note about all rows, and the records of the rows.
 
         All rows must be in the store.
         """

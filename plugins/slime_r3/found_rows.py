@@ -18,10 +18,10 @@ __all__ = ["FoundRows"]
 
 @dataclass(frozen=True, slots=True)
 class FoundRows:
-    """Rows of one context, in ``parts``. All rows together have the ``shape``.
+    """Rows of one context, in ``parts``. For the methods see slime_rows.rows.FoundRows.
 
-    It is ``[tokens, layers, top_k]``, or ``[tokens, size]`` if the number of layers is not known.
-    For the methods see slime_rows.rows.FoundRows.
+    ``shape``: of all rows together, ``[tokens, layers, top_k]``, or ``[tokens, size]`` if the number of layers is not
+    known.
     """
 
     shape: tuple[int, ...]
@@ -31,7 +31,7 @@ class FoundRows:
 
     @property
     def dtype(self) -> np.dtype[np.integer[Any]]:
-        """The narrowest type that holds all values."""
+        """The widest type of the parts, so that it holds all values; uint8 without parts."""
         return (
             np.result_type(*(part.piece.dtype for part in self.parts)) if self.parts else np.dtype(np.uint8)
         )
@@ -41,7 +41,7 @@ class FoundRows:
         return self.turns.held(self.parts)
 
     async def check(self) -> str | None:
-        """Return the reason if the rows are lost, as far as that is known without reading them."""
+        """Return the reason if rows are known to be lost, else None. Reads only rows that seem lost."""
         return await self.reader.check(self.parts)
 
     async def stream(self, take: TakeRows) -> str | None:

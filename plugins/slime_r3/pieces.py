@@ -12,12 +12,12 @@ from slime_sglang.token_arrays import IntArray
 
 __all__ = ["Part", "Piece", "StoredAs"]
 
-#: Usual size of a record in bytes. A record has whole rows. Small, so that reading a long sample takes little memory.
+#: Usual size of a record in bytes. A record has whole rows. Records are small, so that reading takes little memory.
 _RECORD_BYTES = 1 << 20
 
 
 class StoredAs(NamedTuple):
-    """The records of a piece, in order: their keys, and the number of rows in each but the last."""
+    """The records of a piece, in order: their keys, and the number of rows in each. The last record may have fewer."""
 
     keys: tuple[bytes, ...]
     rows: int
@@ -27,8 +27,8 @@ class Piece:
     """Consecutive rows of one turn, or of several turns that share them: ``[length, size]``. They never change.
 
     ``users``: the number of turns that have the rows, and of calls that read them from the store now. ``rows`` is None
-    once the rows are in the store, in ``records``. ``key``: the prompt and the first row's place in it, for a head that
-    other turns may share; else None.
+    once the rows are in the store, in ``records``. ``key``: the prompt and the first row's place in it, for a head (see
+    ``turn_rows``) that other turns may share; else None.
     """
 
     __slots__ = ("_digest", "dtype", "key", "length", "records", "rows", "size", "users")

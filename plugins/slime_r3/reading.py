@@ -21,7 +21,7 @@ from slime_sglang.token_arrays import IntArray
 
 __all__ = ["RowReader", "StoreFailed", "TakeRows"]
 
-#: The number of records that are read at the same time. Memory has their rows, and the rows that ``take`` got last.
+#: The number of records that are read at the same time. Their rows are in memory, with the rows that ``take`` got last.
 _AT_ONCE = 2
 
 #: Takes rows ``[some, row size]``, and returns when it is ready for the next rows.
@@ -55,9 +55,9 @@ class RowReader:
         self._turns = turns
 
     async def check(self, parts: Sequence[Part]) -> str | None:
-        """Return the reason if rows of ``parts`` are lost, as far as the store knows without reading rows, else None.
+        """Return the reason if rows of ``parts`` are known to be lost, else None.
 
-        Raises StoreFailed.
+        Reads only rows of which the store says that it does not hold them. Raises StoreFailed.
         """
         for chunk in _chunks(parts):
             if chunk.in_memory is not None:
@@ -70,7 +70,7 @@ class RowReader:
     async def stream(self, parts: Sequence[Part], take: TakeRows) -> str | None:
         """Call ``take`` with the rows of ``parts``, in order. Raises StoreFailed, and the errors of ``take``.
 
-        Stops at the first record that is lost and returns the reason; returns None after the last rows. While ``take``
+        Stops at the first record that is lost, and returns the reason. Returns None after the last rows. While ``take``
         runs, the next record is read.
         """
         async with side_tasks() as tasks:

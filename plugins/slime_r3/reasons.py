@@ -35,7 +35,7 @@ DROPPED = "dropped"
 NOT_KEPT = "not_kept"
 #: The store has lost the rows, or they were deleted while they were read.
 NOT_IN_STORE = "not_in_store"
-#: No engine has answered a request whose prompt has the last tokens yet.
+#: No engine has yet answered a request whose prompt has the last tokens.
 NOT_CONSUMED = "not_consumed"
 #: No flag and no worker says the shape of a row, and no two answers confirm its size.
 SHAPE_UNKNOWN = "shape_unknown"

@@ -31,7 +31,7 @@ class RecordedRows:
 
     Without a shape, two answers with different numbers of rows must agree on the size of a row: a truncated array may
     look like whole, smaller rows. When an answer contradicts the first answer, no answer is believed any more.
-    ``cure``: a hint how to set the shape. TokenRows is in slime_radix_cache.contracts.
+    ``cure``: a hint how to set the shape. For TokenRows see slime_radix_cache.contracts.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class RecordedRows:
         """Return the rows in ``value``, whose last row is of token ``end - 1``, and the token of their first row.
 
         Tokens are given by their place in the context. ``told``: the token of the first row according to the answer, if
-        the answer has it. ``asked``: the same according to the request, which older engines ignore. Raises ValueError.
+        the answer has it. ``asked``: the token that the request names; older engines ignore it. Raises ValueError.
         """
         array = array_in(value)
         if array is None:

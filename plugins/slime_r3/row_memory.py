@@ -39,7 +39,7 @@ class RowMemory:
         return sum(kind.size_bytes for kind in self.kinds)
 
     def exceeds(self, less: int = 0) -> bool:
-        """Return True if memory would have too many rows even with ``less`` fewer bytes."""
+        """Return True if the rows in memory exceed the limit by more than ``less`` bytes."""
         return bool(self.max_bytes) and self.size_bytes - less > self.max_bytes
 
     @property
@@ -57,7 +57,7 @@ class RowMemory:
             min(self.kinds, key=lambda kind: kind.oldest).drop_oldest()
 
     def has_progressed(self) -> None:
-        """Let :meth:`room` look again: rows have left memory."""
+        """Note that rows have left memory, so that :meth:`room` looks again."""
         self._progress.set()
         self._progress = anyio.Event()
 

@@ -34,8 +34,8 @@ __all__ = ["TurnRows"]
 class TurnRows:
     """The rows of each turn, of one kind, such as routed experts. Rows of other kinds may share ``memory``. No I/O.
 
-    With a store, ``on_stored(response, entry)`` is called when all rows of a turn are in the store, and
-    ``forget_records(keys)`` for the records of rows that no turn needs any more.
+    With a store, ``on_stored(response, entry)`` is called when all rows of a turn are in the store. And
+    ``forget_records(keys)`` is called for the records of rows that no turn needs any more.
     No method awaits, so tasks of one event loop need no lock. An entry is replaced as a whole, so any thread may call
     :meth:`find`.
     """

@@ -13,7 +13,7 @@ _MAX_NEW_TOKENS = 128  # SGLang's default
 #: Parameters that an engine applies to all tokens of a request; in a continuation they would start again.
 _NEEDS_THE_BEGINNING = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params")
 _PENALTIES = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
-#: Fields that add output for each token, or change how tokens are sampled. A generation with one is not continued.
+#: Fields that add output for each token, or change how tokens are sampled. They prevent a continuation.
 _MORE_PER_TOKEN = ("return_hidden_states", "custom_logit_processor")
 
 

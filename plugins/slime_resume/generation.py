@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class _NoUse(Exception):
-    """Another attempt will not help: no client waits, a worker refuses the request, or it is a passthrough worker."""
+    """Another attempt will not help: no client waits, or the worker refuses the request or is of type passthrough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class Generation:
         return merged
 
     def _was_asked(self, aborted: dict[str, Any]) -> bool:
-        """Return True when a client requested this abort through the router, or has disconnected."""
+        """Return True when a client requested this abort through the router, or the generation's client has gone."""
         if self._exchange.client_disconnected:
             return True
         rid = aborted["meta_info"].get("id")

@@ -44,8 +44,8 @@ class JoinedArrays:
     ) -> None:
         """Take the arrays in ``meta``, of an attempt that ends after ``sampled`` tokens of the response.
 
-        ``kept``: the number of tokens of earlier attempts, sampled under ``versions``. Rows that other weights computed
-        do not belong to these tokens. Unknown versions count as other weights.
+        ``kept``: the number of tokens of earlier attempts, sampled under ``versions``. For these tokens, no rows are
+        taken that other weights computed. Unknown versions count as other weights.
         """
         version = meta.get("weight_version")
         spans = meta.get("weight_versions")

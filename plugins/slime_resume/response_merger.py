@@ -147,7 +147,7 @@ class MergedResponse:
         return len(new)
 
     def _see_meta(self, output: dict[str, Any], meta: dict[str, Any]) -> None:
-        """Remember the metadata of an attempt. The response gets the metadata of the first attempt with tokens."""
+        """Remember the metadata of an attempt. The response has the first attempt's fields, and others of the last."""
         self._latest = {**output, "meta_info": meta}
         if not self._kept:
             self._first = self._latest

@@ -21,7 +21,7 @@ async def resume_answer(
     record: Callable[[dict[str, Any], str | None], None],
     fail: Callable[[ValueError], None],
 ) -> bytes | None:
-    """Return the answer to give instead of ``aborted``, as JSON; None when no attempt gave another answer.
+    """Return the answer to give instead of ``aborted``, as JSON; None when there is no other answer.
 
     ``record`` gets each aborted answer that has tokens, and then the last answer. The second argument of ``record`` is
     the reason why the answer is no evidence of its tokens, or None. ``fail`` is called for each further attempt whose

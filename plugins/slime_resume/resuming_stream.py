@@ -225,9 +225,9 @@ async def _rest_of(reply: Reply) -> bytes:
 
 
 def _goes_on(whole: bytes) -> bool:
-    """Return True when ``whole`` has one finish reason, which is null. Searching for an abort takes longer.
+    """Return True when ``whole`` has exactly one finish reason, and it is null. A search for an abort takes longer.
 
-    Searching from the end is faster, too: two thirds of an event are behind the reason, and most bytes are digits.
+    Both searches go from the end, which is faster: two thirds of an event, mostly digits, come after the reason.
     """
     place = whole.rfind(_FINISH)
     return place >= 0 and whole.startswith(_GOES_ON, place) and whole.rfind(_FINISH, 0, place) < 0

@@ -43,7 +43,7 @@ class SeamlessText:
         self._seam = len(self._text)
 
     def _withheld(self) -> str:
-        """Return the text of the last tokens that the engine has withheld."""
+        """Return the end of the tokens' text, which the engine has withheld."""
         # The first token of the window may end a character that began before the window.
         window = self._window.lstrip(_BROKEN) if self._start else self._window
         told = next((size for size in range(len(window), 0, -1) if self._text.endswith(window[:size])), 0)
@@ -52,8 +52,8 @@ class SeamlessText:
     def add(self, ids: Sequence[int], reason: dict[str, Any] | None) -> str:
         """Add ``ids``, the next tokens, and return all visible text. Decodes O(new tokens).
 
-        ``reason``: the engine's finish reason; None: more tokens follow. While more follow, an incomplete character
-        at the end is held back, and so is text that may begin a stop string.
+        ``reason``: the engine's finish reason; None: more tokens follow. While more tokens follow, an incomplete
+        character at the end is held back, and so is text that may begin a stop string.
         """
         matched = reason.get("matched") if reason is not None and self._trims else None
         self._ids += ids[:-1] if isinstance(matched, int) else ids

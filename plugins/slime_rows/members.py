@@ -23,7 +23,7 @@ _BLOCK_BYTES = 1 << 20
 class Member:
     """A named array, in ``parts`` that are joined along their first axis. Parts that are ``Rows`` have ``found`` set.
 
-    ``kind``: the type of the values; None for the narrowest type that holds all of them.
+    ``kind``: the type of the values; None for the narrowest type that can hold the values of each part's type.
     """
 
     name: str

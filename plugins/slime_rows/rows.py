@@ -17,7 +17,7 @@ __all__ = ["FoundRows", "Rows"]
 class FoundRows(Protocol):
     """Known rows, ready to be read. ``shape``: ``[tokens, layers, top_k]`` or ``[tokens, row size]``.
 
-    ``dtype``: the narrowest type that holds all values.
+    ``dtype``: a type that holds all values.
     """
 
     @property
@@ -30,14 +30,16 @@ class FoundRows(Protocol):
         """Return a context manager that keeps the rows, even if their turns are forgotten meanwhile."""
 
     async def check(self) -> str | None:
-        """Return the reason if the rows are lost, as far as that is known without reading them. Raises HTTPError."""
+        """Return the reason if rows are known to be lost, else None. Raises HTTPError.
+
+        Reads only rows that seem to be lost.
+        """
 
     async def stream(self, take: Callable[[npt.NDArray[np.integer[Any]]], Awaitable[None]]) -> str | None:
         """Call ``take`` with consecutive rows ``[some, row size]``, about 1 MiB at a time. Raises HTTPError.
 
-        Returns the reason if the rows that follow are lost, and None after the last row. ``take`` must not change the
-        rows. Their type may be narrower than ``dtype``, if the values of this piece fit. While ``take`` runs, the next
-        rows are read.
+        Returns the reason if the next rows are lost, and None after the last row. ``take`` must not change the rows. In
+        a single call of ``take``, the type may be narrower than ``dtype``. While ``take`` runs, the next rows are read.
         """
 
 

@@ -33,7 +33,7 @@ def check_rid(rid: object) -> None:
 
 
 def abort_prefix(request: Request) -> str | None:
-    """Return the prefix of the rids that ``request`` aborts: ``""`` for all; None if it is invalid or has no rid.
+    """Return the prefix of the rids that ``request`` aborts: ``""`` for all; None for a request without a valid prefix.
 
     SGLang's ``AbortReq``: ``abort_all``, or the beginning of a ``rid``. Workers answer an invalid request with an error
     of their own. Raises BadRequest for a ``rid`` that is too long.

@@ -93,9 +93,9 @@ class ArrayCutter:
         return self._json.getvalue()
 
     def put_back(self, document: Any) -> Any:
-        """Put the arrays into each ``meta_info`` of ``document``, the parsed :meth:`json`, and return ``document``.
+        """Put the decoded arrays into each ``meta_info`` of ``document``, the parsed :meth:`json`. Return ``document``.
 
-        An array that is not base64 becomes an empty string. O(answers).
+        An array that is not base64 becomes an empty string; the last characters are not checked yet. O(answers).
         """
         if self._keeps:
             for answer in document if isinstance(document, list) else [document]:

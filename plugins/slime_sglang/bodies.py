@@ -25,7 +25,7 @@ def media_type(reply: Reply) -> bytes:
 def parsed(body: bytes, *, keeps_arrays: bool = False) -> Any:
     """Parse ``body`` as JSON. Raises orjson.JSONDecodeError.
 
-    Token arrays in a large body are cut out first, since 64 MiB of them take 0.1 s to parse. These arrays become
+    Token arrays in a large body are cut out first, since orjson takes 0.1 s for 64 MiB of them. These arrays become
     ``TokenArray`` if ``keeps_arrays``, else empty strings. In a small body, arrays stay strings of base64.
     """
     return parsed_with_arrays(body, keeps=keeps_arrays) if len(body) > _LARGE else orjson.loads(body)

@@ -63,7 +63,7 @@ class EventFacts:
     def see(self, meta: Mapping[str, Any], tokens: int, *, is_abort: bool) -> None:
         """Take the ``meta_info`` of an event. ``tokens``: the number of tokens so far, those of the event included.
 
-        Called only after the first token: before it, the weight version may still change.
+        Call this only after the first token: before the first token, the weight version may still change.
         """
         for figure in _OF_THE_REQUEST:
             told = meta.get(figure)
@@ -89,7 +89,7 @@ class EventFacts:
             self._runs.append((self._version, *self._run))
             self._run = (tokens, tokens)  # an older version may have sampled the tokens so far
         if not has_spans and any(version == known for known, _, _ in self._runs):
-            self.changed = True  # the version is back: tokens in between have no version that fits all events
+            self.changed = True  # the version is back: no version of the tokens in between fits all events
 
     def _see_spans(self, spans: Any, version: Any, is_abort: bool) -> None:
         if spans:
@@ -148,7 +148,10 @@ def names_last_version(version: Any, spans: Any) -> bool:
 
 
 def _spans_fit(runs: Sequence[tuple[Any, int, int]], spans: Any) -> bool:
-    """Return True if ``spans`` name no other version for tokens in ``runs``: (version, start, end). Null fits any."""
+    """Return True if ``spans`` name no other version for a token than ``runs`` do.
+
+    A run is (version, start, end). A null in ``spans`` fits any version.
+    """
     try:
         return all(
             span["version"] in (version, None) or span["end"] <= start or end <= span["start"]

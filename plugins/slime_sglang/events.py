@@ -8,7 +8,7 @@ _ENDS = (b"\n\n", b"\n\r\n")
 _DATA = b"data: "
 _CR = 13
 _INDEX = b',"index":'
-#: Bytes at the end of an event in which its number is searched.
+#: Bytes at the end of an event in which the number of its sequence is searched.
 _INDEX_BYTES = 20
 _SEAM_BYTES = 2
 
@@ -38,7 +38,7 @@ def last_end(data: bytes) -> int:
 def sequence_of(event: bytes) -> int | None:
     """Return the number of the sequence of ``event``, if its JSON ends with this number, as SGLang's does; else None.
 
-    ``event``: an event, or the data of one. Before the last brace, the key is surely a member of the outermost object.
+    ``event``: an event, or the data of one. A key right before the last brace surely belongs to the outermost object.
     """
     place = event.rfind(_INDEX, -_INDEX_BYTES)
     if place < 0:

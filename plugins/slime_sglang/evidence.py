@@ -1,4 +1,4 @@
-"""Search for a figure in an engine's answer that contradicts another figure or the request.
+"""Search for a figure in an engine's answer that is malformed, or contradicts another figure or the request.
 
 A missing figure contradicts nothing, since SGLang's aborts lack most figures (``TokenizerManager._handle_abort_req``).
 """
@@ -35,7 +35,9 @@ def contradiction(
     rid: str | None,
     columns: Columns | None = None,
 ) -> str | None:
-    """Return the name of the first figure of ``answer`` that contradicts another figure or the request, or None.
+    """Return the name of the first figure of ``answer`` that is malformed or contradicts another or the request.
+
+    Returns None if there is no such figure.
 
     ``answer`` is one object of an unstreamed ``/generate`` answer, or is assembled from a stream. ``prompt_tokens``:
     the number of tokens sent, None if unknown. ``rid``: the request's name, None if unknown. ``columns``: the columns
@@ -60,7 +62,7 @@ def contradiction(
 
 
 def _of_tokens(ids: Any, meta: Mapping[str, Any], columns: Columns | None) -> str | None:
-    """Return the name of the first figure about sampled tokens that contradicts another one, or None."""
+    """Return the name of the first figure about sampled tokens that is malformed or contradicts another, or None."""
     if ids is not None and not _are_ids(ids):
         return "output_ids"
     logprobs = meta.get("output_token_logprobs")
@@ -92,7 +94,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _agrees(told: Any, known: int | None) -> bool:
-    """Return True when ``told`` is missing, or is a count that equals ``known``. Any count agrees with None."""
+    """Return True when ``told`` is missing, or is a count that equals ``known``; any count if ``known`` is None."""
     return told is None or (_is_count(told) and known in (None, told))
 
 

@@ -25,7 +25,7 @@ __all__ = [
 #: registration names. ``EXPERTS_SHAPE``: layers, and experts per token.
 BOOTSTRAP_PORT, MODEL_ID, TOLD_MODEL = "bootstrap_port", "model_id", "told_model"
 EXPERTS_SHAPE = "experts_shape"
-#: A name in the facts of a target: the data-parallel rank that the target is.
+#: A name in the facts of a worker's target, which is one of its data-parallel ranks: the number of this rank.
 RANK = "dp_rank"
 #: The values of :attr:`Worker.worker_type`.
 WORKER_TYPES = ("regular", "prefill", "decode", "passthrough")
@@ -38,7 +38,7 @@ def bootstrap_port(worker: Worker) -> int | None:
 
 
 def dp_rank(worker: Worker) -> int | None:
-    """Return the data-parallel rank that ``worker`` is; None for a whole server."""
+    """Return the number of the data-parallel rank that ``worker`` stands for; None for a whole server."""
     rank: int | None = worker.facts.get(RANK)
     return rank
 

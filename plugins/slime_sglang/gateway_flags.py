@@ -1,4 +1,4 @@
-"""Flags of the SGLang gateway (sglang-router 0.3.2) that have no effect here, so that its launch lines work here.
+"""Flags that only the SGLang gateway (sglang-router 0.3.2) has: the gateway's launch lines work here all the same.
 
 A flag that the core or a loaded plugin defines is not handled here. Other flags that do not matter to requests are
 accepted, and a line in the log says why each flag has no effect. Other flags that matter to requests are refused, and

@@ -1,7 +1,7 @@
 """Recognition of vLLM servers, which do not have SGLang's calls.
 
-A vLLM server has no ``/model_info``, and the models in its ``/v1/models`` are ``owned_by`` ``vllm``. With ``--api-key``
-it protects only ``/v1``: then ``/v1/models`` answers 401, and ``/version`` answers ``{"version": ...}``.
+A vLLM server has no ``/model_info``, and the models in its ``/v1/models`` are ``owned_by`` ``vllm``. If it was started
+with ``--api-key``, it protects only ``/v1``: ``/v1/models`` answers 401, and ``/version`` answers ``{"version": ...}``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fields of a ``/generate`` request with which the tokens in the answer stay exact.
+"""Fields that a ``/generate`` request may have without making the tokens of its answer inexact.
 
 The fields are those of SGLang 0.5.23 (``GenerateReqInput`` in srt/managers/io_struct.py, ``SamplingParams`` in
 srt/sampling/sampling_params.py). Left out on purpose are fields that change the context or the output without a trace

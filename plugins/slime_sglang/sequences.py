@@ -71,18 +71,18 @@ class AnswerSoFar:
 
     @property
     def finish_reason(self) -> Any:
-        """The finish reason of the last event that was not held."""
+        """The finish reason of the last event that was parsed. An event in :meth:`hold` is not parsed yet."""
         return self._event["meta_info"].get("finish_reason") if self._event is not None else None
 
     @property
     def ids(self) -> list[int]:
-        """All ids so far. Read only, and valid until the next event."""
+        """All ids so far, valid until the next event. Do not change them."""
         self._catch_up()
         return self._ids
 
     @property
     def meta(self) -> dict[str, Any]:
-        """``meta_info`` of the answer. Read only, and valid until the next event; empty before the first one.
+        """``meta_info`` of the answer, valid until the next event; empty before the first one. Do not change it.
 
         If events named several versions, and ``weight_versions`` does not say which tokens each version sampled,
         ``weight_version`` is left out.

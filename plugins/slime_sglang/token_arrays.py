@@ -27,7 +27,7 @@ __all__ = [
 _UNIT, _UNIT_VALUES = 16, 3
 #: Characters that are decoded at once, so that the values fit in a core's cache.
 _BLOCK = 1 << 18
-#: The largest number of values for which memory is reserved at once, even if a body is said to be longer.
+#: The largest number of values for which memory is reserved at once, even if more values are expected.
 _MAX_CAPACITY = 1 << 28
 
 _BYTE, _SHORT = np.dtype(np.uint8), np.dtype(np.uint16)
@@ -46,8 +46,8 @@ class TokenArray:
     __slots__ = ("_capacity", "_parts", "_rest", "_used", "_values")
 
     def __init__(self, capacity: int = 0) -> None:
-        #: Each part is as wide as the part before, or wider. All parts but the last are full; the last part has
-        #: ``_used`` values.
+        #: The type of each part is as wide as that of the part before, or wider. All parts but the last are full; the
+        #: last part has ``_used`` values.
         self._parts: list[IntArray] = []
         self._used = 0
         self._capacity = min(capacity, _MAX_CAPACITY)
@@ -147,11 +147,11 @@ def array_in(value: Any) -> TokenArray | None:
 
 
 def may_be_recomputed(meta: Mapping[str, Any], versions: Collection[object]) -> bool:
-    """Return True if the rows in ``meta`` may come from other weights than ``versions``, which sampled the tokens.
+    """Return True if the rows in ``meta`` may have been computed with other weights than those that sampled the tokens.
 
-    An engine that retracts a sequence computes all tokens of the sequence again later. SGLang then has only the later
-    rows, since it keeps rows by their place in the KV cache (``RoutedExpertsCapturer``). ``num_retractions`` counts
-    such events.
+    ``versions``: an entry for each version that sampled tokens, None for an unknown version. An engine that retracts a
+    sequence computes all tokens of the sequence again later. SGLang then has only the later rows, since it keeps rows
+    by their place in the KV cache (``RoutedExpertsCapturer``). ``num_retractions`` is the number of retractions.
     """
     retractions = meta.get("num_retractions")
     if type(retractions) is int and not retractions:

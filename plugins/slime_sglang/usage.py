@@ -53,6 +53,6 @@ class UsageTap:
         self._rest = data[-_OVERLAP:]
 
     def close(self, complete: bool) -> None:
-        """Give the numbers to ``note``, also when the answer broke off."""
+        """Give the numbers to ``note``, also if the answer broke off, but not if events belong to several sequences."""
         if not self._several:
             self._note(self._found)

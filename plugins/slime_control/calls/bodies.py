@@ -26,8 +26,8 @@ __all__ = [
     "offset_bodies",
 ]
 
-#: No version is read from a body larger than this, since parsing it would block the event loop. After the call, the
-#: workers are asked for their version.
+#: No version is read from a body larger than this, since parsing it would block the event loop. The workers are asked
+#: for their version after such a call.
 _PARSED_BYTES = 1 << 20
 #: Name of the member with one body per worker. These bytes never occur inside a tensor: base64 has no quotation marks.
 _NAMED = b'"workers"'
@@ -59,8 +59,9 @@ def given_bodies(request: Request, pool: WorkerPool) -> dict[Worker, bytes] | No
 def named_version(request: Request) -> str | None:
     """Return the version that the request names for all workers.
 
-    Returns None unless it names one version for all of them, in a body of at most ``_PARSED_BYTES``.
-    Raises BadRequest for a value that is no version: an engine takes an empty one, and then names no version itself.
+    Returns None unless the request names one version for all of them, in a body of at most ``_PARSED_BYTES``.
+    Raises BadRequest for a value that is no version, such as an empty string: an engine would accept it, and then name
+    no version itself.
     """
     versions = {_version(body) for body in _each(request)}
     return versions.pop() if len(versions) == 1 else None
@@ -78,9 +79,9 @@ def _version(body: dict[str, Any]) -> str | None:
 
 
 def names_read(request: Request) -> tuple[bytes, ...]:
-    """Return names for :meth:`Router.read_ahead`, which parses a body above 1 MiB only if one of them may be its key.
+    """Return keys for :meth:`Router.read_ahead`, which parses a body above 1 MiB only if it may have one of them.
 
-    Returns no names for a smaller body, which :meth:`Router.read_ahead` then parses if this is long work.
+    Returns no keys for a smaller body: :meth:`Router.read_ahead` then parses it, if parsing it is long work.
     """
     return (b"workers", b"rank_offset") if len(request.body) > _PARSED_BYTES else ()
 
@@ -101,7 +102,10 @@ def is_delta(request: Request) -> bool:
 
 
 def _each(request: Request) -> list[dict[str, Any]]:
-    """Return each worker's body, or the single body for all workers; an empty list for a body too large to parse."""
+    """Return each worker's body, or the single body for all workers.
+
+    Returns an empty list for a body that is too large to parse, or is no JSON object.
+    """
     if len(request.body) > _PARSED_BYTES:
         return []
     document = request.json() if request.body else {}
@@ -112,9 +116,9 @@ def _each(request: Request) -> list[dict[str, Any]]:
 
 
 def base_offset(request: Request) -> int | None:
-    """Return the ``rank_offset`` of a body for all workers, which is the first worker's offset; None if it has none.
+    """Return the ``rank_offset`` of a body for all workers, which is the first worker's offset.
 
-    Raises BadRequest.
+    Returns None if the body has no ``rank_offset``. Raises BadRequest.
     """
     document = request.json() if request.body else {}
     if not isinstance(document, dict) or "rank_offset" not in document:

@@ -37,7 +37,7 @@ class Call:
 
     @property
     def names_version(self) -> bool:
-        """True when workers may have another version after the call."""
+        """True when the body may name the version that the workers have after the call."""
         return self.path.startswith("/update_")
 
     @property

@@ -149,7 +149,7 @@ class FanOut:
         return answer.status_code, bytes(raw)
 
     async def question(self, worker: Worker, *paths: bytes) -> dict[str, Any]:
-        """Return the JSON object at the first of ``paths`` that ``worker`` knows; an empty dict on any error."""
+        """Return the JSON object at the first of ``paths`` that ``worker`` knows; an empty dict if there is none."""
         try:
             with anyio.fail_after(min(_QUESTION_S, self._timeout_s)):
                 for path in paths:
@@ -194,8 +194,8 @@ def passed_on(headers: Headers) -> Headers:
             own.update(token.strip().lower() for token in value.split(b","))
         elif name == b"transfer-encoding" and value.lower() != b"chunked":
             raise BadRequest(f"Transfer-Encoding: wanted chunked, got {value[:80].decode('latin-1')}")
-    # White space around a value is not part of the value (RFC 9110 section 5.5). httpx would refuse it, with an error
-    # that shows the value, such as a key.
+    # White space around a value is not part of the value (RFC 9110 section 5.5). httpx would refuse such a value, and
+    # show it in the error, although it may be a key.
     return [(name, value.strip(b" \t")) for name, value in headers if name not in own]
 
 

@@ -36,7 +36,7 @@ _SESSION = (
     " header X-Session-Id"
 )
 _VLLM = "it is vLLM's, and the router controls SGLang's engines only"
-#: vLLM's paths of calls that SGLang has under another path, each with that path.
+#: vLLM's paths of calls that SGLang has under another path, each with SGLang's path.
 _OWN_OF_VLLM = {
     "/abort_requests": "/abort_request",
     "/finish_weight_update": "/end_weight_update",

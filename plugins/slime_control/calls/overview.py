@@ -1,4 +1,4 @@
-"""Asks all engines what one engine would answer for itself: loads, metrics, health, server, model, weights."""
+"""Answers for all engines what one engine would answer for itself: loads, metrics, health, server, model, weights."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _AT_ONCE = 32
 #: Seconds to wait for an engine's health check. SGLang generates for up to 20 s in its health check.
 _HEALTH_S = 25.0
 _HEALTH_AT_ONCE = 8
-#: Seconds after which one more engine is asked, even if no engine has failed.
+#: Longest time in seconds until one more engine is asked, if no engine fails meanwhile.
 _HEALTH_PATIENCE_S = 1.0
 #: Seconds to wait for an engine's metrics: less than the usual timeout of a scraper.
 _METRICS_S = 4.0
 _METRICS_BYTES = 4 << 20
 _METRICS_TOTAL_BYTES = 64 << 20
-#: Settings of a worker that are not shown.
+#: Settings of a worker whose values are not shown.
 _SECRETS = ("admin_api_key", "api_key", "ssl_keyfile_password")
 
 Found = TypeVar("Found")
@@ -176,11 +176,11 @@ class Overview:
         return Reply.from_json({"status": "ok", "workers": healthy})
 
     async def _first_healthy(self, workers: Sequence[Worker]) -> str:
-        """Return the URL of the first worker that answers. Raises NoHealthyEngine.
+        """Return the URL of the first worker that answers with success. Raises NoHealthyEngine.
 
         Each worker that is asked generates a token. So only eight workers are asked at first, and one more each time
-        that a worker has failed. A hung worker does not fail in time. So one more worker is also asked after a second
-        at the latest, or after less if there are many workers, so that all of them are asked before the deadline.
+        that a worker has failed. A hung worker does not fail in time. So one more worker is also asked each second.
+        With more than 25 workers, the interval is shorter, so that all of them are asked before the deadline.
         """
         troubles = dict.fromkeys(workers, "it was not asked in time")
         healthy: list[str] = []
@@ -214,8 +214,8 @@ class Overview:
     async def _about(self, *paths: str) -> Reply:
         """Return each worker's document.
 
-        One document is also at the top level, for clients that expect one engine: that of the first healthy worker
-        that answered, or of the first worker that answered if no healthy worker did.
+        The document of one worker is also at the top level, for clients that expect one engine. This worker is the
+        first healthy worker that answered, in the order of registration; else the first worker that answered.
         """
         self._expect_workers()
         found, troubles = await self._each(partial(self._document, paths))

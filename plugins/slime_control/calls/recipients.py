@@ -26,7 +26,7 @@ class Recipients:
         self._under_way = under_way
 
     async def bodies(self, call: Call, request: Request) -> dict[Worker, bytes]:
-        """Return each recipient's body. Raises BadRequest, WorkerNotFound and WorkerBroke before any call."""
+        """Return each recipient's body, before any worker is called. Raises BadRequest, WorkerNotFound, WorkerBroke."""
         if call.path == "/abort_request":
             prefix = abort_prefix(request)
             workers = self._under_way.workers(prefix) if prefix else None
@@ -49,7 +49,7 @@ class Recipients:
         return dict.fromkeys(workers, request.body)  # all share one buffer
 
     async def _sizes(self, workers: list[Worker]) -> list[tuple[Worker, int]]:
-        """Return the number of tensor-parallel ranks of each of ``workers``. Raises WorkerBroke before any call."""
+        """Ask each of ``workers`` for its number of tensor-parallel ranks. Return the numbers. Raises WorkerBroke."""
         sizes: dict[Worker, object] = {}
 
         async def ask(worker: Worker) -> None:

@@ -16,7 +16,7 @@ _MANY = 1 << 14
 
 
 def answer_rids(document: Any) -> list[str]:
-    """Return the rids of ``document``, a request's body; a random rid if it has no rid."""
+    """Return the rids of ``document``, a request's body; a random rid if it has no valid rid."""
     rid = document.get("rid") if isinstance(document, dict) else None
     if isinstance(rid, list) and rid and all(isinstance(each, str) for each in rid):
         return rid

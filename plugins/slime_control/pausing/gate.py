@@ -53,7 +53,7 @@ class Gate:
 
     @property
     def closed_s(self) -> float:
-        """Seconds since the gate was last closed."""
+        """Seconds since the gate closed the last time."""
         return monotonic() - self._closed_at
 
     def close(self) -> int | None:
@@ -67,7 +67,7 @@ class Gate:
         return self._moves
 
     def undo(self, move: int) -> None:
-        """Open the gate, unless it was opened or closed again since ``move``."""
+        """Open the gate, unless it was opened or closed again since :meth:`close` returned ``move``."""
         if move == self._moves:
             self.open()
 

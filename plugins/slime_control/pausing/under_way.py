@@ -157,7 +157,10 @@ def rids_of(request: Request) -> list[str] | None:
 
 
 def renamed_by_the_engine(request: Request) -> bool:
-    """Return True when the engine gives the sequences new rids (``n`` above 1). Those of ``request`` abort none."""
+    """Return True when the engine gives each sequence of ``request`` a new rid, since ``n`` is above 1.
+
+    The rids of ``request`` then abort no sequence.
+    """
     if not request.may_have(b"n"):
         return False
     document = request.json_object_or_none()

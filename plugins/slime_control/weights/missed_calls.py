@@ -15,16 +15,16 @@ logger = logging.getLogger(__name__)
 
 #: Owner of the hold of a worker that missed a call.
 OWNER = "control"
-#: Owner of the hold of a worker that missed no call, or has made up for it, and may lack the fleet's weights.
+#: Owner of the hold of a worker that has no missed call, or none any more, but may lack the fleet's weights.
 WEIGHTS = "control weights"
 
 
 @dataclass(frozen=True, slots=True)
 class MissedCall:
-    """A missed call. ``number``: the call's number; 0: it was missed before this process began.
+    """A missed call. ``number``: the call's number; 0: the call was missed before this process began.
 
-    ``version``: None, except for the number 0. Then it is the fleet's version at the time when the worker's hold was
-    first looked at: the missed call may be the update to that version.
+    ``version``: used only with the number 0. It is the fleet's version at the time when the worker's hold was first
+    looked at: the missed call may be the update to that version.
     """
 
     number: int
@@ -45,14 +45,14 @@ class MissedCalls:
     def of(self, worker: Worker) -> Mapping[str, MissedCall]:
         """Return what ``worker`` missed, by kind.
 
-        A worker that this process found held for a missed call is assumed to have missed weights.
+        If an earlier process held the worker for a missed call, the worker is assumed to have missed weights.
         """
         if OWNER in worker.holds and worker not in self._missed:
             self._missed[worker] = {"weights": MissedCall(0, self._router.weights.current)}
         return self._missed.get(worker, {})
 
     def weights_of(self, worker: Worker) -> MissedCall | None:
-        """Return the last call about weights that ``worker`` missed."""
+        """Return the last call about weights that ``worker`` missed, or None."""
         return self.of(worker).get("weights")
 
     def reason(self, worker: Worker) -> str | None:
@@ -62,7 +62,7 @@ class MissedCalls:
         return None if hold is None else hold.reason
 
     def add(self, worker: Worker, kind: str, number: int, reason: str) -> None:
-        """Note that ``worker`` missed the call ``number``, in place of an earlier call of that kind."""
+        """Note that ``worker`` missed the call ``number`` of ``kind``. This replaces an earlier note of that kind."""
         if worker not in self._router.pool:
             return
         self.of(worker)
@@ -96,7 +96,7 @@ class MissedCalls:
             self._router.pool.hold(worker, owner, reason, "stale")
 
     def readmit(self, worker: Worker) -> None:
-        """Let ``worker`` get requests again if it missed no other calls and has the weights of the fleet."""
+        """Let ``worker`` get requests again if it missed no other call and has the fleet's version, if there is one."""
         if OWNER not in worker.holds and self._router.weights.current in (None, worker.weight_version):
             self._router.hooks.weights_confirmed(worker)
 

@@ -33,8 +33,8 @@ class Pieces:
         self._missed = missed
         self._calls = 0
         self._heard_at = 0.0
-        self._standings: dict[Worker, Standing] = {}  # by taker: after the last piece that it took
-        self._watched: set[int] = set()  # updates, as the numbers of their first pieces
+        self._standings: dict[Worker, Standing] = {}  # of each worker, after the last piece that it took
+        self._watched: set[int] = set()  # updates that _watch closes, as the numbers of their first pieces
 
     def next(self, call: Call, *, changes_gate: bool, to_all: bool) -> int:
         """Return the number of ``call``, which is about to be made.
@@ -90,7 +90,7 @@ class Pieces:
                 self._standings[worker] = unannounced.standing(worker)
 
     def changed(self, worker: Worker, change: WorkerChange | Literal["cured"], number: int = 0) -> None:
-        """Note a change of ``worker``, see :func:`weight_update.changed`. ``number``: by default of the last call."""
+        """Note a change of ``worker``, see :func:`weight_update.changed`. ``number`` 0: the number of the last call."""
         self._carry_out(weight_update.changed(self.state, worker, change, number or self._calls))
 
     def done(self, piece: Piece) -> None:
@@ -119,7 +119,7 @@ class Pieces:
         self._carry_out(weight_update.close(self.state, self._calls, self._all_missed()))
 
     def _all_missed(self, to: Collection[Worker] = ()) -> dict[Worker, MissedCall]:
-        """Return the last call about weights that each of ``to`` and each taker of the update missed."""
+        """Return the last missed call about weights of each of ``to``, and of each worker that took a piece."""
         takers = () if self.state.update is None else self.state.update.takers
         found = {worker: self._missed.weights_of(worker) for worker in (*to, *takers)}
         return {worker: missed for worker, missed in found.items() if missed is not None}

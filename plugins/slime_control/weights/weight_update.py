@@ -1,9 +1,9 @@
 """State machine of weight updates that come in pieces: a state and an event in, the next state and effects out.
 
 Trainers name the version with each piece (slime), with one piece, or by ``/update_weight_version`` after all pieces
-(miles). Most trainers pause generation around all pieces; newer engines get calls for begin and end. No piece says that
-it is the last one with weights. Pieces that name the same version are one update, even with other calls in between.
-Exceptions: a begin or a piece of another version is in between, or no worker has all pieces at a close.
+(miles). Most trainers pause generation around all pieces; newer engines have calls for begin and end. No piece says
+that it is the last one with weights. Pieces that name the same version are one update, even with other calls in
+between. Exceptions: a begin or a piece of another version is in between, or no worker has all pieces at a close.
 
 An event is a function of this module. It changes nothing, and its arguments have all facts; ``missed`` is the last
 call about weights that a worker missed. The caller keeps the state, and carries out all effects before the next event.
@@ -31,12 +31,13 @@ Closed     name, close                        Closed
 not Idle   learnt: the first version          same
 not Idle   learnt: another one (``is_told``)  Collecting as close; then a new update begins
 not Idle   learnt otherwise                   same
-any        took                               same       Missed: this piece, if the worker joined after it was sent;
-                                                         the weights before the update, if the worker was not in use
-                                                         when it took its first piece, or one of an update that is over,
-                                                         and had missed no call
-any        failed                             same       Missed, unless it missed this or a later call before, or surely
-                                                         kept its weights, took no piece and missed no call
+any        took                               same       Missed: this piece, if the worker joined after it was sent; or
+                                                         the weights before the update, if the worker was not in use and
+                                                         had missed no call, and this is its first piece of the update
+                                                         or a piece of an update that is over
+any        failed                             same       Missed, unless this or a later call is noted as missed already,
+                                                         or the worker surely kept its weights, took no piece of the
+                                                         update and missed no call
 any        changed                            same
 ========== ================================== ========== ===============================================================
 """
@@ -127,7 +128,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """No update. ``is_first``: no close came yet, so a first piece may continue an update of before this process.
+    """No update. ``is_first``: no close came yet, so a first piece may continue an update that an earlier process saw.
 
     ``joined``, in each state: by worker, the number of the last call before it registered.
     """
@@ -170,7 +171,7 @@ def sent(
 ) -> Step:
     """Event: ``piece`` is about to go to the workers ``to``. If it belongs to an update, Collecting is next.
 
-    ``restarted``: workers that may be other processes than those that took pieces. ``fleet``: the fleet's version.
+    ``restarted``: workers that may have restarted since they took a piece. ``fleet``: the fleet's version.
     """
     update, effects, is_weights = state.update, list[Effect](), piece.kind == "weights"
     if piece.kind == "begin" or (is_weights and not _continues(state, piece.version)):
@@ -208,7 +209,7 @@ def answered(
     """Event: ``worker`` took ``piece``, or failed it with ``trouble``. ``is_unchanged``: it surely kept its weights."""
     effects, update = list[Effect](), state.update
     if update is not None and piece.number < update.began:
-        update = None  # it is over: at its close, its workers without an answer missed it
+        update = None  # the update of ``piece`` is over: at its close, workers without an answer missed it
     takers = {} if update is None else {**update.takers}
     if trouble is not None:
         is_known = missed is not None and missed.number >= piece.number
@@ -278,7 +279,7 @@ def _has_all(update: Update, missed: MissedCall | None) -> bool:
 
 
 def changed(state: State, worker: Worker, change: WorkerChange | Literal["cured"], number: int) -> Step:
-    """Event: ``worker`` changed after call ``number``. ``cured``: that call, no piece, gave it all weights.
+    """Event: ``worker`` changed after call ``number``. ``cured``: that call, which is no piece, gave it all weights.
 
     A worker that is added or was quarantined may be another process than before.
     """
