@@ -1,8 +1,8 @@
 """API keys, and the access level that each request needs.
 
 The access level of a forwarded request depends on the raw path, which is what a worker sees. The path belongs to the
-data plane only if its bytes match a path of the data plane. Any other path, such as ``/%67enerate``, belongs to the
-control plane.
+data plane only if its bytes match a path of the data plane. Any other path of a forwarded request, such as
+``/%67enerate``, belongs to the control plane.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SEPARATORS = re.compile(rb"[,;]")
 _PIECES = re.compile(rb"[^\s,;:=\"'`|@()<>{}\[\]\\]+|\S")
 _MAX_PIECES = 512
 _BASIC = re.compile(rb"basic\s+([^\s,;]+)", re.IGNORECASE)
-#: Headers in which clients of other servers put a key. The router accepts no key there, and removes its own keys.
+#: Headers in which clients of other servers put a key. The router accepts no key there, and drops its own keys there.
 _OTHER_PLACES = frozenset((b"x-api-key", b"api-key", b"cookie", b"proxy-authorization"))
 #: Routes of the core that need no key, for orchestrators, and routes that any user may read.
 _PUBLIC_PATHS = frozenset(("/health", "/liveness", "/readiness"))

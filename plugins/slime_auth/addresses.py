@@ -114,7 +114,10 @@ def _refusal(url: str, address: str, target: _Target) -> BadRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Pattern:
-    """One value of ``--allow-worker``: a ``network``, a ``name``, or neither (any host). ``exact``: a literal name."""
+    """One value of ``--allow-worker``: a ``network``, a ``name``, or neither (any host).
+
+    ``exact``: the name, if it has no wildcard.
+    """
 
     scheme: str | None
     port: int | None
@@ -163,7 +166,7 @@ class _Pattern:
     def explicitly_allows(self, target: _Target, address: Address | None) -> bool:
         """Return True when the pattern allows ``target`` at a reserved ``address``.
 
-        It does so by an exact name, or by a network that lies within a reserved network.
+        The pattern does so by an exact name, or by a network that lies within a reserved network.
         """
         if not self._fits(target):
             return False

@@ -20,7 +20,7 @@ __all__ = ["KeysUnavailable", "Provider", "SigningKeys", "provider_url"]
 
 logger = logging.getLogger(__name__)
 
-#: Keys are fetched again after an hour. If the provider does not answer, they stay valid for a day after their fetch.
+#: Keys are fetched again after an hour. If that fails, the old keys stay valid until a day after their fetch.
 _FRESH_S = 3600.0
 _USABLE_S = 86400.0
 #: Shortest time in seconds between two fetches, since any caller can name an unknown key.

@@ -70,7 +70,7 @@ class Tokens:
     async def caller(self, token: str) -> Caller:
         """Return the caller of ``token``. Raises KeysUnavailable, or Unauthorized.
 
-        The message of Unauthorized says what is wrong. It quotes nothing from the token but the name of a claim.
+        The message of Unauthorized says what is wrong, and quotes nothing from the token.
         """
         try:
             header = self._jwt.get_unverified_header(token)

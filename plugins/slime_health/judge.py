@@ -70,7 +70,8 @@ class Judge:
     ``may_be_another``: the worker has failed, and has named no version since. Another server may have its address, so
     the next version is no sign of an update.
     ``vouched_at``: the number of moves of the fleet to other weights, at the time when the worker's weights were last
-    taken for the fleet's: at its registration, or at a move. None if it has failed, or named another version, since.
+    taken for the fleet's: at its registration, or at a move. None if the worker has since failed, or named another
+    version.
     """
 
     failure_threshold: int
@@ -104,7 +105,7 @@ class Judge:
     def failed(self, proof: Severity, *, began: float, now: float, heard: float) -> bool:
         """Count a failure of an attempt begun at ``began``. Returns True when the worker must be quarantined.
 
-        ``heard``: the time of the worker's last traffic.
+        ``heard``: the time at which the worker last sent a part of an answer to other traffic.
         """
         if proof == "none" or (proof == "silent" and heard >= began):
             return False

@@ -1,4 +1,4 @@
-"""One loop per worker, which probes it (a look), judges it by the result, and waits.
+"""One loop per worker: it probes the worker (a look), judges the worker by the result, and waits.
 
 Failed requests are judged as they come.
 """
@@ -133,7 +133,7 @@ class Health:
     async def on_weight_update(self, update: WeightUpdate) -> None:
         """Look at all workers soon: some may come back.
 
-        Also, a later restart of a worker is noticed only if the worker's version before the restart is known.
+        The looks also learn the workers' versions. Without these versions, a later restart would not be noticed.
         """
         if self._router is not None:
             self._versions.moved(self._router, update)

@@ -17,7 +17,7 @@ Readmit = Literal["matching", "any"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Times in seconds. A flag's second name is slime's.
+    """Times in seconds. The second name of a flag, if it has two, is slime's.
 
     ``lag_s``: during an update, workers with old weights are set aside when no worker has changed its weights for this
     long.

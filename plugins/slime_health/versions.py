@@ -61,7 +61,7 @@ class Versions:
         self._router = self.questions.router = None
 
     def in_quiet_period(self, began: float) -> bool:
-        """Return True when healthy engines may have been silent since ``began`` (see the component "quiet_period")."""
+        """Return True when healthy engines may have been silent at some time since ``began``, see QuietPeriod."""
         return self._quiet_period is not None and self._quiet_period.covers(began)
 
     # News of workers.
@@ -173,7 +173,7 @@ class Versions:
         return version
 
     def _have_moved_since(self, version: str | None) -> bool:
-        """Return True when workers moved back to ``version``; False when workers with the fleet's version only left.
+        """Return True when workers moved back to ``version``, not when those with the fleet's version have only left.
 
         They moved back if workers have named the fleet's version and no worker names it now, or if a worker changed to
         ``version`` after the last worker with the fleet's version had left. While a worker names the fleet's version,
@@ -194,7 +194,7 @@ class Versions:
         )
 
     def moved(self, router: Router, update: WeightUpdate) -> None:
-        """Note a move of the fleet. If it was not only announced, the weights of ready workers count as the fleet's."""
+        """Note a move of the fleet. Unless it was only announced, ready workers' weights now count as the fleet's."""
         self.moves += 1
         self._is_under_way = False
         self._is_named = self._is_named_now()
@@ -221,7 +221,7 @@ class Versions:
     def hold_unchecked(self, router: Router, worker: Worker) -> None:
         """Hold ``worker``, which has failed, until it names its version: it may be another process, with old weights.
 
-        It is asked at once. The last worker that serves is never held. No worker is held if any weights will do.
+        Asks it at once. Does nothing if it is the last of its type that serves, or if a fresh engine's weights will do.
         """
         if self._fit(router, AS_STARTED) != "same" and others_serve(router.pool, worker):
             router.pool.hold(worker, UNCHECKED, "it failed, and has not named its weights since")
@@ -261,7 +261,7 @@ class Versions:
         A change of its version (news), or a failure, is a sign of a restart. With such a sign, a worker counts as
         restarted if it names no version, or a fresh engine's version. A restarted worker must always be set aside. Any
         other worker stays in use in three cases: it names no version; no worker can replace it; or there is no sign of
-        a restart, and its weights were taken for the fleet's at its registration or at the last move.
+        a restart, and its weights were taken for the fleet's at the fleet's last move or at a later registration.
         """
         judge, said = watch.judge, watch.worker.said_version
         may_have_restarted = is_news or not judge.verified
@@ -272,7 +272,7 @@ class Versions:
         return stands_in(router.pool, watch.worker, router.weights)
 
     def _set_laggards_aside(self, router: Router) -> None:
-        """Hold workers with old weights if at least half of the workers are ahead, and none changed for ``lag_s``."""
+        """Hold workers with old weights if half of the ready workers are ahead and no version changed for ``lag_s``."""
         if anyio.current_time() < self._changed_at + self._settings.lag_s or self._settings.readmit == "any":
             return
         newest = newer_than_the_fleet(router.pool, router.weights)

@@ -24,8 +24,8 @@ class Watch:
 
     ``woken``: there is news, so the next look is due soon. ``doubted``: the source of a hint that the worker has
     another version, until a question is sent. ``is_asked``: a task sends that question. ``claim``: the version in the
-    worker's last answer, if it was news. ``changed_at``: when the reported version last changed without a failure in
-    between.
+    worker's last answer, if this version was news. ``changed_at``: when the reported version last changed without a
+    failure in between.
     """
 
     __slots__ = (

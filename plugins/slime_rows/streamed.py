@@ -122,7 +122,8 @@ class StreamedAnswer(Response):
 class _Body:
     """The body of one answer. Nothing is sent until there are enough rows, or until the end.
 
-    ``length``: the number of its bytes; None if not known. If nothing is sent before the end, it is known then.
+    ``length``: the number of bytes of the body; None if not known. If nothing is sent before the end, the length is
+    known then.
     """
 
     def __init__(self, send: Send, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:

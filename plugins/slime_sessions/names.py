@@ -10,7 +10,7 @@ from router_core.errors import BadRequest
 
 __all__ = ["MAX_BYTES", "PREFIX", "SessionPath", "check_name", "is_placeholder", "is_usable", "read_path"]
 
-#: Longest name from a path, ``user`` or a key: enough for any id, and too short to fill a log.
+#: Longest name in a path or in a field, or from a key: enough for any id, and too short to fill a log.
 MAX_BYTES = 512
 PREFIX = "/sessions/"
 

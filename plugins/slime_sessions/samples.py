@@ -94,7 +94,8 @@ def _kept(context: TurnContext, turns: Mapping[int, Turn], max_seq_len: int | No
 
     The sample ends with the first turn that was not completed. A turn of which the client kept only a part counts as
     completed. If a turn goes beyond ``max_seq_len``, the sample is cut at that length, and is "truncated". But if the
-    turn begins there or later, the sample ends with the turn before it and has its status, or is empty.
+    turn's response begins at that length or later, the sample ends with the turn before, and has the status of that
+    turn. If there is no turn before, the sample is empty.
     """
     end, status = 0, COMPLETED
     for number, start, stop, is_whole in context.spans:

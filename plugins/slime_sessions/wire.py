@@ -65,7 +65,7 @@ def encode(
     members.append(Member(_META, [np.frombuffer(text, np.uint8)]))
     members.sort(
         key=lambda member: (member.dtype.kind != "i", member.name)
-    )  # safetensors_file sorts by size: then it is the library's order
+    )  # safetensors_file then sorts by the size of values; together this is the order of the safetensors library
     yield from safetensors_file(members)
 
 

@@ -73,7 +73,7 @@ class Figures:
 
 
 class History:
-    """The scrapes of the last minute. A router that was started again begins a new history."""
+    """The scrapes of the last minute. If the router is restarted, the history begins anew."""
 
     def __init__(self) -> None:
         self._scrapes: deque[Scrape] = deque()
@@ -94,7 +94,7 @@ class History:
         latency, first_byte, span_s = self._latencies()
         out = self._rate(lambda samples: samples.total("smg_router_tokens_total", token_type="output"))
         workers = [self._worker(worker) for worker in newest.workers]
-        if out is None:  # without radix_cache, the engines count
+        if out is None:  # without radix_cache, only the engines count tokens
             known = [worker.tokens_per_s for worker in workers if worker.tokens_per_s is not None]
             out = sum(known) if known else None
         return Figures(

@@ -27,7 +27,7 @@ def keys_one_by_one() -> Iterator[None]:
 
 
 def wait_for_key(keys: str, seconds: float) -> bool:
-    """Wait for one of ``keys``. Return False if it was not pressed within ``seconds``."""
+    """Wait for one of ``keys``. Return False if none of them was pressed within ``seconds``."""
     descriptor = sys.stdin.fileno()
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:

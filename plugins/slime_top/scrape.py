@@ -14,14 +14,14 @@ from prometheus_client.parser import text_string_to_metric_families
 __all__ = ["RefusedKey", "RouterClient", "Samples", "Scrape", "Unreachable"]
 
 _TIMEOUT_S = 5.0
-#: The router asks all engines for this answer, and waits for slow ones. The whole frame waits for the answer, so its
-#: timeout is shorter.
+#: For ``GET /engine_metrics`` the router asks all engines, and waits for slow ones. The whole frame waits for this
+#: answer, so its timeout is shorter than the others.
 _ENGINES_TIMEOUT_S = 1.5
 _ENGINES_AGAIN_S = 60.0
 
 
 class Unreachable(Exception):
-    """The router did not answer, or not as a slime-router does."""
+    """The router did not answer, answered with an error, or is no slime-router."""
 
 
 class RefusedKey(Exception):
@@ -62,7 +62,7 @@ class Samples:
 class Scrape:
     """One reading. ``at``: seconds, monotonic. ``workers``: the list in ``GET /workers``.
 
-    ``metrics`` is empty if the router has no metrics, ``engines`` if no engine has any.
+    ``metrics`` is empty if the router has no metrics. ``engines`` is empty if no engine's metrics could be read.
     """
 
     at: float
