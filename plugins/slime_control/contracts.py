@@ -48,7 +48,7 @@ class PendingAborts(Protocol):
     """The aborts that workers have not answered yet; the component ``"pending_aborts"``."""
 
     async def settled(self, worker: Worker, exchange: Exchange) -> None:
-        """Return when ``worker`` has answered the aborts pending now, after two seconds at the latest.
+        """Return when the aborts pending now at ``worker`` were answered or have failed, or after two seconds.
 
         Raises Aborted when ``exchange`` was aborted, or its client has disconnected.
         """

@@ -169,7 +169,8 @@ def page_of(
 ) -> dict[str, Any]:
     """Return tokens ``start`` to ``end`` of ``context`` as columns. Without ``piece`` there are no texts.
 
-    ``texts``: None where a token's bytes are no UTF-8; then ``bytes`` has them in hexadecimal, by place in the page.
+    ``texts``: None where a token's bytes are no UTF-8, or not known. ``bytes``: the bytes that are no UTF-8, in
+    hexadecimal, by place in the page.
     ``logprobs``: None where the loss mask is 0, or the engine gave none.
     """
     record = context.record

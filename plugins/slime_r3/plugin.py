@@ -52,7 +52,7 @@ class R3:
 
     @hookimpl
     async def pre_request(self, exchange: Exchange) -> None:
-        """Wait for room in memory for further rows, for a limited time. Then ask for routed experts."""
+        """Ask for routed experts. Before a ``/generate``, wait for a limited time for room for rows in memory."""
         if self._recorder is not None and exchange.request.path == "/generate":
             await self._recorder.room()
         await self._asking.inject(exchange)

@@ -1,5 +1,6 @@
 """Rows of the tokens of recorded contexts, such as the experts that each token was routed to.
 
+A *turn* is one response in a context, together with the prompt that it answers.
 Row ``i`` of an answer belongs to token ``i`` of its context: the experts that processed this token. The token that was
 sampled last has no row: the next turn processes it. So the rows of a turn begin where the rows of the previous turn
 end, and end before the last token of its own response.

@@ -73,7 +73,7 @@ def check_name(name: str, wanted: str) -> None:
 
 
 def is_usable(name: object) -> bool:
-    """Return True when ``name``, from a field that was not made for sessions, can name a session."""
+    """Return True when ``name``, from a field of the body or from a key, can name a session."""
     return (
         isinstance(name, str)
         and bool(name.strip())

@@ -16,7 +16,7 @@ def loads_in(document: Any) -> list[dict[str, Any]]:
     """Return the load of each data-parallel rank. Raises WorkerBroke."""
     loads = document.get("loads") if isinstance(document, dict) else document
     if not isinstance(loads, list) or not all(isinstance(load, dict) for load in loads):
-        raise WorkerBroke("its answer to /v1/loads has no list of loads")
+        raise WorkerBroke("its answer has no list of loads")
     return loads
 
 
@@ -29,6 +29,6 @@ def tokens_of(loads: list[dict[str, Any]]) -> int:
     for load in loads:
         count = next((load[name] for name in _TOKENS if name in load), None)
         if isinstance(count, bool) or not isinstance(count, int):
-            raise WorkerBroke(f"its load does not say {_TOKENS[0]}")
+            raise WorkerBroke(f"its load has no valid {_TOKENS[0]} or {_TOKENS[1]}")
         total += count
     return total

@@ -54,7 +54,7 @@ class AbortSender:
             self._under_way[worker].add(abort)
 
     async def settled(self, worker: Worker) -> None:
-        """Return when ``worker`` has answered the aborts that are pending now, or after two seconds.
+        """Return when the aborts pending now at ``worker`` were answered or have failed, or after two seconds.
 
         A late abort would end a new request with the same rid.
         """

@@ -5,8 +5,8 @@ Trainers name the version with each piece (slime), with one piece, or by ``/upda
 that it is the last one with weights. Pieces that name the same version are one update, even with other calls in
 between. Exceptions: a begin or a piece of another version is in between, or no worker has all pieces at a close.
 
-An event is a function of this module. It changes nothing, and its arguments have all facts; ``missed`` is the last
-call about weights that a worker missed. The caller keeps the state, and carries out all effects before the next event.
+An event is a function of this module. It changes nothing, and gets all facts as arguments; ``missed`` is the last call
+about weights that a worker missed. The caller keeps the state, and carries out all effects before the next event.
 ``begin``, ``weights``, ``last``, ``name``: :func:`sent` of a piece of that kind, see ``PieceKind``. ``took``,
 ``failed``: :func:`answered`. :func:`close`: generation is paused or continues, memory is released or resumed, all
 workers load from disk, the end is announced, or no piece follows.
