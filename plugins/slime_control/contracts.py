@@ -15,7 +15,7 @@ __all__ = ["ControlEvents", "OnAbort", "OnFlush", "OnPause", "PendingAborts", "Q
 OnAbort = Callable[[str], None]
 #: Called with True when the engines pause, with False when they continue.
 OnPause = Callable[[bool], None]
-#: Called after a call to drop the engines' KV caches.
+#: Called after a call that drops the engines' KV caches.
 OnFlush = Callable[[], None]
 
 
@@ -35,7 +35,7 @@ class ControlEvents(Protocol):
     ) -> None:
         """Call ``on_abort`` before an abort is sent, and ``on_pause`` when new generations begin or cease to wait.
 
-        ``on_flush`` is called after a call to drop the engines' KV caches or memory has ended, even if the call failed.
+        ``on_flush`` is called when a call that drops the engines' KV caches or memory has ended, even if it failed.
         """
         ...
 

@@ -247,7 +247,7 @@ class Versions:
             missed = missed_control_call(worker)
             if fits == "same" and not missed:
                 judge.trust()
-                router.hooks.weights_confirmed(worker)  # first: it must not become stale
+                router.hooks.weights_confirmed(worker)  # first: the release must not make it stale
                 router.pool.release(worker, "health")
                 self._ask_others(worker, PROBES)
             elif judge.returns:

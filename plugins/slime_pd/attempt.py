@@ -1,4 +1,4 @@
-"""One generation at two workers: both get it at once, and a failure at one aborts it at the other."""
+"""One generation at two workers: both get the request at once, and if one fails, the other's request is aborted."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ class ColdRows:
     """The rows of ``turns`` that are in a store, if there is a store. A record has consecutive rows of one piece.
 
     From a store that routers share, a router deletes only records that it has written itself since its start.
-    ``drop_noted(keys)`` notes in the store's log that records are not needed any more, and then deletes them. If the
-    store has no log, it is None, and records are deleted without a note.
+    ``drop_noted(keys)`` notes in the store's log that records are not needed any more, and then deletes them. Without a
+    log ``drop_noted`` is None, and records are deleted without a note.
     """
 
     def __init__(self, turns: TurnRows) -> None:
@@ -80,7 +80,7 @@ class ColdRows:
             await self._move(self._store, turns)
 
     async def room(self) -> None:
-        """Wait while rows exceed the limit of memory by over a quarter, but at most ``wait_s`` seconds of ColdStore."""
+        """Wait while rows exceed the limit of memory by over a quarter, but at most the ``wait_s`` of the store."""
         if self._store is not None:
             await self._turns.memory.room(self._store.wait_s)
 

@@ -17,9 +17,9 @@ __all__ = ["RowMemory"]
 class RowMemory:
     """A limit of ``max_bytes`` (0: no limit) for the rows of all ``kinds`` together.
 
-    ``on_full``: functions to call when memory has too many rows. With a store there is one for each kind, and it wakes
-    the task that moves the oldest rows of this kind. Without a store there is none, and the oldest rows of all kinds
-    are dropped.
+    ``on_full``: functions to call when memory has too many rows. With a store there is one function for each kind,
+    which wakes the task that moves the oldest rows of this kind. Without a store there is no function, and the oldest
+    rows of all kinds are dropped.
     """
 
     def __init__(self, max_bytes: int) -> None:

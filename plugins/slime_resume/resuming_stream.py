@@ -209,7 +209,8 @@ class ResumingStream:
 async def _rest_of(reply: Reply) -> bytes:
     """Read what follows the last event of a generation, normally ``[DONE]``, and close ``reply``.
 
-    Closing a reply before its end makes the router abort its rid at the engine, and the next attempt has the same rid.
+    If the reply were closed before its end, the router would abort its rid at the engine. That would also abort the
+    next attempt, which has the same rid.
     """
     rest = bytearray()
     with anyio.move_on_after(_END_S):
@@ -227,7 +228,7 @@ async def _rest_of(reply: Reply) -> bytes:
 def _goes_on(whole: bytes) -> bool:
     """Return True when ``whole`` has exactly one finish reason, and it is null. A search for an abort takes longer.
 
-    Both searches go from the end, which is faster: two thirds of an event, mostly digits, come after the reason.
+    Both searches begin at the end, since that takes less time than two searches from the beginning.
     """
     place = whole.rfind(_FINISH)
     return place >= 0 and whole.startswith(_GOES_ON, place) and whole.rfind(_FINISH, 0, place) < 0

@@ -1,1 +1,1 @@
-"""A library for plugins: answers with rows of tokens, such as routed experts, which are read while they are sent."""
+"""A library for plugins: answers with rows of tokens, such as routed experts. Rows are read while they are sent."""

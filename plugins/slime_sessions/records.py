@@ -64,7 +64,7 @@ def _record(source: SessionTurns, turn: Turn, turns: Sequence[Turn], text: str) 
 
 
 def accumulated(source: SessionTurns, turns: Sequence[Turn], committed: Sequence[Turn]) -> Any:
-    """Return the tokens up to the end of the last of the ``committed`` turns, as an array; ``[]`` if there is none."""
+    """Return the tokens up to the end of the last ``committed`` turn, as an array; ``[]`` without such a turn."""
     if not committed:
         return []
     return source.context(committed[-1], turns).record.tokens

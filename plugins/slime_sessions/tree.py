@@ -15,7 +15,7 @@ _STATUS = {"stop": COMPLETED, "length": "truncated", "abort": "aborted"}
 
 
 def status_of(turn: Turn) -> str:
-    """Return miles' status of a committed ``turn``. If it has no finish reason, it is completed: it was continued."""
+    """Return miles' status of a committed ``turn``. A turn without a finish reason was continued, so completed."""
     reason = turn.finish_reason
     return _STATUS.get(str(reason.get("type")), "aborted") if reason is not None else COMPLETED
 

@@ -175,8 +175,8 @@ def abort_repeats(
     """Return True unless an abort has other entries for earlier tokens in its lists ``PER_TOKEN``.
 
     ``known``: ``meta_info`` of the answer before the abort, which had ``tokens`` tokens. ``told``: ``meta_info`` of the
-    abort. Its lists may have the entries of all tokens; of the new tokens, and then of all tokens; or, with
-    ``may_be_delta``, of the new tokens only.
+    abort. Its lists may have the entries of all tokens, or those of the new tokens and then those of all tokens. With
+    ``may_be_delta``, they may also have only the entries of the new tokens.
     """
     count = told.get("completion_tokens")
     for name in PER_TOKEN:

@@ -29,6 +29,6 @@ def tokens_of(loads: list[dict[str, Any]]) -> int:
     for load in loads:
         count = next((load[name] for name in _TOKENS if name in load), None)
         if isinstance(count, bool) or not isinstance(count, int):
-            raise WorkerBroke(f"its load has no valid {_TOKENS[0]} or {_TOKENS[1]}")
+            raise WorkerBroke(f"its load does not say {_TOKENS[0]}")
         total += count
     return total

@@ -69,7 +69,7 @@ class TokenArray:
     def feed(self, characters: bytes | memoryview) -> None:
         """Decode the next ``characters``. Raises ValueError if they are not base64. O(characters)."""
         new = memoryview(characters)
-        if self._rest:  # copy only the unit that starts in this rest
+        if self._rest:  # copy only the unit that begins with this rest
             missing = -len(self._rest) % _UNIT or _UNIT
             begun = self._rest + bytes(new[:missing])
             new = new[missing:]

@@ -22,7 +22,7 @@ class Call:
     ``get``: GET is allowed, too.
     ``misses``: the kind of missed call that is noted for a worker which fails the call while other workers take it.
     ``clears``: the kinds of missed calls that the call makes up for.
-    ``piece``: the call's role in an update in pieces. A piece alone makes up for nothing.
+    ``piece``: the call's role in an update in pieces. A single piece makes up for no missed call.
     ``prepares``: the call fetches the files of the next update; a worker that missed it would load old files.
     """
 
