@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from importlib.metadata import EntryPoint
 
-from router_core import SettingsError
+from router_core import Exchange, SettingsError, Worker
+from router_core.hooks import failure
 from slime_policies.policy import Policy
 from slime_policies.settings import Settings
 from slime_start.installed import entry_points
 
-__all__ = ["GROUP", "installed_policies"]
+__all__ = ["GROUP", "Choose", "blaming", "installed_policies", "warn_of_ignored"]
 
 #: An entry point of this group names a callable that makes a policy without arguments, such as the policy's class.
 GROUP = "slime_router.policies"
+
+logger = logging.getLogger(__name__)
+
+Choose = Callable[[Exchange, Sequence[Worker]], Worker]
 
 
 def installed_policies() -> dict[str, Callable[[Settings], Policy]]:
     """Return, by name, a function for each installed policy. The function makes the policy, or raises SettingsError."""
     return {point.name: partial(_make, point) for point in entry_points(group=GROUP)}
+
+
+def warn_of_ignored(own: Container[str]) -> None:
+    """Log a warning for each installed policy that has a name in ``own``, the policies of this package."""
+    for point in entry_points(group=GROUP):
+        if point.name in own:
+            logger.warning(
+                "the policy %s = %s is ignored: slime-router has a policy %r of its own; give it another name",
+                point.name, point.value, point.name,
+            )  # fmt: skip
 
 
 def _make(point: EntryPoint, _: Settings) -> Policy:
@@ -31,3 +47,20 @@ def _make(point: EntryPoint, _: Settings) -> Policy:
     if not callable(policy):
         raise SettingsError(f"--policy {point.name}: wanted a policy from {point.value}, got {policy!r}")
     return policy
+
+
+def blaming(policy: Policy, name: str) -> Choose:
+    """Return a function that calls ``policy``. Errors for its exceptions and for wrong results have its ``name``."""
+    where = f"policy {name!r}"
+
+    def choose(exchange: Exchange, workers: Sequence[Worker]) -> Worker:
+        try:
+            worker = policy(exchange, workers)
+        except Exception as error:
+            raise failure("policies", where, error) from error
+        if worker not in workers:
+            urls = ", ".join(offered.url for offered in workers)
+            raise failure("policies", where, TypeError(f"wanted one of the workers {urls}, got {worker!r}"))
+        return worker
+
+    return choose

@@ -20,7 +20,7 @@ from slime_policies.consistent_hashing import ConsistentHashing
 from slime_policies.correcting import Correcting
 from slime_policies.counting import Counting
 from slime_policies.engine_loads import EngineLoads
-from slime_policies.installed import installed_policies
+from slime_policies.installed import Choose, blaming, installed_policies, warn_of_ignored
 from slime_policies.kv_events import Blocks
 from slime_policies.least_inflight import LeastInflight
 from slime_policies.manual import Manual
@@ -72,12 +72,19 @@ def make_plugin(options: argparse.Namespace) -> Policies | PairPolicies:
     """Make the plugin with the policy of ``--policy``, or with the policies for pairs. Raises SettingsError."""
     settings = Settings.from_options(options)
     known = _known()
+    warn_of_ignored(POLICIES)
     policy = known[settings.policy](settings)
+    choose = _chooser(policy, settings.policy)
     if not settings.pairs:
-        return CorrectedPolicies(policy) if isinstance(policy, Corrected) else Policies(policy)
-    prefill = (known | _FOR_PREFILL)[settings.policy_in_pairs("prefill")](settings)
-    decode = known[settings.policy_in_pairs("decode")](settings)
-    return PairPolicies({"regular": policy, "prefill": prefill, "decode": decode})
+        return (
+            CorrectedPolicies(policy, choose) if isinstance(policy, Corrected) else Policies(policy, choose)
+        )
+    of_prefill, of_decode = settings.policy_in_pairs("prefill"), settings.policy_in_pairs("decode")
+    prefill, decode = (known | _FOR_PREFILL)[of_prefill](settings), known[of_decode](settings)
+    return PairPolicies(
+        {"regular": policy, "prefill": prefill, "decode": decode},
+        {"regular": choose, "prefill": _chooser(prefill, of_prefill), "decode": _chooser(decode, of_decode)},
+    )
 
 
 def _known() -> dict[str, Callable[[Settings], Policy]]:
@@ -85,11 +92,16 @@ def _known() -> dict[str, Callable[[Settings], Policy]]:
     return {**POLICIES, **{name: make for name, make in installed_policies().items() if name not in POLICIES}}
 
 
-class Policies:
-    """Lets ``policy`` choose the worker."""
+def _chooser(policy: Policy, name: str) -> Choose:
+    return policy if name in POLICIES or name in _FOR_PREFILL else blaming(policy, name)
 
-    def __init__(self, policy: Policy) -> None:
+
+class Policies:
+    """Lets ``policy`` choose the worker. ``choose``: called instead of the policy, if there is one."""
+
+    def __init__(self, policy: Policy, choose: Choose | None = None) -> None:
         self.policy = policy
+        self._choose: Choose = choose or policy
 
     @hookimpl
     def setup(self, router: Router) -> None:
@@ -99,7 +111,7 @@ class Policies:
 
     @hookimpl(trylast=True)  # a policy of another plugin goes first
     def select_worker(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
-        return self.policy(exchange, workers)
+        return self._choose(exchange, workers)
 
     @hookimpl(trylast=True)  # among the innermost: it sees each attempt at a worker
     def sender(self, inner: Sender) -> Sender:
@@ -128,8 +140,8 @@ class Policies:
 class CorrectedPolicies(Policies):
     """Lets a policy choose, and tells the policy what workers had in their caches."""
 
-    def __init__(self, policy: Corrected) -> None:
-        super().__init__(policy)
+    def __init__(self, policy: Corrected, choose: Choose | None = None) -> None:
+        super().__init__(policy, choose)
         self._answered = policy.answered
         self._expects = policy.expects if isinstance(policy, Selective) else lambda exchange: True
 
@@ -143,10 +155,14 @@ class CorrectedPolicies(Policies):
 
 
 class PairPolicies:
-    """A policy for each type of worker. The workers that are offered for one choice have the same type."""
+    """A policy for each type of worker. The workers that are offered for one choice have the same type.
 
-    def __init__(self, policies: dict[WorkerType, Policy]) -> None:
+    ``choose``: what is called instead of each policy.
+    """
+
+    def __init__(self, policies: dict[WorkerType, Policy], choose: Mapping[WorkerType, Choose]) -> None:
         self.policies = policies
+        self._choose = choose
 
     @hookimpl
     def setup(self, router: Router) -> None:
@@ -156,7 +172,7 @@ class PairPolicies:
 
     @hookimpl(trylast=True)  # a policy of another plugin goes first
     def select_worker(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
-        return self.policies[workers[0].server.worker_type](exchange, workers)
+        return self._choose[workers[0].server.worker_type](exchange, workers)
 
     @hookimpl(trylast=True)  # among the innermost: it sees each attempt at a worker
     def sender(self, inner: Sender) -> Sender:

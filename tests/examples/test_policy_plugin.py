@@ -88,8 +88,39 @@ def test_a_policy_that_fails_ends_the_start(
     assert capsys.readouterr().err == f"slime-router: --policy weighted: {told}\n"
 
 
+_FAULTS = {
+    "raise RuntimeError('no turn')": "RuntimeError: no turn",
+    "return None": "got None",
+    "return workers[0].url": "got 'http",
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("statement", _FAULTS)
+async def test_what_a_policy_breaks_is_blamed_on_it(
+    statement: str,
+    start: Start,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source = f"class Weighted:\n    def __call__(self, exchange, workers):\n        {statement}\n"
+    (tmp_path / "weighted_policy.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    async with (
+        serving(FakeEngine().app) as url,
+        start("--policy", "weighted", "--worker-urls", url) as running,
+    ):
+        answer = await running.client.post("/generate", json={"text": "a"})
+        workers = (await running.client.get("/workers")).json()["workers"]
+    assert answer.status_code == 500
+    assert "plugin 'policies' failed in policy 'weighted'" in answer.json()["error"]["message"]
+    assert _FAULTS[statement] in caplog.text
+    assert workers[0]["load"] == 0
+
+
 def test_a_package_cannot_replace_a_policy_of_the_router(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     facts = tmp_path / "other-1.dist-info"
     facts.mkdir()
@@ -97,3 +128,4 @@ def test_a_package_cannot_replace_a_policy_of_the_router(
     (facts / "entry_points.txt").write_text("[slime_router.policies]\nrandom = nowhere:Nothing\n")
     monkeypatch.syspath_prepend(tmp_path)
     build(["--policy", "random"])
+    assert "the policy random = nowhere:Nothing is ignored" in caplog.text
