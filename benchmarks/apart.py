@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class Apart:
-    """Runs functions on the router's core, each in a process of its own, except in a tiny run."""
+    """Runs functions on the router's core, each in a process of its own; in a tiny run, all in one other process."""
 
     def __init__(self, processes: Pool) -> None:
         self._processes = processes
@@ -31,7 +31,7 @@ class Apart:
 
 @contextmanager
 def apart(options: Options) -> Iterator[Apart]:
-    """Yield an :class:`Apart`; in a tiny run one process runs all functions. The processes end with the block."""
+    """Yield an :class:`Apart`, whose processes end with the block."""
     calls = options.pick(1, tiny=None)
     core = os.sched_setaffinity, (0, {PROXY_CORE})
     with get_context("spawn").Pool(1, *core, maxtasksperchild=calls) as processes:

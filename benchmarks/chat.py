@@ -2,15 +2,15 @@
 
     python -m benchmarks.chat --gateway-python gateway/bin/python
 
-*whole answers*, *streams*: 64 clients ask the next question of conversations of about 2,000 tokens, and get 64
-tokens. The router renders the template, finds the earlier turns, sends a ``/generate`` with ids, and parses and records
-the answer. The other proxies pass the request on to the worker's own ``/v1/chat/completions``. The next chunk of a
-stream leaves the worker when the client has read the previous one, so that no chunks are merged. *40 tokens/s*: each
-stream gets 40 tokens a second, a moderate load. *turns*: the number of tokens that are tokenised in each of 20 turns,
-and the time of a turn.
+*whole answers*, *streams*: 64 clients ask the next question of conversations of about 2,000 tokens. Each answer
+has 64 tokens. The router renders the template, finds the earlier turns, sends a ``/generate`` with ids, and parses and
+records the answer. The other proxies pass the request on to the worker's own ``/v1/chat/completions``. The next chunk
+of a stream leaves the worker when the client has read the previous chunk, so that no chunks are merged. *40 tokens/s*:
+each stream gets 40 tokens a second, a moderate load. *turns*: the number of tokens that are tokenised in each of 20
+turns, and the time of a turn.
 
 The proxy has one core; the worker and the clients share the other, in one process. ``added`` is the time to the
-first words, less the same time without a proxy. ``exact`` is the share of requests that reached the worker with the
+first words, less this time without a proxy. ``exact`` is the share of requests that reached the worker with the
 ids that were sampled in earlier turns.
 """
 
@@ -166,7 +166,7 @@ async def _held(options: Options, url: str, samples: Samples) -> list[Talk]:
 async def _round(
     report: Report, options: Options, targets: Sequence[Running], engine: StandIn, asked: Asked
 ) -> None:
-    """Measure each target in each scenario. The first target, the worker itself, is measured only with a ``pace``."""
+    """Measure each target in each scenario. The first target is the worker; scenarios without a pace skip it."""
     for scenario in _SCENARIOS:
         direct: dict[str, float] = {}
         for target in targets if scenario.pace else targets[1:]:

@@ -30,7 +30,7 @@ _BEGINNING_S = 30.0
 
 
 class Talk:
-    """A conversation that ends with a question. The question has the request's name, so all requests are different."""
+    """A conversation. Its last question contains the name of its request, so no two requests are equal."""
 
     def __init__(self, messages: Sequence[dict[str, str]], max_tokens: int) -> None:
         *others, last = messages
@@ -56,7 +56,7 @@ class Talk:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The conversations that the clients continue in turn, and the texts of all right ``answers``."""
+    """The conversations (``talks``), which each client continues in turn, and the texts of all correct ``answers``."""
 
     talks: list[Talk]
     answers: Collection[str]
@@ -87,7 +87,7 @@ async def chatting(
 ) -> AsyncIterator[Seen]:
     """Keep ``clients`` clients busy while the block runs.
 
-    Without a ``pace`` the next chunk of a stream leaves the worker as soon as the client has read the previous one.
+    Without a ``pace``, the next chunk of a stream leaves the worker when the client has read the previous chunk.
     """
     seen = Seen()
 
@@ -109,7 +109,7 @@ async def chatting(
             tasks.start_soon(pace, worker)
         with anyio.fail_after(_BEGINNING_S):
             for client in all_clients:
-                await client.heard.wait()  # a busy event loop accepts one new connection per iteration
+                await client.heard.wait()  # a busy event loop accepts only one connection per iteration
         try:
             yield seen
         finally:
@@ -127,9 +127,9 @@ async def _drive_apart(worker: StandIn) -> None:
 
 
 class _Client(asyncio.Protocol):
-    """One request after another on one connection, each for the next conversation.
+    """One request after another on one connection. Each request continues the next conversation.
 
-    ``heard`` is set when the first answer has begun.
+    ``heard`` is set when the body of the first answer has begun.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ def _as_they_are(messages: list[_Message], turn: int) -> list[_Message]:
 
 
 def _other_system(messages: list[_Message], turn: int) -> list[_Message]:
-    """Change the system prompt in each turn. Then the router knows no earlier turn, only the texts of the messages."""
+    """Change the system prompt in each turn. So the router knows no earlier turn, only texts of other messages."""
     return [_marked(messages[0], turn), *messages[1:]]
 
 
@@ -64,7 +64,7 @@ _COLUMNS = (
 
 @dataclass(slots=True)
 class _Talk:
-    """A conversation. ``known``: the ids of all turns so far."""
+    """A conversation. ``known``: the ids of its turns so far, from the replies."""
 
     session: str
     messages: list[_Message]
@@ -73,7 +73,7 @@ class _Talk:
     def hear(self, reply: dict[str, Any]) -> bool:
         """Add an answer. Returns True if its prompt began with the ids of all earlier turns.
 
-        After the first turn, the router must also say that the history is exact.
+        From the second turn on, the router must also say that the history is exact.
         """
         prompt, [choice] = reply["prompt_token_ids"], reply["choices"]
         goes_on = reply["history"] == "exact" if self.known else True
@@ -86,7 +86,7 @@ class _Talk:
 async def measure_turns(
     options: Options, report: Report, url: str, samples: Samples, max_tokens: int
 ) -> None:
-    """Hold the conversations, one request at a time. Each turn is sent in all three ways, in rotating order."""
+    """Hold the conversations, one request at a time. Each turn is sent in all three of ``_WAYS``, in rotating order."""
     system = {"role": "system", "content": samples.words(_SYSTEM_TOKENS)}
     talks = [_Talk(f"talk{number}", [system]) for number in range(options.pick(_CONVERSATIONS, tiny=2))]
     ways = list(_WAYS)

@@ -21,9 +21,11 @@ _NAME_OF = re.compile(rb"This is request ([^.]+)\.")
 def stand_ins(
     samples: Samples, answers: Mapping[int, Sequence[Answer]], streamed: Answer
 ) -> tuple[StandIn, StandIn]:
-    """Return stand-ins for ``/generate`` and ``/v1/chat/completions``. Both stream one text, in as many chunks.
+    """Return stand-ins for ``/generate`` and ``/v1/chat/completions``.
 
-    ``answers``: the whole answers by their number of tokens. ``/v1/chat/completions`` has only the shortest ones.
+    Both stream the same text, in the same number of chunks.
+
+    ``answers``: the whole answers, by their number of tokens. ``/v1/chat/completions`` has only the shortest.
     ``streamed``: the answer of every stream.
     """
     ids = streamed.ids
@@ -38,13 +40,13 @@ def stand_ins(
         chunks=[Chunk(_chat_chunk(texts[n - 1], texts[n], last=n == len(ids))) for n in range(1, len(texts))],
         name_of=_NAME_OF,
     )
-    chats.streams = engine.streams  # so that a pace advances both kinds of streams
+    chats.streams = engine.streams  # so that a ``Pace`` of ``engine`` advances both kinds of streams
     return engine, chats
 
 
 def _engine_chunk(answer: Answer, text: str, tokens: int) -> dict[str, Any]:
     chunk = answer.chunk("stream", 0, text, tokens)
-    for name in ("id", "prompt_tokens"):  # else the cache finds that they contradict the request
+    for name in ("id", "prompt_tokens"):  # else the cache finds that the answer contradicts the request
         del chunk["meta_info"][name]
     return chunk
 

@@ -7,10 +7,11 @@ forms are answers of ``/retrieve_from_text``.
 
 A sample has about 80,000 tokens, of which 1,024 are sampled. A row has the experts of one token: 8 in each of 94
 layers, a byte each. All rows take 60 MB. ``memory``: a router without a store. ``store's memory``: the store's memory
-has all blocks. ``SSD``: the store's memory has room for 4 MiB only, so all blocks are read from the files on the disk,
-which are not in the page cache. ``grown``: the peak of the router's resident memory (``VmHWM``) less the memory before.
-The client reads as fast as it can and drops what it gets. One answer in npz and one of samples are compared with the
-rows that the worker sent. The router has one core, the worker and the client the other.
+has all blocks. ``SSD``: the store's memory has room for 4 MiB only, so blocks are read from a file on the disk. When a
+download begins, the page cache has no page of this file. ``grown``: the peak of the router's resident memory
+(``VmHWM``) less the memory before. The client reads as fast as it can and drops what it gets. From each router, one
+answer in npz and one ``samples`` are compared with the rows that the worker sent. The router has one core, the worker
+and the client the other.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ __all__ = ["main"]
 _LAYERS, _TOP_K, _EXPERTS = 94, 8, 128
 _TOKENS, _SAMPLED, _TEXTS = 79_787, 1_024, 4
 _SETTLE_S = 120.0
-#: By peer, the bytes of the store's memory; 0: there is no store.
+#: The bytes of the store's memory, by the name of the router; 0: there is no store.
 _PEERS = {"memory": 0, "store's memory": 256 << 20, "SSD": 4 << 20}
 _TINY_PEERS = {"SSD": 4 << 20}
 _NPZ, _SAMPLES = "npz", "samples"
@@ -126,7 +127,7 @@ async def _measure_peer(
         )
         async with httpx.AsyncClient(base_url=proxy.url, trust_env=False, timeout=120) as client:
             with anyio.fail_after(_SETTLE_S):
-                while memory_bytes and await _in_memory(client):  # noqa: ASYNC110  # no event tells of it
+                while memory_bytes and await _in_memory(client):  # noqa: ASYNC110  # no event reports it
                     await anyio.sleep(0.01)
             exact = await _is_exact(client, turn)
             for name in _FORMS:
@@ -167,7 +168,7 @@ async def _is_exact(client: httpx.AsyncClient, turn: _Turn) -> bool:
 async def _download(
     client: httpx.AsyncClient, proxy: Running, turn: _Turn, form: str, at_once: int
 ) -> dict[str, float]:
-    assert proxy.child is not None  # narrowing: it is a router
+    assert proxy.child is not None  # narrowing: ``proxy`` is a router
     times_s: list[float] = []
     sizes: list[int] = []
 

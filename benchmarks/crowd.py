@@ -28,7 +28,7 @@ _CONVERSATIONS = 1000
 _TURNS = 4
 _STREAMED = 4  # every fourth
 _SYSTEM_TOKENS, _QUESTION_TOKENS = 200, 30
-_NEW_TOKENS = range(8, 57)  # of different lengths: else the engine ends all answers in the same moment
+_NEW_TOKENS = range(8, 57)  # different lengths, since else the engine ends all answers in the same moment
 _READERS = 16
 _SCENARIO = f"{_CONVERSATIONS:,} conversations at once"
 
@@ -49,7 +49,7 @@ _COLUMNS = (
 
 
 async def measure_crowd(options: Options, report: Report, directory: Path) -> None:
-    """Hold the conversations, all at once. Then retrieve each, and compare it with the engine's journal."""
+    """Hold all conversations at once. Then retrieve each conversation, and compare it with the engine's journal."""
     tokenizer = save_engine_tokenizer(directory / "engine-tokenizer")
     flags = ("--plugin", "radix_cache", *options.tokenizer(directory / "engine-tokenizer"))
     peer = router(
@@ -134,7 +134,7 @@ class Crowd:
                 tasks.start_soon(self._play, number, conversation)
 
     async def _play(self, number: int, conversation: Conversation) -> None:
-        # With verify=False a transport does not read the system's certificates. To read them takes time.
+        # With verify=False a transport does not read the system's certificates. Reading them takes time.
         transport = httpx.AsyncHTTPTransport(verify=False)
         async with httpx.AsyncClient(
             base_url=self.url, transport=transport, trust_env=False, timeout=120

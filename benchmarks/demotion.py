@@ -2,14 +2,15 @@
 
     python -m benchmarks.demotion [--only SSD] [--rounds N] [--directory DIR]
 
-All conversations are held at once, four turns each; their last texts have about 2,000 tokens. Then each is retrieved,
-one after the other, and compared with the engine's journal. The name of a row says what ``--radix-tree-max-bytes`` is.
-``no memory`` is 1 byte: each turn is demoted as soon as it is answered. Without a lower tier, what does not fit is
-evicted. So fewer turns find their history (``hit rate``), and fewer samples are ``whole``. A whole sample has the
-tokens of all turns as they were sampled. If a sample is not whole, the router must say that it is not exact, or that
-its session is not ``complete``. With SSD or a remote store (``file://``) all samples must be whole. The store's own
-memory (``--store-memory-bytes``) has 4 MiB, or what the name of the row says. The columns ``hits`` are the shares of
-the blocks that reads found in that memory, on the SSD and in the remote store.
+All conversations are held at once, four turns each. At the end, a conversation has about 2,000 tokens. Then they are
+retrieved, one after the other, and compared with the engine's journal. The name of a row says what
+``--radix-tree-max-bytes`` is. ``no memory`` is 1 byte: each turn is demoted as soon as it is answered. Without a lower
+tier, what does not fit is evicted. So fewer turns find their history (``hit rate``), and fewer conversations are
+``whole``. A whole conversation has the tokens of all turns as they were sampled. If a conversation is not whole, the
+router must say that its tokens are not exact, or that its session is not ``complete``. With SSD or a remote store
+(``file://``) all conversations must be whole. The store's own memory (``--store-memory-bytes``) has 4 MiB, or what the
+name of the row says. The columns from ``hits`` on have the shares of the blocks that reads found in the store's memory,
+on the SSD and in the remote store.
 
 The router runs on one core; the load and the embedded engine run on another.
 """
@@ -116,9 +117,9 @@ async def _get(url: str) -> dict[str, Any]:
 
 
 async def _settled(url: str, limit_bytes: int) -> dict[str, Any]:
-    """Return ``/cache_stats`` once the trajectories in memory keep the limit. Raises TimeoutError after a minute."""
+    """Return ``/cache_stats`` once the trajectories in memory fit the limit. Raises TimeoutError after a minute."""
     with anyio.fail_after(_SETTLE_S):
-        while (stats := await _get(f"{url}/cache_stats"))["bytes"] > limit_bytes > 0:  # noqa: ASYNC110  # no event tells it
+        while (stats := await _get(f"{url}/cache_stats"))["bytes"] > limit_bytes > 0:  # noqa: ASYNC110  # no event reports it
             await anyio.sleep(0.01)
     return stats
 
@@ -141,7 +142,7 @@ async def _is_flagged(url: str, session: str, reason: str) -> bool:
 async def _measure(
     report: Report, tiers: _Tiers, crowd: Crowd, proxy: Running, worker: str, tokenizer: Tokenizer
 ) -> None:
-    """Hold the conversations, wait until memory keeps its limit, and retrieve them."""
+    """Hold the conversations, wait until the trajectories in memory fit the limit, and retrieve the conversations."""
     cpu_s, began = proxy.cpu_s(), perf_counter()
     await crowd.converse()
     seconds, turns = perf_counter() - began, len(crowd.latencies_ns)
@@ -173,7 +174,7 @@ async def _measure(
 
 
 async def _measure_row(options: Options, report: Report, tiers: _Tiers, parent: Path | None) -> None:
-    """Run an engine and a router with ``tiers``, both new, and measure them."""
+    """Run a new engine, and a new router with ``tiers``, and measure them."""
     conversations = options.pick(_CONVERSATIONS, tiny=4)
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=parent)))

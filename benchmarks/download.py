@@ -17,8 +17,8 @@ _DEADLINE_S = 60.0
 async def download(url: str, body: bytes, expected: bytes | None = None) -> tuple[int, float]:
     """POST ``body`` to ``/generate``. Returns the size of the answer's body, and the seconds until its last byte.
 
-    The answer must have status 200 and a Content-Length, and be equal to ``expected`` if that is given. Raises OSError
-    for any other answer and for an answer that breaks off, and TimeoutError after a minute.
+    The answer must have status 200 and a Content-Length, and its body must equal ``expected`` if that is given. Raises
+    OSError for any other answer and for one that breaks off, and TimeoutError after a minute.
     """
     address = urlsplit(url)
     loop = asyncio.get_running_loop()
@@ -40,7 +40,7 @@ async def download(url: str, body: bytes, expected: bytes | None = None) -> tupl
 class _Sink(asyncio.BufferedProtocol):
     """Counts and compares bytes without keeping them.
 
-    They come into one buffer, which is compared when it is full or has the last byte.
+    The bytes come into one buffer. It is compared when it is full or has the last byte.
     """
 
     def __init__(self, done: asyncio.Future[int], expected: bytes | None) -> None:

@@ -20,7 +20,7 @@ _START_DEADLINE_S = 30.0
 
 
 def save_engine_tokenizer(directory: Path) -> Tokenizer:
-    """Save the engine's tokenizer to ``directory`` as transformers reads it, and return it."""
+    """Save the engine's tokenizer to ``directory``, in the files that transformers reads, and return the tokenizer."""
     load_model().tokenizer.save(directory)
     return Tokenizer.from_file(str(directory / "tokenizer.json"))
 

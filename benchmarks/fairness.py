@@ -4,10 +4,10 @@
 
 One client asks for a few tokens every two milliseconds over two keep-alive connections. Another sends a hostile body
 over and over. ``wait`` is the time from a request of the first client to its answer. When an answer is late, the
-requests that were due meanwhile count as well, each with its own wait. ``direct`` is the same without a proxy: the time
+requests that were due meanwhile count as well, each with its own wait. ``direct`` is the wait without a proxy: the time
 that the worker and the clients add. ``grown`` is the proxy's peak memory less its memory before the first body, and
-``x body`` is that divided by the size of the body. The proxy is started anew for each body. ``strangers`` is the share
-of the proxy's core that other processes used.
+``x body`` is ``grown`` divided by the size of the body. The proxy is started anew for each body. ``strangers`` is the
+share of the proxy's core that other processes used.
 
 The proxy has one core; the worker and both clients share the other.
 """
@@ -141,7 +141,7 @@ def _peers(options: Options, directory: Path) -> Sequence[Peer]:
 
 
 def _unpinned(peer: Peer) -> Peer:
-    """Return ``peer`` on two cores: its own, and that of the load. It has several threads, so its clients wait less."""
+    """Return ``peer``, which has several threads, on its own core and on that of the load. So its clients wait less."""
 
     def command(*given: Any) -> list[str]:
         return ["taskset", "-c", f"{PROXY_CORE},{LOAD_CORE}", *peer.command(*given)]
@@ -217,7 +217,7 @@ async def _measure(target: Running, body: Body | None, options: Options) -> dict
             await anyio.to_thread.run_sync(hostile.ask, target.url, *body, seconds)
         await anyio.sleep(settling_s)  # time for answers to requests that still wait
         with anyio.move_on_after(_START_DEADLINE_S):
-            while not waits.waits_ns:  # noqa: ASYNC110  # no event tells of it
+            while not waits.waits_ns:  # noqa: ASYNC110  # no event reports it
                 await anyio.sleep(settling_s)
     own = (target.cpu_s() - cpu_s) / (asyncio.get_running_loop().time() - began)
     figures = {

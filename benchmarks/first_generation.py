@@ -47,7 +47,10 @@ class Trie:
         return node
 
     def find(self, text: str) -> Found:
-        """Return the tokens of the longest prefix of ``text`` made of whole keys. O(children of each node passed)."""
+        """Return the tokens of the beginning of ``text`` that matches whole keys. O(children of each node passed).
+
+        At each node, the matching child with the longest key is the next node.
+        """
         node = self.root
         position = 0
         ids: list[int] = []

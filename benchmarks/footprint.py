@@ -14,7 +14,10 @@ __all__ = ["measure", "measure_first_generation"]
 
 
 def measure(tokenizer: Path, shape: Shape, least_tokens: int, *, float32: bool) -> dict[str, float]:
-    """Return bytes per token of the radix cache, resident and by its own count. Each conversation has a session."""
+    """Return bytes per token of the radix cache, resident and by its own count, and the sizes behind these figures.
+
+    Conversations are recorded until there are ``least_tokens`` tokens. Each conversation has a session.
+    """
     histories = Histories(tokenizer, shape, float32=float32)
     kept = Trajectories(Limits(versions=0), lambda ids, text: (0, 0))
     before = _resident_bytes()
@@ -35,7 +38,7 @@ def measure(tokenizer: Path, shape: Shape, least_tokens: int, *, float32: bool) 
 def measure_first_generation(
     tokenizer: Path, shape: Shape, least_tokens: int, *, float32: bool
 ) -> dict[str, float]:
-    """Return the resident bytes per token of the first generation's trie, which does not count its bytes."""
+    """Return the resident bytes per token of the first generation's trie, which has no count of its own."""
     histories = Histories(tokenizer, shape, float32=float32)
     trie = Trie()
     before = _resident_bytes()

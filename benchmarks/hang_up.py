@@ -40,7 +40,7 @@ async def _running(engine: httpx.AsyncClient) -> int:
 async def _measure(
     proxy: Running, engine: httpx.AsyncClient, asked: dict[str, Any], count: int
 ) -> list[float]:
-    """Return the seconds to the engine's stop for ``count`` clients in turn; [] if ``proxy`` refuses a request."""
+    """Return the seconds to the engine's stop for ``count`` clients in turn; [] if the engine gets no request."""
     body = orjson.dumps({**asked, "sampling_params": _SAMPLING})
     head = b"POST /generate HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     port = urlsplit(proxy.url).port
@@ -58,7 +58,7 @@ async def _measure(
                 return []
         began = time.monotonic()
         with anyio.fail_after(_DEADLINE_S):
-            while await _running(engine):  # noqa: ASYNC110  # no event tells of it
+            while await _running(engine):  # noqa: ASYNC110  # no event reports it
                 await anyio.sleep(0.001)
         times.append(time.monotonic() - began)
     return times

@@ -1,4 +1,4 @@
-"""Conversations by number, the same in every run. Each is generated when it is needed, so none is kept.
+"""Conversations by number, the same in every run. Each is generated when it is needed, so none is kept in memory.
 
 Their text is prose that is cut where tokens end. So the ids of the text are known without tokenising 200 million
 tokens.
@@ -64,7 +64,7 @@ SHORT = Shape(opening=14, question=14, answer=63, turns=1)
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A prompt and its answer. The sampled ``ids`` have the end token, the text of ``answer`` does not."""
+    """A prompt and its answer. ``ids``: the sampled ids with the end token. ``answer``: their text without it."""
 
     prompt: str
     prompt_ids: array[int]
@@ -85,7 +85,7 @@ class _Prose:
 
 @lru_cache
 def _prose(path: Path) -> _Prose:
-    """Return prose for the tokenizer at ``path``, which a process reads once."""
+    """Return prose and its ids, by the tokenizer at ``path``. A process computes them once."""
     tokenizer = Tokenizer.from_file(str(path))
     text = Samples(tokenizer).words(_PROSE_TOKENS)
     encoded = tokenizer.encode(text)
@@ -116,7 +116,7 @@ class Histories:
         self._logprobs = array("d", drawn.astype(np.float32 if float32 else np.float64).astype(np.float64))
 
     def turns(self, number: int) -> list[Turn]:
-        """Return conversation ``number``. Its first prompt has the number in it, so it is unique."""
+        """Return conversation ``number``. Its first prompt contains the number, so no two conversations are equal."""
         drawn = random.Random(number)
         turns = []
         for index in range(self._shape.turns):
@@ -128,7 +128,7 @@ class Histories:
         return turns
 
     def question(self, number: int) -> str:
-        """Return a client's next message after all turns of conversation ``number``."""
+        """Return the text that a client adds after all turns of conversation ``number``, to ask the next question."""
         return self._prompt(number, self._shape.turns, random.Random(-number - 1))[0]
 
     def _prompt(self, number: int, index: int, drawn: random.Random) -> tuple[str, array[int]]:

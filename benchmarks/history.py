@@ -66,13 +66,13 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def _is_compiled() -> bool:
-    """Return True if the measured modules are compiled. Older commits cannot tell, so the file's name is read."""
+    """Return True if ``router_core.proxy`` is compiled, by its file: older commits have no function that tells it."""
     found = find_spec("router_core.proxy")
     return found is not None and not str(found.origin).endswith(".py")
 
 
 def _git(*arguments: str) -> str:
-    """Return the output of git in this source tree; an empty string outside a repository."""
+    """Return the output of git in this source tree; an empty string outside a repository or without git."""
     try:
         done = subprocess.run(["git", *arguments], cwd=_ROOT, capture_output=True, text=True)
     except FileNotFoundError:

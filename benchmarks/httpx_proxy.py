@@ -1,6 +1,6 @@
 """A plain proxy of Starlette and httpx, like most Python routers. The router is compared with it.
 
-``WORKER_URL`` names the worker. Run it with ``uvicorn benchmarks.httpx_proxy:app``.
+The variable ``WORKER_URL`` names the worker. Run the proxy with ``uvicorn benchmarks.httpx_proxy:app``.
 """
 
 from __future__ import annotations

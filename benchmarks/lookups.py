@@ -1,7 +1,7 @@
 """Look-ups per second of the radix cache, of the trie in ``first_generation.py``, and of memory accesses alone.
 
-The texts of a batch are made just before the batch is looked up. So they are in a CPU cache, as a request's text would
-be. The stored texts may be anywhere in memory. The time is processor time, so other processes on the core matter
+The texts of a batch are made just before the batch is looked up. So these texts are in a CPU cache, as a request's text
+would be. The stored texts may be anywhere in memory. The time is processor time, so other processes on the core matter
 little.
 """
 
@@ -50,7 +50,7 @@ class _Pieces:
 
 
 class _Filled:
-    """The same conversations in the radix cache and, if it is asked for, in the trie of the first generation."""
+    """The same conversations in the radix cache and, if ``first_generation``, in the trie of the first generation."""
 
     def __init__(self, *, first_generation: bool) -> None:
         # No text here ends within an answer, so nothing has to be cut.
@@ -105,7 +105,7 @@ class _Filled:
 def measure(
     tokenizer: Path, shape: Shape, conversations: int, rounds: int, seconds: float, *, first_generation: bool
 ) -> list[dict[str, float]]:
-    """Record ``conversations`` conversations, and look up next turns of random ones.
+    """Record ``conversations`` conversations, and look up the next turns of some, chosen at random.
 
     Returns the look-ups per second of each round, and the mean number of ``edges`` of a text.
     """

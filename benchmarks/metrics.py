@@ -3,7 +3,8 @@
     python -m benchmarks.metrics --rounds 12 --seconds 4
 
 All routers run at once, on one core. Each has the default plugins except ``metrics``. The first router and the last
-one, ``nothing``, have only these. Each router between them has one thing more: ``metrics``, the request log, or traces.
+one, ``nothing``, have only these plugins. Each router between them has one thing more: ``metrics``, the request log, or
+traces.
 
 The load is the 720-byte request of ``benchmarks.proxy``. In each turn, every router gets a slice of 2,048 requests,
 always in the same order. So at the beginning of each slice, the processor's caches have the data of another router. The
@@ -13,8 +14,8 @@ slice in the same turn.
 
 A round starts all routers anew, since the places of a process in memory change its times by some percent. The figures
 of a round are medians of its turns, and the table has their medians over the rounds. Below it are the confidence
-intervals of the medians of ``%``. Other work on the machine makes them wider, and should not shift them. The row
-``nothing`` shows the error that is left. Nobody scrapes the metrics meanwhile.
+intervals of the medians of ``%``. Other work on the machine makes the intervals wider, and should not shift them. The
+row ``nothing`` shows the error that is left. Nobody scrapes the metrics meanwhile.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _SAMPLED_TOKENS = 82
 #: Requests of a slice: so many that the caches are warm for most of them.
 _SLICE = 2048
 _WARM_UP = 4
-#: All routers name their plugins. With default plugins, a named one would have another place in the order.
+#: All routers name all their plugins: a plugin named beside the default plugins would have another place in the order.
 _OTHERS = [part for name in DEFAULT_PLUGINS if name != "metrics" for part in ("--plugin", name)]
 
 
@@ -71,7 +72,7 @@ def _routers(options: Options, collector: str) -> Sequence[Peer]:
 
 
 def _in_equal_places(peer: Peer) -> Peer:
-    """Return ``peer`` without address space randomisation, so that its memory has the layout that other peers have."""
+    """Return ``peer`` without address space randomisation, so that its memory has the layout of other peers."""
     return replace(peer, command=lambda *given: ["setarch", "-R", *peer.command(*given)])
 
 

@@ -81,12 +81,13 @@ def worker_command(port: int, answer: bytes, facts: dict[str, bytes], directory:
     """Return a command line for nginx as a worker.
 
     It answers ``/generate`` with ``answer``, each path in ``facts`` with its value, and all other paths with 404.
-    nginx reads a directive's argument of at most 4 kB; single quotes and ``$`` have a meaning there.
+    Raises ValueError if an answer is too long for the argument of a directive of nginx (about 4 kB), or has a
+    character with a meaning there: a single quote, ``$`` or a backslash.
     """
     texts = [answer, *facts.values()]
     if any(len(text) > 4000 or b"'" in text or b"$" in text or b"\\" in text for text in texts):
         raise ValueError(
-            "an answer for nginx must be at most 4000 bytes without quotes, dollars and backslashes"
+            "an answer for nginx must have at most 4000 bytes, and no single quote, dollar or backslash"
         )
     locations = "\n        ".join(
         f"location = {path} {{ return 200 '{text.decode()}'; }}" for path, text in facts.items()

@@ -39,7 +39,7 @@ class Options:
 
     @property
     def most_requests(self) -> int | None:
-        """The number of requests after which a load ends before its time; None: it never does."""
+        """The number of answers after which a load sends no more; None: it sends until its time is over."""
         return self.pick(None, tiny=_TINY_REQUESTS)
 
     @property
@@ -58,13 +58,13 @@ class Options:
 
 
 def flags(description: str, *, rounds: int = 5, seconds: float = 4.0) -> argparse.ArgumentParser:
-    """Return a parser of the shared flags, to which a script adds its own. ``read`` takes the parsed options."""
+    """Return a parser of the shared flags. A script may add its own flags. :func:`read` takes the parser's result."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
         "--rounds",
         type=int,
         default=rounds,
-        help="rounds; the peers alternate within each (default %(default)s)",
+        help="rounds; in some scripts engines, clients or seeds: see benchmarks/README.md (default %(default)s)",
     )
     parser.add_argument(
         "--seconds", type=float, default=seconds, help="length of one measurement (default %(default)s)"
@@ -100,7 +100,7 @@ def flags(description: str, *, rounds: int = 5, seconds: float = 4.0) -> argpars
 
 
 def add_directory(parser: argparse.ArgumentParser) -> None:
-    """Add ``--directory``, the place of a script's temporary directory; None: the system's."""
+    """Add ``--directory``, the directory in which a script makes its temporary directory. None: the system's."""
     parser.add_argument(
         "--directory",
         type=Path,
@@ -110,7 +110,10 @@ def add_directory(parser: argparse.ArgumentParser) -> None:
 
 
 def read(given: argparse.Namespace) -> Options:
-    """Return the shared flags; ``--tiny`` overrides the length of a run. Exits with code 2 when a flag is invalid."""
+    """Return the shared flags. ``--tiny`` overrides ``--rounds`` and ``--seconds``.
+
+    Exits with code 2 if ``--rounds`` is below 1.
+    """
     if given.rounds < 1:
         print("--rounds must be at least 1", file=sys.stderr)
         raise SystemExit(2)
@@ -126,7 +129,10 @@ def parse(description: str, *, rounds: int = 5, seconds: float = 4.0) -> Options
 
 
 def present(peers: Sequence[Peer], options: Options, *, ignore_only: bool = False) -> list[Peer]:
-    """Return the peers that are wanted and can be run. Prints which peers cannot be run, and how to install them."""
+    """Return the peers that are wanted and can be run. Prints which peers cannot be run, and how to install them.
+
+    ``ignore_only``: ``--only`` leaves out no peer.
+    """
     there = []
     for peer in peers:
         if (options.tiny and not peer.is_tiny) or not (ignore_only or options.wants(peer.name)):

@@ -31,7 +31,7 @@ _JSON = {"content-type": "application/json"}
 class Peer:
     """A proxy that can be started in front of one worker.
 
-    ``is_ours``: this project's router. ``is_tiny``: a tiny run has it too.
+    ``is_ours``: this project's router. ``is_tiny``: a tiny run measures it, too.
     """
 
     name: str
@@ -69,10 +69,10 @@ def router(name: str, *flags: str, tiny: bool = True) -> Peer:
 
 
 def gateway(python: str) -> Peer:
-    """Return SGLang's Rust gateway, without the features that the bare router does not have either.
+    """Return SGLang's Rust gateway, with features off that the router without plugins does not have.
 
     Its default policy (cache_aware) keeps a tree of prompts; round_robin does not. Retries need a copy of each
-    request, and the circuit breaker a record of each reply: both are off.
+    request, and the circuit breaker a record of each reply, so retries and the circuit breaker are off.
     """
 
     def command(port: int, worker_url: str, directory: Path) -> list[str]:
@@ -107,7 +107,7 @@ def nginx_proxy() -> Peer:
 
 
 def httpx_proxy() -> Peer:
-    """Return the plain proxy of Starlette and httpx."""
+    """Return the plain proxy of Starlette and httpx (``httpx_proxy.py``)."""
 
     def command(port: int, worker_url: str, directory: Path) -> list[str]:
         return [
@@ -136,8 +136,9 @@ async def started(
 ) -> list[Running]:
     """Start ``peers`` on the CPU core ``PROXY_CORE``. They run until ``stack`` closes.
 
-    Each of the returned proxies has answered ``request`` correctly. A peer that has not done so within half a minute is
-    left out, and the end of its output is printed. Raises RuntimeError if this peer is the project's router.
+    Each of the returned proxies has answered ``request`` correctly. A peer that ends, or does not answer correctly
+    within half a minute, is left out, and the end of its output is printed. Raises RuntimeError if this peer is the
+    project's router.
     """
     proxies = []
     for peer in peers:

@@ -36,7 +36,7 @@ _ID_BYTES, _BLOCKS = 6, (1, 16, 64)
 def _asking(size: int, seed: int, shared: float, *, has_session: bool = False) -> Exchange:
     """Return a generation request with a prompt of ``size`` bytes.
 
-    All prompts of this size begin with the same bytes. ``shared``: the share of the prompt that these are, 0 to 1.
+    All prompts of this size begin with the same bytes. ``shared``: their share of the prompt, 0 to 1.
     """
     common = random.Random(size).choices(string.ascii_letters, k=int(size * shared))
     own = random.Random(seed).choices(string.ascii_letters, k=size - len(common))
@@ -59,7 +59,7 @@ def _best_us(options: Options, run: Callable[[int], None]) -> float:
 
 def _cost_us(options: Options, name: str, workers: Sequence[Worker], prompts: Sequence[Exchange]) -> float:
     policy = POLICIES[name](Settings())
-    for worker in workers:  # so that each worker has seen a prompt
+    for worker in workers:  # so that each worker has got a prompt
         policy(prompts[0], [worker])
     for prompt in prompts:
         if policy(prompt, workers) not in workers:
@@ -73,7 +73,7 @@ def _cost_us(options: Options, name: str, workers: Sequence[Worker], prompts: Se
 
 
 def _events_us(options: Options, count: int, size: int, block: int | None) -> float:
-    """Return the time of a choice and its ``answered`` call together. Each worker has the first half of every prompt.
+    """Return the time of a choice plus that of a call of ``answered``. Each worker has the first half of every prompt.
 
     ``block``: the number of tokens of a block in KV events; None: there are no KV events.
     """
@@ -134,7 +134,10 @@ def _block_bytes(count: int) -> float:
 
 
 def _answer_us(options: Options, body: bytes, later: bool) -> float:
-    """Return the time to find the cached tokens in ``body``; with ``later``, to read ``body`` after they were found."""
+    """Return the time to find the number of cached tokens in ``body``.
+
+    ``later``: return the time to read ``body`` after the number has been found.
+    """
     reply = Reply(200, [])
     tap = CachedTokens(reply, lambda prompt, cached: None)
     tap.feed(body)

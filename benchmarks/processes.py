@@ -78,13 +78,13 @@ class Child:
 
 
 class CoreClock:
-    """Measures the load of each core between two calls. The load shows which core was the limit of a run."""
+    """Measures the load of each core between two calls. This load shows which core was the limit of a run."""
 
     def __init__(self) -> None:
         self._before = self._read()
 
     def busy(self) -> dict[int, float]:
-        """Return each core's share of busy time since the last call, 0 to 1. Work of other processes counts too."""
+        """Return each core's share of busy time since the last call or since the start, 0 to 1. All processes count."""
         now = self._read()
         shares = {}
         for core, (idle, total) in now.items():

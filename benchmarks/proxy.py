@@ -9,8 +9,8 @@ peers only pass the bytes on.
 
 The proxy has one core, the load generator and the worker the other. ``us CPU`` is the proxy's own processor time per
 request, which other processes hardly change. The load of the cores shows which of them was the limit. If the proxy's
-own share is below its core's load, other processes ran there. ``exact`` is the share of requests that reached the
-worker with the sampled ids of earlier turns, which only the radix cache can achieve.
+own share is below its core's load, other processes ran on this core. ``exact`` is the share of requests that reached
+the worker with the sampled ids of earlier turns. Only the radix cache can achieve this.
 """
 
 from __future__ import annotations
@@ -222,9 +222,9 @@ async def _rounds(
 
 
 async def _drained(proxy: Running) -> None:
-    """Wait until ``proxy`` has finished the requests that the load generator left, for ten seconds at most.
+    """Wait until ``proxy`` has finished the requests that the load generator gave up, for ten seconds at most.
 
-    A slow proxy works on them for seconds, and would slow down the next measurement.
+    A slow proxy works on these requests for seconds, and would slow down the next measurement.
     """
     cpu_s = proxy.cpu_s()
     for _ in range(round(_DRAINING_S / _SETTLING_S)):
@@ -235,7 +235,7 @@ async def _drained(proxy: Running) -> None:
 
 
 def _is_complete(reply: httpx.Response) -> bool:
-    """Return True when the worker's answer came through whole."""
+    """Return True if the answer has status 200, at least ``_NEW_TOKENS`` tokens, and a logprob for each token."""
     if reply.status_code != 200:
         return False
     answer = json.loads(reply.content)

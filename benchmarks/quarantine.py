@@ -68,7 +68,7 @@ async def _fleet(
 ) -> AsyncIterator[tuple[Router, str, list[tuple[Child, Worker]]]]:
     """Run a router in this process, in front of engines in other processes. Yields the router, its URL, and engines.
 
-    There is one engine more than the ``count`` that are yielded: it is left when these have died.
+    ``count`` engines are yielded. One more runs, so that one is left when these engines have died.
     """
     async with AsyncExitStack() as stack:
         router, app = build(flags)
@@ -83,13 +83,13 @@ async def _fleet(
             stack.callback(os.kill, engine.process.pid, signal.SIGCONT)  # a stopped process cannot end
             engines.append((engine, (await router.add_worker(f"http://127.0.0.1:{port}"))[0]))
         with anyio.fail_after(_START_S):
-            while router.pool.healthy <= count:  # noqa: ASYNC110  # no event tells of it
+            while router.pool.healthy <= count:  # noqa: ASYNC110  # no event reports it
                 await anyio.sleep(0.1)
         yield router, url, engines[1:]
 
 
 async def _measure(flags: Sequence[str], rounds: int, clients: int) -> tuple[dict[str, list[float]], _Load]:
-    """Return the seconds until the quarantine by the kind of death, and the load. Engines die at random moments."""
+    """Return the seconds until the quarantine, by the kind of death, and the load. Engines die at random moments."""
     found: dict[str, list[float]] = {death: [] for death in _DEATHS}
     load = _Load()
     with tempfile.TemporaryDirectory() as directory:
@@ -136,7 +136,7 @@ async def _run(options: Options) -> int:
 
 
 def main() -> None:
-    options = parse(__doc__ or "")  # a round: one engine that is killed, and one that is stopped
+    options = parse(__doc__ or "")  # for each round, one engine is killed and one is stopped
     leave_cleanly()
     logging.disable()  # else the router logs each death
     sys.exit(anyio.run(_run, options, backend_options={"use_uvloop": True}))

@@ -1,4 +1,4 @@
-"""The tokenizer of a tiny run: a plugin that loads it without transformers, whose import takes seconds."""
+"""A plugin for tiny runs, which loads the tokenizer without transformers. The import of transformers takes seconds."""
 
 from __future__ import annotations
 

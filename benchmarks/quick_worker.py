@@ -1,7 +1,7 @@
 """A worker, in a process of its own, that discards request bodies as they come and answers at once.
 
-Its answers do not depend on the requests, so a large request costs it no more than reading, and a large
-answer no more than writing.
+The answers depend only on the path. So a large request costs the worker only the reading, and a large answer only
+the writing.
 
     python -m benchmarks.quick_worker PORT GENERATED CHAT
 
@@ -40,7 +40,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:  # the gateway also tries whether a worker speaks gRPC
+        except httptools.HttpParserError:  # the gateway also tries to speak gRPC with a worker
             self._transport.close()
 
     def on_message_begin(self) -> None:

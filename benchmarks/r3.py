@@ -4,11 +4,11 @@
 
 The answer is like the last turn of a long conversation: 31,745 tokens of prompt, 1,024 sampled tokens with logprobs,
 and the experts of each token but the last, 8 in each of 48 layers. The client compares every byte of the answer. *one*:
-five downloads, one after another. *32 at once*: the rate counts the bytes of all 32. ``grown`` is the peak of the
-proxy's resident memory (``VmHWM``) less its memory before. *recorded*: the bytes that the router keeps
-(``/cache_stats``) for each row of each answer. A row has the experts of one token. As int32 it would take 1,536 bytes.
-``exact``: the router returns the tokens and experts as the worker sent them. An answer that the router has not recorded
-is an error.
+five downloads, one after another. *32 at once*: the rate counts the bytes of all 32 downloads. ``grown`` is the peak of
+the proxy's resident memory (``VmHWM``) less its memory before. *recorded*: the bytes that the router keeps
+(``/cache_stats``) for each row of each answer. A row has the experts of one token. As int32, a row takes 1,536 bytes.
+``exact``: the router returns the sampled tokens and the experts as the worker sent them. An answer that the router has
+not recorded is an error.
 
 The proxy has one core; the worker and the client, a process each, share the other.
 """
@@ -212,7 +212,7 @@ async def _stored(proxy: Running, turn: _Turn, *, answers: int) -> dict[str, flo
 
 
 async def _exact_percent(proxy: Running, turn: _Turn) -> float:
-    """Return 100 if the router returns the tokens and experts of the turn as the worker sent them, else 0."""
+    """Return 100 if the router returns the sampled tokens and the experts as the worker sent them, else 0."""
     question = {"text": turn.text, "return_routed_experts": True}
     async with httpx.AsyncClient(base_url=proxy.url, trust_env=False, timeout=60) as client:
         record = (await client.post("/retrieve_from_text", json=question)).json()

@@ -3,12 +3,13 @@
     python -m benchmarks.radix
 
 A *look-up* is the first step of a turn. It gets the text of a conversation, and finds the ids of this text that an
-engine has seen. Three others are measured for comparison. *match alone* is the search, without joining the ids. *memory
-alone* knows the places of the pieces: it compares the text and joins the ids, without a search. *first generation* is
-the trie of this router's first generation. All run on one core, in turn in every round. Their time is processor time.
+engine has seen. Three other operations are measured for comparison. *match alone* is the search, without joining the
+ids. *memory alone* knows the places of the pieces: it compares the text and joins the ids, without a search. *first
+generation* is the trie of this router's first generation. All four run on one core, in turn in every round. All times
+are processor time.
 
-*Memory* is the memory per token that a fresh process gains with the conversations, and the part of it that the cache
-counts itself. *Retrievals* go to a router on a core of its own, from the other core.
+*Memory* is the resident memory that a fresh process gains by recording conversations, per token, and the cache's own
+count of this memory. *Retrievals* go to a router on a core of its own, from the other core.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _SHARE = 1 / 16
 _TALKS = "next turn of conversations, 8.9 kB in 11 segments"
 _TURNS = "next turn of short ones, 0.6 kB in 3 segments"
 _SIZES = {
-    # The lists of the first generation would take 14 GB for 100,000 conversations. So this trie gets 10,000 at most.
+    # The lists of the first generation would take 14 GB for 100,000 conversations. So its trie gets 10,000 at most.
     _TALKS: (TALK, (100, 512, 1_000, 4_096, 10_000, 100_000), 10_000),
     _TURNS: (SHORT, (100, 1_000, 10_000, 100_000), 100_000),
 }

@@ -35,7 +35,7 @@ _COLUMNS = (Column("tokens_per_s", "tokens/s"), Column("ratio", "of alone", 2), 
 
 @asynccontextmanager
 async def served(*command: str) -> AsyncIterator[httpx.AsyncClient]:
-    """Run a command of ``slime-router`` until the block ends.
+    """Run ``slime-router`` with the arguments ``command`` until the block ends.
 
     Raises RuntimeError if the command ends before it is ready, and TimeoutError if it is not ready after five minutes.
     """
@@ -81,7 +81,7 @@ async def tokens_per_s(client: httpx.AsyncClient, texts: Sequence[str], session:
 
 
 async def exact_percentage(router: httpx.AsyncClient, session: str, wanted: int) -> float:
-    """Return the number of exact trajectories of the session as a percentage of the ``wanted`` ones."""
+    """Return the number of exact trajectories of the session as a percentage of ``wanted``."""
     answer = await router.get(f"/trajectories/{session}")
     found = answer.raise_for_status().json()["trajectories"]
     return 100 * sum(one["exact"] is True for one in found) / wanted

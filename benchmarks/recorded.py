@@ -1,4 +1,4 @@
-"""Checks that the radix cache of a router recorded the answers of a benchmark, exactly."""
+"""Checks that the radix cache of a router recorded the answers of a benchmark, with the exact tokens."""
 
 from __future__ import annotations
 

@@ -2,12 +2,13 @@
 
     python -m benchmarks.relay --gateway-python gateway/bin/python
 
-*spread*, *steps*: 64 server-sent-event streams of cumulative chunks, 10,000 chunks a second in all. In *spread* they
-leave evenly over time, in *steps* a chunk of every stream leaves at once. Each chunk has the time at which it was
-written. ``added`` is its delay, less the delay without a proxy; ``first`` is the delay of the streams' first chunks.
+*spread*, *steps*: 64 server-sent-event streams of cumulative chunks, 10,000 chunks a second in all. In *spread* chunks
+leave evenly over time, in *steps* a chunk of every stream leaves at once. Each chunk contains the time at which it was
+written. ``added`` is the delay less the delay without a proxy; ``first`` is the delay of the streams' first chunks.
 *closed loop*: the next chunk of a stream leaves when the previous one has arrived, so the rate is the most that the
-proxy can relay. *64 MiB*: one JSON answer; memory is the proxy's resident memory before, and at its peak.
-At the end, all answers must be recorded, and the tokens of the streamed answer must be exact.
+proxy can relay. *64 MiB answer*: downloads of one JSON answer. The memory is the proxy's resident memory before the
+downloads, and its peak during them. At the end, the router with ``radix_cache`` must have recorded all answers, and the
+tokens of the streamed answer must be exact.
 
 The proxy has one core; the worker and the clients share the other, in one process.
 """

@@ -17,7 +17,7 @@ from benchmarks.peers import BASELINE
 
 __all__ = ["EXACT", "Column", "Report"]
 
-#: The share of exact answers in percent. A benchmark reports it only where all must be exact.
+#: The share of exact answers in percent. A benchmark reports it only where all answers must be exact.
 EXACT = "exact"
 
 _ERRORS = ("errors", "faults", "failed")
@@ -31,7 +31,7 @@ class Column:
     """One figure of the table: its name in the samples, its heading, its decimals.
 
     ``ratio`` adds a column with the figure divided by the baseline peer's. This column has the median of the rounds'
-    ratios, since peers alternate within a round and a shared machine drifts between rounds.
+    ratios: all peers are measured in each round, and a shared machine drifts between rounds.
     """
 
     figure: str

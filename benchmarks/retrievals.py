@@ -35,7 +35,7 @@ _SCRIPT = Path(wrk.__file__).with_name("load.lua")
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request for the tokens of a whole conversation, as its rollout sends it."""
+    """A request for the tokens of a whole conversation, as a rollout sends it."""
 
     text: str
     session: str
@@ -73,7 +73,7 @@ async def measure(options: Options, report: Report, scenario: str, tokenizer: Pa
 
 
 async def _held(proxy: Running, samples: Samples, conversations: int, turns: int) -> list[_Asked]:
-    """Hold conversations through ``proxy``. Return the requests with which their rollouts retrieve them at the end."""
+    """Hold conversations through ``proxy``. Return the requests that retrieve the whole conversations."""
     asked: list[_Asked] = []
     limit = anyio.Semaphore(16)
 

@@ -19,7 +19,7 @@ __all__ = ["Answer", "Samples", "request_body", "save_tokenizer"]
 
 _END = "<|im_end|>"
 _SPECIALS = ["<|endoftext|>", "<|im_start|>", _END]
-#: A word that is in each answer, with one token for each letter. A tokenizer would make fewer tokens of it.
+#: A word that is in each answer, with one token for each letter. The tokenizer makes fewer tokens of the whole word.
 _SPELLED = " nevertheless"
 
 
@@ -124,7 +124,7 @@ def request_body(text: str, max_new_tokens: int, *, stream: bool = False, rid: s
 
 
 def save_tokenizer(directory: Path, vocabulary: int) -> Tokenizer:
-    """Train a byte-level BPE of at most ``vocabulary`` tokens, and save it to ``directory`` as transformers reads it.
+    """Train a byte-level BPE of at most ``vocabulary`` tokens, and save it to ``directory``, for transformers.
 
     It has ChatML's special tokens. The training text is the language reference that comes with Python. Training takes
     about a second.

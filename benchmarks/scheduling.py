@@ -26,7 +26,7 @@ from slime_policies.tokens_in_flight import TokensInFlight
 
 _AUTO, _CACHE_AWARE, _GATEWAY, _BOUND = "auto", "cache_aware", "gateway's cache_aware", "earliest"
 _LEAST = "least_inflight"
-#: The workload in which the bound is simulated. Even the bound misses the TTFT that is wanted, 0.8 of the gateway's.
+#: The workload in which *earliest* is simulated. Even *earliest* misses the wanted TTFT, 0.8 times the gateway's.
 _MULTI_TURN = "multi-turn, 128"
 #: End of the name of a row whose requests do not tell the length of their answers (``max_new_tokens`` is null).
 _NO_LENGTHS = ", no lengths"
@@ -79,7 +79,7 @@ class _Gates:
                 self._at_most(workload, "ttft_ms", _GATEWAY, 0.8)
                 bound = self._of(workload, _BOUND, "ttft_ms") / self._of(workload, _GATEWAY, "ttft_ms")
                 print(
-                    f"  bound  {bound:5.3f}                 the same of {_BOUND}, which knows each engine's state"
+                    f"  bound  {bound:5.3f}                 this ratio of {_BOUND}, which knows each engine's state"
                 )
             elif workload.startswith("agents, ") and workload.endswith("128"):
                 self._at_most(workload, "ttft_ms", _GATEWAY, 0.5)

@@ -21,7 +21,7 @@ _CACHES = (8_000, 20_000, 40_000, 60_000)
 
 
 class _Uncorrected:
-    """``cache_aware`` that gets no answers."""
+    """``cache_aware``, but the policy is told nothing of the answers."""
 
     def __init__(self, policy: CacheAware) -> None:
         self._policy = policy

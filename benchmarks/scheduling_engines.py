@@ -5,8 +5,8 @@ gateway itself. Each hit rate must be within 0.1 of the simulated one. If the si
 by more than 0.1, the policy with the higher one must also have the higher hit rate with the engines.
 
 The last tables have one engine with four data-parallel ranks, and ``cache_aware`` with ``--dp-aware`` (*on*) and
-without (*off*). If ``--dp-aware`` makes the TTFT p95 shorter in the simulation, it must do so with the engines, too. If
-the TTFT p95 is not shorter in the simulation, it must not be shorter with the engines.
+without (*off*). If the TTFT p95 with ``--dp-aware`` is shorter in the simulation, it must also be shorter with the
+engines. If it is not shorter in the simulation, it must not be shorter with the engines.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """GRPO steps with a limit on the requests in flight, in the simulation of ``benchmarks.scheduling``.
 
-All 512 requests of a step are sent at once, and at most 256 are in flight. The others wait in the router's queue: first
-come, first served, or the longest output first (``--queue-policy lof``). Without a limit, all 512 go to the 8 engines,
-which can run 64 each. Each request says the exact length of its answer, the best case for ``lof``.
+All 512 requests of a step are sent at once. With the limit, at most 256 of them are in flight, and the others wait in
+the router's queue: first come, first served, or the longest output first (``--queue-policy lof``). Without a limit, all
+512 go to the 8 engines, each of which runs 64 at once. Each request says the exact length of its answer, the best case
+for ``lof``.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Without ``--dp-aware`` the router chooses a server, and the server uses its ranks in turn. The first tables have one
 server with eight ranks and conversations of three turns, like a measurement with the SGLang gateway: see
-``docs/plugins/dp.md``. The other tables have two servers with four ranks each. With SGLang's ``--enable-dp-attention``
-ranks step together.
+``docs/plugins/dp.md``. The other tables have two servers with four ranks each. In some tables the ranks step together,
+as with SGLang's ``--enable-dp-attention``.
 """
 
 from __future__ import annotations

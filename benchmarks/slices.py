@@ -1,4 +1,4 @@
-"""A load in short slices: a number of requests to one server, then as many to the next server."""
+"""A load in short slices: a number of requests to one server, then the same number to the next server."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ class _Connection(asyncio.Protocol):
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the confidence interval of the median of ``values``, and its coverage: at least 95 % from six values on.
 
-    The ends of the interval are two of the values, chosen by the binomial distribution. So the values may have any
-    distribution.
+    The ends of the interval are two of the values, chosen by the binomial distribution. So this holds for any
+    distribution of the values.
     """
     ordered, number = sorted(values), len(values)
     ways, outside, skipped = 1, 0.5**number * 2, 0

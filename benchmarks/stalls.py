@@ -153,7 +153,7 @@ async def _apart(stand_in: StandIn) -> None:
 
 
 def _advance(stream: Stream) -> None:
-    if not stream.transport.is_closing():  # a stream of the previous load may be closing still
+    if not stream.transport.is_closing():  # a stream of the previous load may still be closing
         stream.advance()
 
 

@@ -1,7 +1,7 @@
 """A cheap worker in this process that answers ``/generate`` or chats from a table, and counts what it gets.
 
 It has only the HTTP that proxies need, on bare transports, so that it takes little time beside the proxy.
-``max_new_tokens`` selects the answer. The requests, and those with ids, are counted, so that a run can check them.
+``max_new_tokens`` selects the answer. The requests are counted, as are those with ids, so that a run can check them.
 """
 
 from __future__ import annotations
@@ -65,11 +65,12 @@ class Fixed:
 
 
 class Chunk:
-    """One server-sent event. It has the time at which it was written, in a fixed number of digits.
+    """One server-sent event. It contains the time at which it was written, in a fixed number of digits.
 
-    The time is the last member of ``meta_info``, or of an event without ``meta_info``. SGLang's ``meta_info``, too, has
-    figures that differ in each event of a stream. If the event has the id ``STREAM_ID``, the id of the request replaces
-    it. All ids of requests that get such an event have the length of ``STREAM_ID``.
+    The time is the last member of ``meta_info``; in an event without ``meta_info``, the last member of the event.
+    SGLang's ``meta_info``, too, has figures that differ in each event of a stream. If the event has the id
+    ``STREAM_ID``, the id of the request replaces it. All ids of requests that get such an event have the length of
+    ``STREAM_ID``.
     """
 
     def __init__(self, payload: Mapping[str, object]) -> None:
@@ -112,8 +113,8 @@ class Stream:
 class StandIn:
     """The answers, and counts of the requests. It runs in one event loop and never awaits.
 
-    ``sampled_before``: ids of earlier answers; ``with_sampled_ids`` counts the requests that have them. ``name_of``
-    finds the name of a stream in its request.
+    ``sampled_before``: ids of earlier answers; ``with_sampled_ids`` counts the requests that contain these ids.
+    ``name_of`` finds the name of a stream in its request.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:  # the gateway also tries whether a worker speaks gRPC
+        except httptools.HttpParserError:  # the gateway also tries to speak gRPC with a worker
             self._transport.close()
 
     def on_message_begin(self) -> None:

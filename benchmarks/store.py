@@ -2,15 +2,18 @@
 
     python -m benchmarks.store [--only "1,000 blocks"] [--rounds N]
 
-Sequences of 32 blocks of 16 tokens are inserted: each prompt of 16 blocks has eight samples of 16 blocks more.
+Sequences of 32 blocks of 16 tokens are inserted. Each prompt of 16 blocks has eight samples, which add 16 blocks each.
 ``plain loop`` keeps dicts by the key of a block. It looks at each block on its own, and to evict blocks it sorts all
-leaves by age. ``keys`` is the time to hash a sequence. All figures are the processor time of one call. A round
-makes at least 100 calls, since few calls take longer: of 100 indexes of 100 blocks in turn, of ten of 1,000.
+leaves by age. ``keys`` is the time to hash a sequence. All times are the mean processor time of one call. In a round,
+each figure has 100 calls, or 1,000 from 100,000 blocks on, since calls take longer if there are only a few. The calls
+go to 100 indexes of 100 blocks in turn, to ten of 1,000 blocks, or to one larger index. For each figure of an eviction,
+``plain loop`` evicts only once from each index.
 
 Then the script measures the eviction of one block, from an index of 50,000 leaves and from an index of one long
-sequence. More than 20 us with 50,000 leaves are a failure. ``fork_end`` and ``fork_begin`` insert a shorter sequence:
-the blocks of the long one up to a place near its end, or near its beginning, and one other block. At the end, the
-script measures the memory of a block in the index, and of a block that an earlier process left on the SSD.
+sequence. A median above 20 us with 50,000 leaves is a failure. ``fork_end`` and ``fork_begin`` insert a shorter
+sequence: the blocks of the long sequence up to a place near its end, or near its beginning, and then one other block.
+At the end, the script measures the memory of a block in the index, and of a block that an earlier process left on the
+SSD.
 """
 
 from __future__ import annotations
@@ -118,7 +121,7 @@ def _sequences(count: int, seed: int) -> Iterator[SequenceMeta]:
 
 
 def _cost_us(call: Callable[[_T], object], items: Sequence[_T]) -> float:
-    """Return the processor time of one call in microseconds, for each of ``items`` in turn."""
+    """Return the mean processor time, in microseconds, of one call for each of ``items``."""
     begun = time.process_time()
     for item in items:
         call(item)
@@ -212,7 +215,7 @@ def _measure_one_sequence(report: Report, blocks: int, rounds: int) -> None:
 
 
 def _measure_memory(report: Report, sequences: int) -> None:
-    """Measure the memory that the index takes for a block, including its tokens."""
+    """Measure the memory of a block with its tokens in the index, and of a block in :class:`RecoveredBlocks`."""
     index = _Ours()
     for sequence in _sequences(1, seed=2):  # so that no import counts
         _Ours().insert(sequence)

@@ -3,18 +3,18 @@
     python -m benchmarks.store_bytes [--only "1,024 KiB"] [--rounds N] [--directory DIR]
 
 ``memory copy``: the tier copies rows into blocks in memory and writes the headers of the blocks, as a put does. A call
-copies 1 MiB; keys and checksums are computed before. The plain loop copies as many bytes into slices of a bytearray,
-one slice for each block.
+copies about 1 MiB; keys and checksums are computed before. The plain loop copies as many bytes into slices of a
+bytearray, one slice for each block.
 
-``SSD write``: a call writes 64 MiB, and for blocks of records also 1 MiB. It returns when its bytes are on the disk.
-Before each call the tier forgets the blocks, as the store does. The plain loop calls ``pwrite`` for each slot, and
-``fdatasync`` once a call.
+``SSD write``: a call writes 64 MiB. For blocks of records, calls of 1 MiB are measured, too. A call returns when its
+bytes are on the disk. Before each call the tier forgets the blocks, as the store does. The plain loop calls ``pwrite``
+for each slot, and ``fdatasync`` once a call.
 
 ``cold read``: a call reads blocks that the page cache does not have. Calls of 1 MiB are also made in any order, as
 sessions are retrieved. The plain loop calls ``preadv`` for each slot.
 
-A block and its header fill a slot, as in the store of records (4 KiB). The plain loop moves whole slots through the
-page cache, and the kernel reads ahead for the plain loop. Tier and loop alternate, in preallocated files that were
+A block and its header fill a slot. In the store of records, a slot has 4 KiB. The plain loop moves whole slots through
+the page cache, and the kernel reads ahead for the plain loop. Tier and loop alternate, in preallocated files that were
 written before. ``of plain`` is the median of the rounds' ratios. The directory must be on a disk.
 """
 

@@ -98,7 +98,7 @@ async def streaming(
 ) -> AsyncIterator[Seen]:
     """Keep ``streams`` streams open through ``url`` while the block runs, and count what arrives.
 
-    Without a ``pace`` the next chunk of a stream is written as soon as the previous one has arrived. Then each stream
+    Without a ``pace``, the next chunk of a stream is written when the previous chunk has arrived. Then each stream
     has one chunk in flight and no chunks are merged, so the rate is the most that the proxy can relay.
     """
     seen = Seen()

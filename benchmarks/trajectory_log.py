@@ -3,9 +3,9 @@
     python -m benchmarks.trajectory_log [--conversations N] [--rounds N] [--directory DIR]
 
 Conversations of five turns and about 1,700 tokens are recorded with and without the log, alternately. The script
-measures this process's processor time per answer, and the wall-clock time, which includes all of the writes to the page
-cache. Then it reads the log. ``tokens``: the cost of every answer (``record`` with ``pin`` and ``unpin``, without HTTP,
-JSON and tokenising). ``turns``: the additional cost of an answer to a chat: the plugin ``openai`` keeps it as a turn.
+measures this process's processor time per answer, and the wall-clock time, which includes all writes to the page cache.
+Then it reads the log. ``tokens``: the cost of every answer (``record`` with ``pin`` and ``unpin``, without HTTP, JSON
+and tokenising). ``turns``: the additional cost of an answer to a chat, which the plugin ``openai`` keeps as a turn.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _chat(history: History, turns: Sequence[Turn], session: str) -> None:
 
 @dataclass
 class _Side(Generic[K]):
-    """One kind of store, without a log and with one, and the function that adds a conversation to it."""
+    """One kind of store, without a log and with a log, and the function that adds a conversation to such a store."""
 
     plain: Callable[[], K]
     logged: Callable[[LogDirectory], tuple[K, RecordLog]]
@@ -106,7 +106,7 @@ class _Side(Generic[K]):
     size: int = 0
 
     def run(self, path: Path, histories: Histories, conversations: int) -> None:
-        """Fill a store without a log and one with a log, and read the log again."""
+        """Fill a store without a log, and another with a log. Then read the log again."""
         self.samples["without"].append(self._filled(self.plain(), histories, conversations))
         directory = LogDirectory(path, "--directory")
         kept, log = self.logged(directory)

@@ -1,4 +1,4 @@
-"""Figures turn by turn: tokens that the radix cache reuses, tokens tokenised with and without it, and latency."""
+"""Figures of each turn: tokens that the radix cache reuses, tokens tokenised with and without the cache, latency."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _WITH, _WITHOUT = "router, radix_cache", "router, no plugins"
 
 
 async def measure_turns(options: Options, report: Report, directory: Path) -> None:
-    """Hold the conversations of every shape with one router, and send the same prompts through another."""
+    """Hold the conversations of every shape through a router with the cache, and the same prompts through another."""
     samples = Samples(save_engine_tokenizer(directory / "engine-tokenizer"))
     cached = ("--plugin", "radix_cache", *options.tokenizer(directory / "engine-tokenizer"))
     peers = [
@@ -120,7 +120,7 @@ async def _measure(
 
 @dataclass(slots=True)
 class _Sums:
-    """Sums over some turns, and the time of each."""
+    """Sums over some turns, and the time of each turn."""
 
     with_ns: list[int] = field(default_factory=list)
     without_ns: list[int] = field(default_factory=list)

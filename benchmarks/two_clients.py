@@ -127,7 +127,7 @@ class Hostile:
     def ask(self, url: str, path: str, body: bytes, seconds: float) -> None:
         """POST ``body`` until ``seconds`` have passed, each time on a new connection; at least once.
 
-        It blocks: call it in a thread, so that the other client's event loop runs meanwhile.
+        This call blocks. Make it in a thread, so that the event loop of the other client runs meanwhile.
         """
         address = urlsplit(url)
         began = time.monotonic()
@@ -139,7 +139,10 @@ class Hostile:
 
 
 def _status(host: str, port: int, path: str, body: bytes) -> int:
-    """Return the status of the answer, which is read to its end; 0 when it broke off or paused for a minute."""
+    """Return the status of the answer, which is read to its end.
+
+    Returns 0 if there is no answer, or if it breaks off or pauses for a minute.
+    """
     connection = http.client.HTTPConnection(host, port, timeout=_DEADLINE_S)
     try:
         with suppress(BrokenPipeError, ConnectionResetError):  # the body may be refused before it is read

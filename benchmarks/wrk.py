@@ -53,7 +53,7 @@ async def run(
 ) -> Figures:
     """Load ``path`` of ``url`` with the bodies of a file (one per line) from one thread on the load's core.
 
-    ``headers``: each as in ``Accept: a/b``. After ``most_requests`` wrk idles until its time is over. Raises
+    ``headers``: each as in ``Accept: a/b``. After ``most_requests`` answers, wrk idles until its time is over. Raises
     RuntimeError with wrk's output when it fails.
     """
     process = await asyncio.create_subprocess_exec(

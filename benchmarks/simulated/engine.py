@@ -21,7 +21,7 @@ class Costs:
     ``prefill_per_s``: tokens of prompts a second. ``chunk``: the most tokens of prompts in one step. ``step_s``: the
     time of a step that samples one token for each running request; ``per_running_s``: the time that each running
     request adds to the step. ``running``: the most requests that run at once. ``cache``: tokens of the KV cache.
-    ``shortest_first``: prompts with the fewest tokens to prefill go first; else the queue is first come, first served.
+    ``shortest_first``: prompts with the fewest tokens to prefill go first; False: first come, first served.
     """
 
     prefill_per_s: float = 16_000.0
@@ -57,8 +57,8 @@ class Generation:
 class Engine:
     """Runs steps while it has requests. ``at(time, call)`` asks the simulation to call ``call`` at ``time``.
 
-    ``ranks``: the number of ranks. Each has a cache and a queue of its own. All step together: a step takes as long as
-    that of the slowest rank.
+    ``ranks``: the number of ranks. Each rank has a cache and a queue of its own. All ranks step together: a step takes
+    as long as the slowest rank needs.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Engine:
         self._step_ends_s = 0.0
 
     def first_token_s(self, prompt: Text, now: float, rank: int = 0) -> float:
-        """Return the time until the first token of ``prompt``, if it is sent now."""
+        """Return the seconds until the first token of ``prompt``, if it is sent now."""
         return max(0.0, self._step_ends_s - now) + self._ranks[rank].first_token_s(prompt)
 
     def tell(self, changed: Callable[[Event], None], rank: int = 0) -> None:
@@ -140,7 +140,7 @@ class _Rank:
         return took, begun, over
 
     def first_token_s(self, prompt: Text) -> float:
-        """Return the time from the beginning of the next step to the end of the step with the first token."""
+        """Return the seconds from the beginning of the next step to the end of the step with the first token."""
         costs = self._costs
         missing = self._missing(prompt)
         ahead = [self._left(waiting) for waiting in self.waiting]
@@ -187,7 +187,7 @@ class _Rank:
         if self.changed is not None and (new := self._first_missing(text)) < len(text.blocks):
             ids = text.ids()[new * BLOCK : len(text.blocks) * BLOCK]
             self.changed(Stored([*text.blocks[new:]], text.blocks[new - 1] if new else None, ids, BLOCK))
-        for block in reversed(text.blocks):  # so that long prefixes are evicted before short ones
+        for block in reversed(text.blocks):  # so that the end of a text is evicted before its beginning
             self._cache[block] = None
             self._cache.move_to_end(block)
         while len(self._cache) * BLOCK > self._costs.cache:

@@ -29,7 +29,7 @@ class Fleet(Protocol):
     def send(
         self, now: float, exchange: Exchange, prompt: Text, new_tokens: int, kept: Worker | None, done: Done
     ) -> Worker | None:
-        """Send a request to ``kept``, the worker of its session. Without one, the policy chooses a worker.
+        """Send a request to ``kept``, the worker of its session. If ``kept`` is None, the policy chooses a worker.
 
         A policy that keeps the sessions itself chooses for each request, and ``kept`` is ignored.
         Returns the worker for the next requests of the session, or None if it is not known yet.
@@ -48,9 +48,10 @@ MakeFleet = Callable[[Clock, At], Fleet]
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Data-parallel ranks of each server. ``aware``: the policy chooses the rank; else the server uses them in turn.
+    """Data-parallel ranks of a server.
 
-    ``together``: they step together, as with SGLang's ``--enable-dp-attention``.
+    ``aware``: the policy chooses the rank; False: the server uses its ranks in turn. ``together``: the ranks of a
+    server step together, as with SGLang's ``--enable-dp-attention``.
     """
 
     count: int = 1
@@ -137,9 +138,9 @@ class Servers:
 
 
 class Earliest(Servers):
-    """Regular servers. A request whose session has no worker yet goes where its first token comes earliest.
+    """Regular servers. A request goes where its first token comes earliest, unless its session already has a worker.
 
-    Only the simulation can know this, so it is no policy of a router.
+    Only the simulation can know where that is, so it is no policy of a router.
     """
 
     def send(

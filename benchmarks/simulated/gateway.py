@@ -16,12 +16,13 @@ _BEFORE, _BEHIND = b'"text": "', b'", "sampling_params"'
 class GatewayCacheAware:
     """The gateway's rules, with its defaults.
 
-    - If the loads differ by more than 64 requests and by more than 1.5 times: the worker with the fewest requests.
-    - Else, if a worker has seen more than 0.3 of the prompt: the worker that has seen most of it (of several, the one
-      that saw this part first).
+    - If the largest load is more than 64 requests above the smallest, and more than 1.5 times the smallest: the worker
+      with the smallest load.
+    - Else, if workers have seen more than 0.3 of the prompt, from its beginning: the worker that was the first to see
+      the whole of this part.
     - Else the worker with the smallest tree.
 
-    The gateway's tree has characters; here it has parts of 64 bytes, the size of a block of the simulated caches.
+    The gateway's tree has characters. Here a tree has parts of 64 bytes, the size of a block of the simulated caches.
     """
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ __all__ = ["drawn"]
 
 _PANELS = (("hit", "hit rate", False), ("ttft_ms", "TTFT p95", True), ("makespan_s", "makespan", True))
 _REFERENCE = "round_robin"
-#: The largest ratio that is drawn; larger ones lie on the edge.
+#: The largest ratio that is drawn. The dots of larger ratios lie on the edge.
 _MOST = 2.0
 _COLOURS = ("#8b949e", "#ca8a04", "#06b6d4", "#d946ef", "#f97316", "#3b82f6", "#16a34a")
 _LEFT, _TOP, _ROW, _WIDTH, _GAP = 380, 90, 34, 220, 40

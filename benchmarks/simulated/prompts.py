@@ -22,11 +22,11 @@ _numbers = count()
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text of some parts. No part begins like another.
+    """A text that consists of parts. No two parts begin in the same way.
 
     ``parts``: for each part, its number and its number of tokens. ``tokens``: the number of tokens of all parts.
     ``blocks``: a key for each full block of tokens. A key stands for the whole text up to the block's end. ``rest``:
-    a key for the tokens behind the last full block.
+    a key for the tokens after the last full block.
     """
 
     parts: tuple[tuple[int, int], ...] = ()
@@ -35,7 +35,7 @@ class Text:
     rest: int = 0
 
     def then(self, tokens: int) -> Text:
-        """Return this text with a new part of ``tokens`` tokens behind it."""
+        """Return this text with a new part of ``tokens`` tokens at its end."""
         number = next(_numbers)
         total = self.tokens + tokens
         key = hash((self.blocks[-1] if self.blocks else 0, self.rest, number))

@@ -16,7 +16,7 @@ __all__ = ["Limited"]
 class Limited:
     """A fleet that has at most ``limit`` requests in ``inner`` at once, as with ``--max-concurrent-requests``.
 
-    The others wait in ``queue``. A request's time to the first token begins with its wait. There are no sessions.
+    The other requests wait in ``queue``. The time to the first token includes this wait. There are no sessions.
     """
 
     def __init__(self, inner: Fleet, limit: int, queue: Queue[Exchange], clock: Callable[[], float]) -> None:

@@ -25,11 +25,13 @@ _APART_S = 0.000_2
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``hit_rate``: cached tokens, as a part of all tokens of prompts. ``ttft_p95_s``: time to the first token.
+    """``hit_rate``: cached tokens, as a share of all tokens of prompts.
 
-    ``tpot_p95_s``: mean time between two tokens of an answer. These two are 95th percentiles over the requests.
-    ``makespan_s``: time until the last answer. ``imbalance``: requests of the busiest rank, divided by the mean over
-    the ranks. Only engines that prefill count. An engine without ranks counts as one rank.
+    ``ttft_p95_s``: time to the first token. ``tpot_p95_s``: mean time between two tokens of an answer. Both are 95th
+    percentiles over the requests. ``makespan_s``: time until the last answer.
+
+    ``imbalance``: requests of the busiest rank, divided by the mean over the ranks. Engines that only decode do not
+    count. An engine without ranks counts as one rank.
     """
 
     hit_rate: float
@@ -163,7 +165,7 @@ class _Client:
         self._worker: Worker | None = None
 
     def go_on(self, now: float, history: Text) -> None:
-        """Send the next request, after the client's pause."""
+        """Send the next request, after the client's pause; or end the conversation."""
         turn = next(self._turns, None)
         if turn is None:
             self._over(now)

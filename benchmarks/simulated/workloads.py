@@ -15,8 +15,8 @@ __all__ = ["PAUSED", "TINY", "WORKLOADS", "Turn", "Workload", "conversation", "l
 class Turn:
     """One request of a client, for ``new_tokens`` tokens.
 
-    ``prompt``: the whole prompt; None: the conversation so far and ``added`` tokens. ``think_s``: seconds since the
-    previous answer.
+    ``prompt``: the whole prompt; None: the conversation so far and ``added`` tokens. ``think_s``: seconds from the
+    previous answer to this request.
     """
 
     prompt: Text | None
@@ -45,12 +45,15 @@ class Workload:
 
 
 def length(rng: random.Random, median: int, spread: float = 0.6) -> int:
-    """Return a number of tokens, log-normally distributed. With the default ``spread``, the mean is 1.2 medians."""
+    """Return a number of tokens, log-normally distributed. By default, the mean is 1.2 times ``median``."""
     return max(4, min(16 * median, round(rng.lognormvariate(0, spread) * median)))
 
 
 def conversation(rng: random.Random, prompt: Text, answer: int, added: int) -> Conversation:
-    """Return four to eight turns. Medians in tokens: ``answer`` of an answer, ``added`` of what a later turn adds."""
+    """Return four to eight turns.
+
+    ``answer``: the median number of tokens of an answer. ``added``: the median number of tokens that a later turn adds.
+    """
     later = [
         Turn(None, length(rng, added), length(rng, answer), rng.expovariate(2))
         for _ in range(rng.randint(3, 7))
@@ -190,7 +193,7 @@ WORKLOADS = (
     Workload("unrelated prompts, 96", 96, 1, _unrelated),
 )
 
-#: Conversations that small caches have evicted before their next turn. Only ``scheduling_caches`` has them.
+#: Conversations with pauses so long that small caches evict them meanwhile. Only ``scheduling_caches`` has these.
 PAUSED = (
     Workload("4,000-token prompts, pauses of 10 s, 128", 128, 1, _paused(4000, 10, 300)),
     Workload("8,000-token prompts, pauses of 20 s, 100", 100, 1, _paused(8000, 20, 200)),
