@@ -52,7 +52,7 @@ def compiled_faults(wheel: Path, plain: Path, hot: Sequence[str]) -> list[str]:
 
 
 def earlier_wheels(into: Path, plain: Path, hot: Sequence[str]) -> list[Path]:
-    """Return the compiled wheels in ``into``, for any version of Python, that have the sources of ``plain``."""
+    """Return the compiled wheels in ``into``, for any Python, that have the sources of ``plain`` and all of ``hot``."""
     others = into.glob(plain.name.replace("py3-none-any", "cp*"))
     return sorted(wheel for wheel in others if not compiled_faults(wheel, plain, hot))
 

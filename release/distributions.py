@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 __all__ = ["Distributions", "ReleaseError", "build_alike", "checksums", "differences", "run"]
 
-#: A zip file has times of two seconds' resolution.
+#: The times of files in a zip file have a resolution of two seconds.
 _BETWEEN_BUILDS_S = 2.1
 _OLD = 1_000_000_000
 
@@ -47,7 +47,7 @@ def build_alike(root: Path, work: Path) -> Distributions:
     """Build the last commit of ``root`` in several ways, below ``work``, and return the first distributions.
 
     The ways differ in directory, time, time zone, hash seed, file modes and file times; one wheel is built from the
-    sdist. Raises ReleaseError for uncommitted changes, and when two builds differ in a byte.
+    sdist. Raises ReleaseError for uncommitted changes, if a build fails, or if two builds differ in a byte.
     """
     if changed := run("git", "status", "--porcelain", "--untracked-files=no", cwd=root):
         raise ReleaseError(f"wanted a checkout without uncommitted changes, found\n{changed}")

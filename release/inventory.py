@@ -26,7 +26,10 @@ class Vendored(NamedTuple):
 
 
 def vendored(root: Path) -> list[Vendored]:
-    """Return the vendored libraries of the plugins in ``root``. Raises ReleaseError for a wrong version or license."""
+    """Return the vendored libraries of the plugins in ``root``.
+
+    Raises ReleaseError if ``NAME.VERSION`` has another form, or if ``NAME.LICENSE`` is not the MIT License.
+    """
     found = []
     for path in sorted((root / "plugins").rglob("*.VERSION")):
         told = _NAMED.match(path.read_text())
@@ -54,7 +57,7 @@ def unnamed(root: Path, libraries: Sequence[Vendored]) -> list[str]:
 def write_sbom(python: Path, root: Path, into: Path, epoch: str) -> int:
     """Write the SBOM of the environment of ``python``, where the router is installed; return the number of components.
 
-    Raises ReleaseError if it is not valid, or lacks a component.
+    Raises ReleaseError if the SBOM is not valid, lacks a component, or has a file URL.
     """
     run(
         "cyclonedx-py", "environment", python, "--pyproject", root / "pyproject.toml", "--short-PURLs",

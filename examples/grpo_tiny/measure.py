@@ -18,9 +18,9 @@ def differences(
 ) -> list[float]:
     """Return ``|trainer logprob - rollout logprob|`` of each sampled token.
 
-    ``logprobs``: the trainer's log-probabilities of the tokens of ``trained``, except the first. Where ``trained`` has
-    other tokens than were sampled, the shortest pieces of text that are whole tokens of both are compared. The
-    difference of such a piece is divided by the number of its sampled tokens.
+    ``logprobs``: the trainer's log-probabilities of the tokens of ``trained``, except the first. If ``trained`` has
+    other tokens than were sampled, the text is cut at each place where a token of both ends, and these pieces are
+    compared. Each sampled token of a piece then gets an equal share of the difference of the piece.
     """
     assert rollout.logprobs is not None
     if np.array_equal(rollout.tokens, trained.tokens):
@@ -46,7 +46,7 @@ def _sums(
 ) -> dict[int, tuple[float, int]]:
     """Return, by the place in ``text`` where a token ends, two values for the trained tokens up to that place.
 
-    They are the sum of the log-probabilities of these tokens, and their number.
+    The values are the sum of the log-probabilities of these tokens, and the number of these tokens.
     """
     ids = sample.tokens.tolist()
     found: dict[int, tuple[float, int]] = {}

@@ -17,8 +17,8 @@ _LAYER = re.compile(r"\.layers\.(\d+)\.")
 class ExpertReplay:
     """Replays experts in ``model``.
 
-    Only the indices of the experts are recorded. Their routing weights are the model's own, with gradients. The router
-    layers are those of transformers that return ``(logits, scores, indices)``, as Qwen3-MoE's do.
+    Only the indices of the experts are recorded. The routing weights of these experts are the model's own, with
+    gradients. The router layers are those of transformers that return ``(logits, scores, indices)``, as Qwen3-MoE's do.
     """
 
     def __init__(self, model: Any) -> None:

@@ -17,7 +17,7 @@ _SAMPLING = {"temperature": 1.0, "max_new_tokens": 16}
 
 @dataclass(slots=True)
 class Rollout:
-    """One sample: its whole text so far, and the answers in it. ``ended``: which answers the model ended itself."""
+    """One sample: its whole text so far, and its answers. ``ended``: for each answer, True if the model ended it."""
 
     script: Sequence[str]
     group: int

@@ -30,7 +30,7 @@ __all__ = ["RUNS", "Run", "Size", "Step", "train"]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One way to train. ``exact``: on the recorded tokens; False: on the text tokenised again.
+    """One way to train. ``exact``: train on the recorded tokens; False: on the text tokenised again.
 
     ``replay``: the trainer uses the recorded experts.
     """
@@ -60,7 +60,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The mean reward, and the differences of log-probabilities.
+    """The mean reward of a step, and the differences between the trainer's log-probabilities and the rollout's.
 
     ``other_tokens``: the share of samples whose trained tokens differ from the sampled ones.
     """
@@ -107,7 +107,7 @@ async def train(
 
 
 def _router(run: Run, checkpoint: Path) -> ASGIApp:
-    """Return a router with an engine in it. In a cluster the engines are elsewhere: see ``--worker-urls``."""
+    """Return a router with an engine in it. In a cluster, engines are separate processes: see ``--worker-urls``."""
     flags = ["--plugin", "engine", "--engine-backend", "transformers", "--engine-model", str(checkpoint)]
     flags += ["--plugin", "radix_cache", "--log-level", "warn"]
     if run.moe:

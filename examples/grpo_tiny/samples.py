@@ -1,4 +1,4 @@
-"""Training samples of rollouts: with the tokens that the router recorded, or with the text tokenised again."""
+"""Training samples of rollouts: with the tokens that the router recorded, or with those of the text tokenised again."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def recorded(record: Mapping[str, Any]) -> Sample:
 def tokenised_again(rollout: Rollout, tokenizer: Tokenizer) -> Sample:
     """Return the sample of a trainer that gets only the text: it has no log-probabilities.
 
-    Each answer is trained with the end-of-turn token that the chat template writes after it.
+    An answer is trained on with the end-of-turn token that the chat template writes after it.
     """
     encoding = tokenizer.encode(rollout.text + _END_OF_TURN, add_special_tokens=False)
     mask = np.zeros(len(encoding.ids), np.bool_)

@@ -9,7 +9,7 @@ __all__ = ["CHARACTERS", "as_text", "reward", "scripts"]
 
 #: By name, the characters that the user may ask for.
 CHARACTERS = {"vowels": "aeiou", "digits": "0123456789"}
-#: Shorter answers get less than the whole reward.
+#: Answers with fewer characters get less than the whole reward.
 _LEAST_CHARACTERS = 8
 
 
@@ -30,7 +30,8 @@ def as_text(wanted: str, *, first: bool) -> str:
 def reward(script: Sequence[str], answers: Sequence[str], ended: Sequence[bool]) -> float:
     """Return the mean over the turns of the share of wanted characters, between 0 and 1.
 
-    ``ended``: True if the model ended the answer itself. An answer that reached the length limit counts half.
+    Short answers get less (``_LEAST_CHARACTERS``). ``ended``: True if the model ended the answer itself. An answer that
+    reached the length limit counts half.
     """
     shares = [
         sum(character in CHARACTERS[wanted] for character in answer)

@@ -57,7 +57,7 @@ class Trainer:
         ]
 
     def _experts(self, samples: Sequence[Sample], length: int) -> torch.Tensor:
-        """Return the experts of all samples, ``[batch, length, layers, top_k]``; padding has the first experts."""
+        """Return the experts of all samples, ``[batch, length, layers, top_k]``. Padding gets the first experts."""
         known = [sample.experts for sample in samples if sample.experts is not None]
         if len(known) != len(samples):
             raise ValueError(f"{len(samples) - len(known)} samples have no routed experts")

@@ -36,7 +36,7 @@ TOOLS: Any = [
 
 
 def answer(openai: OpenAI, question: str) -> str:
-    """Return the model's answer to ``question``; until then, call the tools that it asks for."""
+    """Return the model's answer to ``question``. Before, call the tools that the model asks for."""
     model = openai.models.list().data[0].id
     messages: list[Any] = [{"role": "user", "content": question}]
     for _ in range(MAX_TURNS):

@@ -36,7 +36,7 @@ class _GivenFields:
 
 
 class _Typed(argparse.Action):
-    """Stores a value, and lists its flag in the result: a typed value may be the default, too."""
+    """Stores a value, and lists its flag in the result, since a typed value may equal the default."""
 
     def __call__(
         self, _: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
@@ -49,10 +49,11 @@ class _Typed(argparse.Action):
 class RouterArgs(_GivenFields):
     """Arguments of sglang-router 0.3.2, a field for each flag. Values are Python objects or words of a command line.
 
-    A default is the gateway's, or None (not given). A field that nobody set is left out of the command line, so
-    slime-router's own default applies. A field was set if it differs from its default, or if it was typed as a flag,
-    given to the constructor or assigned. A default that comes from ``set_defaults``, or from a namespace that no parser
-    made, counts as not set. ``dataclasses.replace`` sets all fields.
+    A default is the gateway's, or None (not given). The command line always has the host and the port, and the policy
+    unless it is None. Any other field that was not set is left out, so slime-router's own default applies. A field was
+    set if it differs from its default, or if it was typed as a flag, given to the constructor or assigned. A value that
+    equals the default counts as not set if it comes from ``set_defaults``, or from a namespace that no parser made.
+    ``dataclasses.replace`` sets all fields.
     Trainers log these objects, so their ``repr`` shows no key.
     """
 
@@ -174,7 +175,7 @@ class RouterArgs(_GivenFields):
     def add_cli_args(
         parser: argparse.ArgumentParser, use_router_prefix: bool = False, exclude_host_port: bool = False
     ) -> None:
-        """Add the gateway's flags to ``parser``, as ``--router-...`` if wanted."""
+        """Add the gateway's flags to ``parser``. ``use_router_prefix``: most of them as ``--router-...``."""
         told = "the gateway's flags for slime-router, whose docs/plugins/sglang.md says what differs"
         group = parser.add_argument_group("SGLang router", told)
         plain = RouterArgs()
@@ -205,7 +206,7 @@ class RouterArgs(_GivenFields):
         return cls(**found)
 
     def command_line(self) -> list[str]:
-        """Return the flags for slime-router: host, port, policy, and all others that were set.
+        """Return the flags for slime-router: host, port, policy unless None, and all others that were set.
 
         The environment may set the flags that are left out.
         """
