@@ -9,7 +9,7 @@ import uvicorn
 from uvicorn.lifespan.on import LifespanOn, LifespanSendMessage
 
 from slime_http.client_connection import Observer
-from slime_http.errors import StartupError
+from slime_http.errors import RouterError, StartupError
 
 __all__ = ["APP", "OBSERVERS", "Lifespan"]
 
@@ -23,7 +23,10 @@ logger = logging.getLogger(__name__)
 
 
 class Lifespan(LifespanOn):
-    """Runs the lifespan, and raises a StartupError of the application as it is. Other errors are logged."""
+    """Runs the lifespan, and raises a StartupError of the application as it is. Other errors are logged.
+
+    A RouterError is raised on purpose, and its message is enough, so it is logged as one line. Others have a traceback.
+    """
 
     _error: StartupError | None = None
 
@@ -56,8 +59,14 @@ class Lifespan(LifespanOn):
             )
         except BaseException as error:
             self.error_occurred = True
-            self._error = _startup_error(error) if self.startup_failed else None
-            if self._error is None:
+            reason = _only_reason(error)
+            if self.startup_failed and isinstance(reason, StartupError):
+                self._error = reason
+            elif isinstance(reason, RouterError):
+                self._error = None
+                logger.error("the application ends: %s", reason)
+            else:
+                self._error = None
                 logger.error("the application's lifespan failed", exc_info=error)
         finally:
             self.startup_event.set()
@@ -77,8 +86,8 @@ class Lifespan(LifespanOn):
             await super().send(message)
 
 
-def _startup_error(error: BaseException) -> StartupError | None:
-    """Return ``error``, or the only error in a group, if it is a StartupError."""
+def _only_reason(error: BaseException) -> BaseException:
+    """Return ``error``, or the only error in a group."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         (error,) = error.exceptions
-    return error if isinstance(error, StartupError) else None
+    return error

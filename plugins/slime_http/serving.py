@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 #: Seconds that a client may keep the server waiting.
 CLIENT_TIMEOUT_S = 300.0
 _BACKLOG = 4096
+#: Seconds that requests have to finish when the application has ended by itself.
+_CRASH_GRACE_S = 1
 #: Longer than clients keep an idle connection, so that no client uses a connection that is just being closed.
 _KEEP_ALIVE_S = 75.0
 #: Seconds after which the event loop aborts the close of a TLS connection; WriteFlow cuts off slow clients earlier.
@@ -92,7 +94,7 @@ class _Server(uvicorn.Server):
         if not self.should_exit:
             logger.log(
                 self._level, "shutting down: no new requests; in flight, with %s s to end: %s",
-                self.config.timeout_graceful_shutdown, self._in_flight(),
+                self._grace_s, self._in_flight(),
             )  # fmt: skip
             if self._on_stop is not None:
                 self._on_stop()
@@ -135,7 +137,7 @@ class _Server(uvicorn.Server):
             sock.close()
         state = self.server_state
         told: set[object] = set()
-        with anyio.move_on_after(self.config.timeout_graceful_shutdown) as grace:
+        with anyio.move_on_after(self._grace_s) as grace:
             while True:
                 for connection in state.connections - told:  # some come late, after the TLS handshake
                     connection.shutdown()
@@ -153,6 +155,13 @@ class _Server(uvicorn.Server):
                 task.cancel()
         if not self.force_exit:
             await self.lifespan.shutdown()
+
+    @property
+    def _grace_s(self) -> int:
+        """Seconds that requests in flight have to finish. After a crash only those finish that are being answered."""
+        grace_s = self.config.timeout_graceful_shutdown
+        assert grace_s is not None  # narrowing: it is set in __init__
+        return min(grace_s, _CRASH_GRACE_S) if self.crashed else grace_s
 
     def _in_flight(self) -> str:
         """Return the requests that are being answered, counted by method and path, for the log."""

@@ -9,14 +9,13 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 import anyio
 import anyio.lowlevel
 
-from router_core.errors import RouterError
 from slime_r3 import reasons
 from slime_r3.pieces import Piece, StoredAs
 from slime_r3.reading import RowReader
 from slime_r3.record_store import RecordStore
 from slime_r3.turn_rows import TurnRows
 
-__all__ = ["ColdRows", "RowsLost"]
+__all__ = ["ColdRows"]
 
 logger = logging.getLogger(__name__)
 
@@ -24,10 +23,6 @@ logger = logging.getLogger(__name__)
 _BATCH_BYTES = 4 << 20
 #: The first and the longest wait before a failed write is repeated, in seconds. The wait doubles each time.
 _PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0
-
-
-class RowsLost(RouterError):
-    """The store did not take recorded rows in time."""
 
 
 class ColdRows:
@@ -50,7 +45,7 @@ class ColdRows:
         self.drop_noted: Callable[[Sequence[bytes]], None] | None = None
 
     async def run(self, store: RecordStore) -> None:
-        """Move the oldest rows to ``store`` whenever memory has too many. Raises RowsLost, see :meth:`_drop`."""
+        """Move the oldest rows to ``store`` whenever memory has too many. Drop those that it does not take."""
         self._store = self.reader.store = store
         self._turns.forget_records = self._forget
         self._turns.memory.on_full.append(lambda: self._news.set())
@@ -64,7 +59,7 @@ class ColdRows:
             await self._news.wait()
 
     async def save(self) -> None:
-        """Move all rows to the store. Call this after the end of :meth:`run`. Raises RowsLost, see :meth:`_drop`."""
+        """Move all rows to the store. Call this after the end of :meth:`run`."""
         if self._store is not None:
             while turns := self._turns.overdue(_BATCH_BYTES, all_must_go=True):
                 if not await self._move(self._store, turns):
@@ -107,11 +102,12 @@ class ColdRows:
         return are_kept
 
     def _drop(self, store: RecordStore, turns: Sequence[Hashable]) -> None:
-        """Drop the rows of ``turns``, which could not be kept. Raises RowsLost instead if ``stops_on_loss`` is set."""
-        message = f"the rows of {len(turns)} answers could not be kept within {store.wait_s:g} s"
-        if store.stops_on_loss:
-            raise RowsLost(f"{message}; --store-on-loss mark lets the router go on without them")
-        logger.error("%s: they are dropped", message)
+        """Drop the rows of ``turns``, which could not be kept."""
+        logger.error(
+            "the rows of %d answers could not be kept within %g s: they are dropped",
+            len(turns),
+            store.wait_s,
+        )
         for turn in turns:
             self._turns.drop_unstored(turn, reasons.NOT_KEPT)
 

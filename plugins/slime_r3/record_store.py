@@ -12,7 +12,6 @@ class RecordStore(Protocol):
     """A store of records, see slime_radix_cache.cold_store.ColdStore."""
 
     wait_s: float
-    stops_on_loss: bool
 
     @property
     def is_shared(self) -> bool: ...

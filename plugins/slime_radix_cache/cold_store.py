@@ -26,12 +26,15 @@ class ColdStore(Protocol):
     """A store of records that have no room in memory. A record is a byte string under a key of 16 bytes.
 
     Records never change. ``wait_s``: longest time, in seconds, that a record may wait until it is kept.
-    ``stops_on_loss``: the router ends when a record cannot be kept, or is lost. ``keeps_notes``: records and *notes*
+    ``stops_on_loss``: the router ends when a kept record is lost. ``keeps_notes``: records and *notes*
     outlive the router. Notes are byte strings about records, and are read in the order of writing. ``is_shared``: other
     routers may keep records and notes in the same store.
 
     ``was_deleted(key)``: set this function if the store is shared. The store calls it for a record that is missing.
     The function returns True if a router has dropped the record, and raises if that cannot be known now.
+
+    ``session_of(key)``: set this to a function that returns the session of a record, None if it is not known. The store
+    names that session when the record is lost.
 
     A *run* is one router process, from its start to its end. ``run``: the name of this run, 11 bytes; names of later
     runs are greater. Call :meth:`notes`, :meth:`adopt`, :meth:`replace_notes`, :meth:`shorten_notes` and :meth:`copy`,
@@ -43,6 +46,7 @@ class ColdStore(Protocol):
     stops_on_loss: bool
     run: bytes
     was_deleted: Callable[[bytes], Awaitable[bool]]
+    session_of: Callable[[bytes], str | None]
 
     @property
     def keeps_notes(self) -> bool: ...

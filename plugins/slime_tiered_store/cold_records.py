@@ -10,12 +10,10 @@ from typing import TypeVar
 
 import anyio
 import anyio.lowlevel
-import numpy as np
 
 from slime_tiered_store.calls import AT_ONCE, all_of
 from slime_tiered_store.engine.cache_engine import CacheEngine
 from slime_tiered_store.errors import NotEnoughSpaceError, NotStored, StoreError
-from slime_tiered_store.keys import KEY_BYTES
 from slime_tiered_store.losses import RecordLosses
 from slime_tiered_store.moving import Move, move_to
 from slime_tiered_store.note_log import NoteLog, Shortened, StoredNote, new_run
@@ -28,6 +26,7 @@ from slime_tiered_store.record_rows import (
     rows_of,
     tokens_of,
 )
+from slime_tiered_store.recovered_blocks import are_whole
 from slime_tiered_store.store import TieredStore
 from slime_tiered_store.tier import MemoryTier, SharedTier, Tier
 
@@ -54,6 +53,7 @@ class ColdRecords:
         self.waits = self.num_blocks = 0
         self.run = b""
         self.was_deleted: Callable[[bytes], Awaitable[bool]] = _may_be_deleted
+        self.session_of: Callable[[bytes], str | None] = lambda key: None
         self.logs: dict[str, NoteLog] = {}
         self.store: TieredStore | None = None
         #: Pairs of an engine and its tier; memory first.
@@ -62,7 +62,10 @@ class ColdRecords:
         self._capacity = 0
         #: The number of blocks of each record, by key.
         self._blocks: dict[bytes, int] = {}
-        self.losses = RecordLosses(self._blocks)
+        self.losses = RecordLosses(
+            self._blocks, stops=stops_on_loss, place=lambda: self._place,
+            session_of=lambda key: self.session_of(key),
+        )  # fmt: skip
         self._freed = anyio.Event()
         #: Notes about records of earlier runs that are not copied to the home yet. See ColdStore.
         self.uncopied: list[StoredNote] = []
@@ -171,9 +174,10 @@ class ColdRecords:
             hashes.append(store.sequence_meta(namespace_of(key), tokens_of(blocks_of(size))).block_hashes)
             if number % AT_ONCE == 0:
                 await anyio.lowlevel.checkpoint()
-        are_there = [True] * len(hashes) if has_shared else self._are_there(hashes)
+        found = [engine.recovered for engine, _ in self.tiers]
+        are_there = [True] * len(hashes) if has_shared else are_whole(hashes, found)
         gone = [key for key, is_there in zip(sizes, are_there, strict=True) if not is_there]
-        self.losses.at_start(gone, len(sizes), self._place, stops=self.stops_on_loss)
+        self.losses.at_start(gone, len(sizes))
         self.learn(
             {key: size for (key, size), is_there in zip(sizes.items(), are_there, strict=True) if is_there}
         )
@@ -182,15 +186,6 @@ class ColdRecords:
             for engine, _ in self.tiers:
                 engine.recycle_blocks(engine.claim(engine.recovered.without(known)))
         return gone
-
-    def _are_there(self, hashes: Sequence[bytes]) -> list[bool]:
-        """Return for each record if each of its blocks is in some tier. ``hashes``: the keys of a record's blocks."""
-        if not hashes:
-            return []
-        keys, ends = b"".join(hashes), np.cumsum([len(each) // KEY_BYTES for each in hashes])
-        found = np.any([engine.recovered.contains(keys) for engine, _ in self.tiers], axis=0)
-        whole: list[bool] = np.logical_and.reduceat(found, [0, *ends[:-1]]).tolist()
-        return whole
 
     @property
     def _place(self) -> str:

@@ -155,10 +155,13 @@ class NotStored(StoreError):
 
 
 class RecordLost(StoreError):
-    """A record that was kept is lost, for ``reason``. Raised only with ``--store-on-loss stop``."""
+    """``count`` records that were kept are lost. ``first``: the first one, its place, and why. Ends the router."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, count: int, first: str) -> None:
         super().__init__(
-            f"a record that was kept {reason}; --store-on-loss mark lets the router go on without it"
+            f"the store has lost {count} {'record' if count == 1 else 'records'} that it had kept, the first one: "
+            f"{first}; start the router again, with --store-on-loss mark to go on at such losses: sessions "
+            "without all of their tokens are marked as not complete"
         )
-        self.reason = reason
+        self.count = count
+        self.first = first

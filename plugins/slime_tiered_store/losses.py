@@ -17,20 +17,28 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-_MISSING, _DAMAGED = "is in no tier", "is damaged"
+_MISSING, _DAMAGED = "no tier has it intact", "is damaged"
 
 
 class RecordLosses:
-    """Decides which missing records are lost, and counts these and the damaged ones. Logs the first loss as an error.
+    """Decides which missing records are lost, and counts these and the damaged ones.
 
-    ``kept``: the keys of the records that should be there.
+    ``kept``: the keys of the records that should be there. ``stops``: the first loss ends :meth:`stop`. Otherwise it is
+    logged as an error. ``place()`` returns the place of the records, and ``session_of(key)`` the session of a record,
+    both for messages.
     """
 
-    def __init__(self, kept: Container[bytes]) -> None:
+    def __init__(
+        self, kept: Container[bytes], *, stops: bool, place: Callable[[], str],
+        session_of: Callable[[bytes], str | None],
+    ) -> None:  # fmt: skip
         self.count = 0
         self._kept = kept
+        self._stops = stops
+        self._place = place
+        self._session_of = session_of
         self._is_any = anyio.Event()
-        self._reason = _MISSING
+        self._first = ""
 
     async def found(
         self,
@@ -65,22 +73,24 @@ class RecordLosses:
 
     def _add(self, key: bytes, reason: str) -> None:
         self.count += 1
-        if not self._is_any.is_set():
-            self._reason = reason
-            logger.error(
-                "the record %s was kept, and %s (further losses are only counted)", key.hex(), reason
-            )
+        if self._is_any.is_set():
+            return
+        session = self._session_of(key)
+        of = f" of session {session!r}" if session is not None else ""
+        self._first = f"{self._place()}: the record {key.hex()}{of} was kept, and {reason}"
+        if not self._stops:
+            logger.error("%s (further losses are only counted)", self._first)
         self._is_any.set()
 
-    def at_start(self, gone: Collection[bytes], known: int, place: str, *, stops: bool) -> None:
-        """Count the records of the keys ``gone``, of ``known`` records that the log at ``place`` names.
+    def at_start(self, gone: Collection[bytes], known: int) -> None:
+        """Count the records of the keys ``gone``, of ``known`` records that the log names.
 
-        If ``stops`` is set, raises StartupError instead. Losses at a start do not end :meth:`stop`.
+        With ``stops`` raises StartupError instead. Losses at a start do not end :meth:`stop`.
         """
         if not gone:
             return
-        found = f"{place}: {len(gone)} of {known} records of earlier runs are lost: no tier has all of their blocks"
-        if stops:
+        found = f"{self._place()}: {len(gone)} of {known} records of earlier runs are lost: no tier has all blocks"
+        if self._stops:
             raise StartupError(
                 f"{found}; give all directories and stores that the earlier router had, or --store-on-loss mark "
                 "to start without these records: sessions without all of their tokens are then marked as not complete"
@@ -91,7 +101,7 @@ class RecordLosses:
     async def stop(self) -> None:
         """Wait for the first loss, then raise RecordLost. Run this in the background: the error ends the router."""
         await self._is_any.wait()
-        raise RecordLost(self._reason)
+        raise RecordLost(self.count, self._first)
 
 
 async def _answer(question: Awaitable[bool]) -> bool:

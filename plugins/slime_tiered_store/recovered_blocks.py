@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
-from slime_tiered_store.keys import key_at
+from slime_tiered_store.keys import KEY_BYTES, key_at
 from slime_tiered_store.tier import BlockKey
 
-__all__ = ["RecoveredBlocks", "repeated"]
+__all__ = ["RecoveredBlocks", "are_whole", "repeated"]
 
 
 class RecoveredBlocks(Mapping[BlockKey, int]):
@@ -141,3 +141,13 @@ def repeated(keys: bytes) -> list[list[int]]:
     for place in np.union1d(order[alike], order[alike + 1]).tolist():
         found.setdefault(key_at(keys, place), []).append(place)
     return [places for places in found.values() if len(places) > 1]
+
+
+def are_whole(records: Sequence[bytes], tiers: Iterable[RecoveredBlocks]) -> list[bool]:
+    """Return for each record if each block is in some tier. ``records``: the keys of each record's blocks, joined."""
+    if not records:
+        return []
+    keys, ends = b"".join(records), np.cumsum([len(each) // KEY_BYTES for each in records])
+    found = np.any([tier.contains(keys) for tier in tiers], axis=0)
+    whole: list[bool] = np.logical_and.reduceat(found, [0, *ends[:-1]]).tolist()
+    return whole

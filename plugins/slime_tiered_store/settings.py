@@ -19,8 +19,8 @@ class Settings:
     """Values of the flags; each flag has a help text."""
 
     on_loss: str = flag(
-        "--store-on-loss", default=MARK, choices=(STOP, MARK),
-        help="when a record cannot be kept in time, or is lost: stop the router, or mark its session as not complete",
+        "--store-on-loss", default=STOP, choices=(STOP, MARK),
+        help="when a kept record is lost: stop the router, or mark its session as not complete and go on",
     )  # fmt: skip
     keep_s: float = flag(
         "--store-keep-secs", default=60.0, above=0, metavar="SECONDS",

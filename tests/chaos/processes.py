@@ -76,6 +76,11 @@ class Program:
     def ended(self) -> bool:
         return self._process is None or self._process.poll() is not None
 
+    @property
+    def code(self) -> int | None:
+        """Its exit code; None while it runs."""
+        return self._process.poll() if self._process is not None else None
+
     def send(self, which: signal.Signals) -> None:
         """Send a signal to the whole group."""
         with suppress(ProcessLookupError):

@@ -14,9 +14,9 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from deadlines import HANG_S
+from deadlines import HANG_S, until
 from slime_http.asgi import ASGIApp, Receive, Scope, Send
-from slime_http.errors import StartupError
+from slime_http.errors import RouterError, StartupError
 from slime_http.lifespan import APP
 from slime_http.serving import serving
 
@@ -58,6 +58,29 @@ async def test_other_errors_of_a_start_are_logged_once(
     (record,) = caplog.records
     assert record.getMessage() == "the application's lifespan failed"
     assert record.exc_info is not None
+
+
+async def test_error_that_ends_a_running_application_is_one_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fails = anyio.Event()
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async def fail() -> None:
+            await fails.wait()
+            raise RouterError("the disk is gone")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fail)
+            yield
+
+    async with serving(Starlette(lifespan=lifespan)):
+        fails.set()
+        await until(lambda: "the disk is gone" in caplog.text)
+    (record,) = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert record.getMessage() == "the application ends: the disk is gone"
+    assert record.exc_info is None
 
 
 async def test_application_may_say_that_it_cannot_start() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from deadlines import until
 from radix_cache.shelf import Shelf
-from slime_r3.cold_rows import ColdRows, RowsLost
+from slime_r3.cold_rows import ColdRows
 from slime_r3.pieces import Part
 from slime_r3.row_memory import RowMemory
 from slime_r3.turn_rows import TurnRows
@@ -122,13 +122,13 @@ async def test_rows_that_come_while_others_are_written_stay() -> None:
         assert turns.stored_bytes == ROWS.nbytes
 
 
-async def test_router_stops_if_the_store_says_so() -> None:
+async def test_rows_that_the_store_does_not_take_are_dropped() -> None:
     turns, shelf = TurnRows(RowMemory(1)), Shelf(wait_s=0.05, stops_on_loss=True)
     shelf.refuses = True
-    turns.memory.on_full.append(lambda: None)
-    turns.add([turn("a")], ROWS, 0)
-    with pytest.raises(RowsLost, match="--store-on-loss mark"):
-        await ColdRows(turns).run(shelf)
+    async with moving(turns, shelf) as cold:
+        turns.add([turn("a")], ROWS, 0)
+        await until(lambda: not turns.size_bytes)
+        assert await read(turns, cold, "a") == "not_kept"
 
 
 @asynccontextmanager

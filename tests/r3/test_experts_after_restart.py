@@ -170,19 +170,20 @@ async def test_rows_whose_records_are_gone_have_a_reason(
         turns = replay.running.router.components.get("token_rows")._rows["routed_experts"].turns
         (last,) = turns._entries[max(turns._entries)].own
         replay.running.router.components.get("cold_store").forget(last.records.keys)
-    stop = ("--store-on-loss", "stop")
+    stop, mark = ("--store-on-loss", "stop"), ("--store-on-loss", "mark")
     if tier == "ssd":
         shutil.copytree(tmp_path / "store", tmp_path / "copy")
-        async with replaying(start, model, checkpoint, *NO_ROOM, *store_in(tmp_path / "copy")) as replay:
+        copy = (*NO_ROOM, *store_in(tmp_path / "copy"), *mark)
+        async with replaying(start, model, checkpoint, *copy) as replay:
             assert await reasons(replay, texts) == [None, None, None, "not_in_store"]
         with pytest.raises(ExceptionGroup) as caught:
             async with replaying(start, model, checkpoint, *flags, *stop):
                 pass
         assert caught.group_contains(StartupError, match=r" 1 of \d+ records of earlier runs are lost")
-    async with replaying(start, model, checkpoint, *flags) as replay:
+    async with replaying(start, model, checkpoint, *flags, *mark) as replay:
         lost = (await replay.running.client.get("/store")).json()["lost"]
         assert lost == (1 if tier == "ssd" else 0)
-    async with replaying(start, model, checkpoint, *flags, *(stop if tier == "ssd" else ())) as replay:
+    async with replaying(start, model, checkpoint, *flags, *(stop if tier == "ssd" else mark)) as replay:
         reason = "not_in_store" if tier == "file" else "not_recorded"
         assert await reasons(replay, texts) == [None, None, None, reason]
         text = texts[3] + NEXT

@@ -36,6 +36,7 @@ class Shelf:
     """
 
     was_deleted: Callable[[bytes], Awaitable[bool]]
+    session_of: Callable[[bytes], str | None]
 
     def __init__(
         self, *, wait_s: float = 30.0, stops_on_loss: bool = False, keeps_notes: bool = False

@@ -190,7 +190,7 @@ async def test_router_stops_for_a_record_that_another_one_wrote_and_that_is_lost
             block.unlink()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_ask, second, text)
-            await until(lambda: "RecordLost: a record that was kept is in no tier" in caplog.text)
+            await until(lambda: "was kept, and no tier has it intact; start the router again" in caplog.text)
             tasks.cancel_scope.cancel()
 
 

@@ -117,10 +117,11 @@ def small_disk(path: Path, slots: int, *, on_loss: str) -> tuple[str, ...]:
     return "--store-memory-bytes", str(LAYOUT.block_bytes), "--store-keep-secs", "0.1", *disk
 
 
+@pytest.mark.parametrize("on_loss", ["mark", "stop"])
 async def test_full_disk_marks_what_it_has_no_room_for_and_keeps_the_rest(
-    start: Start, tokenizer: EngineTokenizer, checkpoint: str, tmp_path: Path
+    start: Start, tokenizer: EngineTokenizer, checkpoint: str, tmp_path: Path, on_loss: str
 ) -> None:
-    flags = (*STORE, *small_disk(tmp_path, 5, on_loss="mark"))
+    flags = (*STORE, *small_disk(tmp_path, 5, on_loss=on_loss))
     async with routed(start, ScriptedEngine(tokenizer), checkpoint, *flags) as client:
         texts = [
             PROMPT + (await client.generate(PROMPT, [70 + number, 71], session=f"s{number}"))["text"]
@@ -160,9 +161,9 @@ async def test_record_that_is_in_no_tier_any_more_is_an_error(
         else:
             with suppress(httpx.TransportError):  # the router may end before it answers
                 await client.running.client.post("/retrieve_from_text", json={"text": text})
-            await until(lambda: "RecordLost: a record that was kept is in no tier" in caplog.text)
-    assert "was kept, and is in no tier" in caplog.text
-    assert ("RecordLost" in caplog.text) is (on_loss == "stop")
+            await until(lambda: "--store-on-loss mark" in caplog.text)
+    assert "of session 's' was kept, and no tier has it intact" in caplog.text
+    assert ("the application ends: the store has lost" in caplog.text) is (on_loss == "stop")
 
 
 @pytest.mark.parametrize("on_loss", ["mark", "stop"])
@@ -186,8 +187,8 @@ async def test_record_with_a_damaged_content_is_lost(
         else:
             with suppress(httpx.TransportError):  # the router may end before it answers
                 await client.running.client.post("/retrieve_from_text", json={"text": text})
-            await until(lambda: "RecordLost: a record that was kept is damaged" in caplog.text)
-    assert f"the record {last.hex()} was kept, and is damaged" in caplog.text
+            await until(lambda: "--store-on-loss mark" in caplog.text)
+    assert f"the record {last.hex()} of session 's' was kept, and is damaged" in caplog.text
 
 
 async def test_records_that_are_missing_at_a_start_are_marked_or_end_the_start(

@@ -86,6 +86,7 @@ class ColdTrajectories:
         demotion = self._demotion
         self._store = store
         demotion.is_shared = lambda: store.is_shared
+        store.session_of = lambda key: demotion.session_of(key) or self.side.session_of(key)
         self._saver = SegmentSaver(store, demotion)
         self._open = OpenSessions(self._trajectories, demotion, self._saver.writer)
         self.side.begin(store, self._saver, self._look, self._failed)
@@ -136,10 +137,7 @@ class ColdTrajectories:
     # Demotion.
 
     async def run(self) -> None:
-        """Demote segments whenever a limit is exceeded, until cancelled.
-
-        If segments cannot be saved, and the store's ``stops_on_loss`` is set, raises TrajectoryLost.
-        """
+        """Demote segments whenever a limit is exceeded, until cancelled. Evict those that the store does not take."""
         while True:
             self._news = anyio.Event()
             while batch := self._trajectories.overdue(_BATCH_BYTES):

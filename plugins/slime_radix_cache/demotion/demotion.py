@@ -154,6 +154,10 @@ class Demotion:
         """Return the serials of demoted segments that ``session`` sampled, or continued with an unanswered request."""
         return [*(one.serial for one in self.directory.of(session)), *self._asked.of(session)]
 
+    def session_of(self, key: bytes) -> str | None:
+        """Return a session that needs the record ``key`` of a demoted segment; None if none is known."""
+        return self.directory.session_of(self.runs.serial(key)) if self.runs.knows(key) else None
+
     def promote(self, serials: Sequence[int], records: Sequence[bytes | None], found: list[Segment]) -> None:
         """Put segments into memory as they were, pin them, and add them to ``found``.
 

@@ -116,6 +116,16 @@ class Directory:
         """Return the entry with ``serial``, or None."""
         return self._entries.get(serial)
 
+    def session_of(self, serial: int) -> str | None:
+        """Return the session of a segment, or of a segment that continues it. None if no session is known."""
+        rest = [serial]
+        for each in rest:
+            entry = self.get(each)
+            if entry is not None and entry.session is not None:
+                return entry.session
+            rest += self.children(each)
+        return None
+
     def children(self, serial: int) -> tuple[int, ...]:
         """Return the serials of the demoted segments that continue the segment with ``serial``."""
         return tuple(items_of(self._children.get(serial)))

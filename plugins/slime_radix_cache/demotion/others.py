@@ -201,7 +201,7 @@ class OtherRouters:
         self._demotion.runs.add(key)
         serial = self._demotion.runs.serial(key)
         self._demotion.dropped.add(serial)
-        self._side.learn_dropped(key)
+        self._side.remove(key)
         if serial in self._demotion.directory:
             self._demotion.lose(serial)
         elif (segment := self._demotion.memory.segments.get(serial)) is not None:

@@ -9,23 +9,18 @@ from typing import Any
 
 import anyio
 
-from router_core.errors import RouterError
 from slime_radix_cache.cold_store import ColdStore
 from slime_radix_cache.demotion.demotion import Demotion
 from slime_radix_cache.demotion.note_writer import NoteWriter
 from slime_radix_cache.demotion.past import note_of
 from slime_radix_cache.index.segments import Segment
 
-__all__ = ["SegmentSaver", "TrajectoryLost"]
+__all__ = ["SegmentSaver"]
 
 logger = logging.getLogger(__name__)
 
 #: The first and the longest wait, in seconds, before a failed write is repeated. Each wait is twice the wait before it.
 _PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0
-
-
-class TrajectoryLost(RouterError):
-    """A recorded answer could be kept nowhere."""
 
 
 class SegmentSaver:
@@ -43,7 +38,7 @@ class SegmentSaver:
     async def save(self, segments: Sequence[Segment]) -> bool:
         """Put ``segments``, and unsaved segments before them, into the store and its log. Retry after failures.
 
-        Returns False if the store's ``wait_s`` was too short. With ``stops_on_loss`` raises TrajectoryLost instead.
+        Returns False if the store's ``wait_s`` was too short.
         """
         demotion, memory = self._demotion, self._demotion.memory
         unsaved = memory.unsaved(segments)
@@ -62,12 +57,14 @@ class SegmentSaver:
             for entry in entries:
                 memory.save(entry)
             return True
-        message = f"{len(unsaved)} recorded segments could not be kept within {self._store.wait_s:g} s"
-        if self._store.stops_on_loss:
-            raise TrajectoryLost(f"{message}; --store-on-loss mark lets the router go on without them")
         self.failures["lost"] += 1
         if self.failures["lost"] == 1:
-            logger.error("%s: their sessions are not complete (further losses are only counted)", message)
+            logger.error(
+                "%d recorded segments could not be kept within %g s: their sessions are not complete "
+                "(further losses are only counted)",
+                len(unsaved),
+                self._store.wait_s,
+            )
         return False
 
     async def save_records(

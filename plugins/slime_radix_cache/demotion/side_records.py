@@ -180,7 +180,11 @@ class SideRecords:
             self._of.setdefault(note.session, {})[note.key] = None
         self._notes[note.key] = note
 
-    def _remove(self, key: bytes) -> bool:
+    def session_of(self, key: bytes) -> str | None:
+        """Return the session of the record of ``key``; None if it has none, or is not known."""
+        return self._notes[key].session if key in self._notes else None
+
+    def remove(self, key: bytes) -> bool:
         """Remove the record of ``key``, if there is one. Returns True if it was saved."""
         note = self._notes.pop(key, None)
         self._outdated.discard(key)
@@ -207,7 +211,7 @@ class SideRecords:
     def _drop(self, key: bytes) -> None:
         """Remove the record of ``key``, also from the store."""
         runs = self._demotion.runs
-        if self._remove(key):
+        if self.remove(key):
             self._saver.writer.add(Dropped(key))
             runs.add(key)
             if not runs.is_own(runs.serial(key)):
@@ -294,7 +298,3 @@ class SideRecords:
         if runs.serial(note.key) not in self._demotion.dropped and self._store is not None:
             self._store.learn({note.key: note.size})
             self._add(note)
-
-    def learn_dropped(self, key: bytes) -> None:
-        """Forget the record of ``key``, which another router has dropped."""
-        self._remove(key)

@@ -14,7 +14,6 @@ from radix_cache.scripted import Client, ScriptedEngine, bits, routed
 from radix_cache.shelf import Shelf
 from radix_cache.toy import sampled, trajectories
 from slime_radix_cache.demotion.cold_trajectories import ColdTrajectories
-from slime_radix_cache.demotion.saving import TrajectoryLost
 from slime_radix_cache.index.limits import Limits
 
 if TYPE_CHECKING:
@@ -158,12 +157,26 @@ async def test_requests_wait_while_the_store_is_behind(cold: Client) -> None:
     assert not (await cold.stats())["evictions"]
 
 
-async def test_run_ends_with_an_error_on_a_loss_if_the_store_says_so() -> None:
+async def test_store_that_takes_nothing_does_not_end_the_run() -> None:
+    """The end would lose all that is in memory, too."""
     kept = trajectories(Limits(tokens=1))
     cold = ColdTrajectories(kept)
     shelf = Shelf(wait_s=0.1, stops_on_loss=True)
     shelf.refuses = True
     await cold.open(shelf, "toy")
     generate(kept, "a", sampled(2), "s")
-    with pytest.raises(TrajectoryLost, match="--store-on-loss mark"):
-        await cold.run()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(cold.run)
+        await until(lambda: kept.has_lost("s"))
+        assert set(kept.evicted) == {"not_kept"}
+        await cold.load_session("s")
+        tasks.cancel_scope.cancel()
+
+
+async def test_session_of_a_lost_record_is_known(cold: Client) -> None:
+    """A prompt has no session of its own: the session is that of its answer."""
+    await cold.generate(PROMPT, [70, 71], session="s")
+    await is_empty(cold)
+    store = shelf_of(cold)
+    assert [store.session_of(key) for key in store.records] == ["s", "s"]
+    assert store.session_of(b"k" * 16) is None
