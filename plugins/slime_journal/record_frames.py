@@ -14,7 +14,7 @@ from zlib import crc32
 
 import msgpack  # type: ignore[import-untyped]  # it has no annotations
 
-__all__ = ["Damaged", "Frames", "Torn", "payloads"]
+__all__ = ["Damaged", "Frames", "Torn", "intact_payloads", "payloads"]
 
 _HEAD = Struct("<III")
 _LENGTH_AND_SUM = Struct("<II")
@@ -36,20 +36,49 @@ def payloads(data: memoryview) -> Iterator[tuple[int, memoryview]]:
     """Yield start offset and payload of each frame in ``data``, of any kinds. Raises Torn or Damaged."""
     offset = 0
     while offset < len(data):
-        start = offset + _HEAD.size
-        if start > len(data):
-            raise Torn(offset)
-        length, checksum, head_sum = _HEAD.unpack_from(data, offset)
-        if crc32(data[offset : offset + _LENGTH_AND_SUM.size]) != head_sum:
-            raise Damaged(offset)
-        end = start + length
-        if end > len(data):
-            raise Torn(offset)
-        payload = data[start:end]
-        if crc32(payload) != checksum:
-            raise Damaged(offset)
+        payload = _payload_at(data, offset)
         yield offset, payload
-        offset = end
+        offset += _HEAD.size + len(payload)
+
+
+def intact_payloads(data: memoryview) -> Iterator[tuple[int, memoryview | None]]:
+    """Yield start offset and payload of each intact frame. For damaged bytes between frames, yield offset and None."""
+    offset = 0
+    while offset < len(data):
+        try:
+            payload = _payload_at(data, offset)
+        except Torn:
+            yield offset, None
+            rest = range(offset + 1, len(data))
+            offset = next((place for place in rest if _is_frame(data, place)), len(data))
+        else:
+            yield offset, payload
+            offset += _HEAD.size + len(payload)
+
+
+def _is_frame(data: memoryview, offset: int) -> bool:
+    try:
+        _payload_at(data, offset)
+    except Torn:
+        return False
+    return True
+
+
+def _payload_at(data: memoryview, offset: int) -> memoryview:
+    """Return the payload of the frame at ``offset``. Raises Torn or Damaged."""
+    start = offset + _HEAD.size
+    if start > len(data):
+        raise Torn(offset)
+    length, checksum, head_sum = _HEAD.unpack_from(data, offset)
+    if crc32(data[offset : offset + _LENGTH_AND_SUM.size]) != head_sum:
+        raise Damaged(offset)
+    end = start + length
+    if end > len(data):
+        raise Torn(offset)
+    payload = data[start:end]
+    if crc32(payload) != checksum:
+        raise Damaged(offset)
+    return payload
 
 
 class Frames:
@@ -69,6 +98,14 @@ class Frames:
         """Yield start offset, end offset and records of each frame in ``data``. Raises Torn or Damaged."""
         for offset, payload in payloads(data):
             yield offset, offset + _HEAD.size + len(payload), self._records(payload, offset)
+
+    def read_intact(self, data: memoryview) -> Iterator[tuple[int, list[Any] | None]]:
+        """Yield start offset and records of each frame that can be read, and offset and None for damaged bytes."""
+        for offset, payload in intact_payloads(data):
+            try:
+                yield offset, self._records(payload, offset) if payload is not None else None
+            except Damaged:
+                yield offset, None
 
     def _records(self, payload: memoryview, offset: int) -> list[Any]:
         try:

@@ -11,7 +11,7 @@ __all__ = ["ColdStore", "StoredNote"]
 class StoredNote(Protocol):
     """One or more notes of one run, joined in ``content``. ``run``: the run's name. Notes and runs: see ColdStore.
 
-    ``place``: the place of the notes, for error messages.
+    ``place``: the place of the notes, for error messages. ``damage``: why there is no content, or "".
     """
 
     @property
@@ -20,6 +20,8 @@ class StoredNote(Protocol):
     def place(self) -> str: ...
     @property
     def content(self) -> bytes: ...
+    @property
+    def damage(self) -> str: ...
 
 
 class ColdStore(Protocol):
@@ -55,7 +57,20 @@ class ColdStore(Protocol):
     def is_shared(self) -> bool: ...
 
     async def notes(self) -> Sequence[StoredNote]:
-        """Return the notes of earlier runs, earliest first, and begin the notes of this run. Raises StartupError."""
+        """Return the notes of earlier runs, earliest first, and begin the notes of this run. Raises StartupError.
+
+        Without ``stops_on_loss``, damaged notes are returned, too; then call :meth:`mend_notes`.
+        """
+        ...
+
+    async def mend_notes(
+        self, notes: Sequence[Any], damage: Sequence[str], contents: Mapping[str, bytes]
+    ) -> Sequence[StoredNote]:
+        """Replace damaged notes, those of ``contents`` (by place), and return ``notes`` with these contents.
+
+        ``notes``: the result of :meth:`notes`. ``damage``: place and reason of each damage, which counts as a loss.
+        Raises StartupError.
+        """
         ...
 
     @property

@@ -9,9 +9,8 @@ from itertools import compress
 from typing import TypeVar
 
 import anyio
-import anyio.lowlevel
 
-from slime_tiered_store.calls import AT_ONCE, all_of
+from slime_tiered_store.calls import all_of
 from slime_tiered_store.engine.cache_engine import CacheEngine
 from slime_tiered_store.errors import NotEnoughSpaceError, NotStored, StoreError
 from slime_tiered_store.losses import RecordLosses
@@ -22,6 +21,7 @@ from slime_tiered_store.record_rows import (
     LENGTH,
     blocks_of,
     content_of,
+    hashes_of,
     namespace_of,
     rows_of,
     tokens_of,
@@ -56,12 +56,9 @@ class ColdRecords:
         self.session_of: Callable[[bytes], str | None] = lambda key: None
         self.logs: dict[str, NoteLog] = {}
         self.store: TieredStore | None = None
-        #: Pairs of an engine and its tier; memory first.
-        self.tiers: list[tuple[CacheEngine, Tier | MemoryTier]] = []
-        self._home = ""
-        self._capacity = 0
-        #: The number of blocks of each record, by key.
-        self._blocks: dict[bytes, int] = {}
+        self.tiers: list[tuple[CacheEngine, Tier | MemoryTier]] = []  # memory first
+        self._home, self._capacity = "", 0
+        self._blocks: dict[bytes, int] = {}  # the number of blocks of each record, by key
         self.losses = RecordLosses(
             self._blocks, stops=stops_on_loss, place=lambda: self._place,
             session_of=lambda key: self.session_of(key),
@@ -101,7 +98,8 @@ class ColdRecords:
 
     async def notes(self) -> list[StoredNote]:
         """Return the notes of earlier runs, oldest first, and begin a new run. Raises StartupError."""
-        read = {name: await log.read() for name, log in self.logs.items()}
+        salvages = not self.stops_on_loss
+        read = {name: await log.read(salvages=salvages) for name, log in self.logs.items()}
         found = [note for notes in read.values() for note in notes]
         found.sort(key=lambda note: note.run)  # stable: the notes of a run stay in order
         self.run = new_run(found[-1].run if found else b"")
@@ -113,6 +111,15 @@ class ColdRecords:
             self.uncopied = read[self._move.source] if self._move is not None else []
             self._move_is_known.set()
         return found
+
+    async def mend_notes(
+        self, notes: Sequence[StoredNote], damage: Sequence[str], contents: Mapping[str, bytes]
+    ) -> list[StoredNote]:
+        """Count the ``damage`` of ``notes``, and replace damaged notes by ``contents``. See ColdStore."""
+        self.losses.in_notes(damage)
+        for log in self.logs.values():
+            await log.mend(contents)
+        return [note._replace(content=contents.get(note.place, note.content)) for note in notes]
 
     async def move(self) -> None:
         """Copy the records of ``uncopied`` to the home, once :meth:`copy` was called. Run this in the background."""
@@ -168,12 +175,8 @@ class ColdRecords:
         shared tier no key is returned: only a read can tell that a record is lost.
         Raises StartupError if records are lost and ``stops_on_loss`` is set; then nothing is dropped.
         """
-        store, hashes = self._opened(), list[bytes]()
+        hashes = await hashes_of(sizes, self._opened().sequence_meta)
         has_shared = any(isinstance(tier, SharedTier) for _, tier in self.tiers)
-        for number, (key, size) in enumerate(sizes.items()):
-            hashes.append(store.sequence_meta(namespace_of(key), tokens_of(blocks_of(size))).block_hashes)
-            if number % AT_ONCE == 0:
-                await anyio.lowlevel.checkpoint()
         found = [engine.recovered for engine, _ in self.tiers]
         are_there = [True] * len(hashes) if has_shared else are_whole(hashes, found)
         gone = [key for key, is_there in zip(sizes, are_there, strict=True) if not is_there]

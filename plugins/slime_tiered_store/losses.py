@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Container
+from collections.abc import Awaitable, Callable, Collection, Container, Sequence
 from typing import TypeVar
 
 import anyio
@@ -97,6 +97,16 @@ class RecordLosses:
             )
         self.count += len(gone)
         logger.error("%s; sessions without all of their tokens are marked as not complete", found)
+
+    def in_notes(self, damage: Sequence[str]) -> None:
+        """Count damaged notes: it is not known which records they were about. ``damage``: place and reason of each."""
+        self.count += len(damage)
+        for each in damage:
+            logger.error(
+                "a damaged note is left out: %s; it is not known which records are lost, so no session of earlier "
+                "runs is complete",
+                each,
+            )
 
     async def stop(self) -> None:
         """Wait for the first loss, then raise RecordLost. Run this in the background: the error ends the router."""

@@ -4,60 +4,45 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, groupby
-from typing import Any, NamedTuple, TypeAlias
-
-from anyio import create_task_group, sleep
+from typing import Any, TypeAlias
 
 from router_core.errors import StartupError
 from slime_tiered_store.errors import TierFailed
 from slime_tiered_store.note_objects import (
     FOLDER,
+    RUN_BYTES,
+    SECOND_BYTES,
     NoteObject,
     NotesChanged,
+    StoredNote,
     moved_name,
-    needed,
+    needed_and_missing,
+    new_run,
     note_object,
     note_objects,
     whole_name,
 )
+from slime_tiered_store.note_reading import again_if_changed, contents_of
 from slime_tiered_store.tiers.remote.client import RemoteClient, RemoteError
 
 __all__ = ["NoteLog", "Shortened", "StoredNote", "new_run", "once"]
 
 logger = logging.getLogger(__name__)
 
-#: Sizes in bytes. A run's name is the second of its start and random bytes, so later runs have greater names.
-_RUN_BYTES, _SECOND_BYTES, _NUMBER_BYTES = 11, 4, 3
+#: Size in bytes of the number in the name of a run of :meth:`NoteLog.beside`.
+_NUMBER_BYTES = 3
 #: Notes are joined when there are this many notes, or this many bytes of notes.
 _JOINED = 64
 _JOINED_BYTES = 1 << 20
 #: The maximum size of an object into which notes of an earlier run are joined.
 _SHORTENED_BYTES = 8 << 20
-_AT_ONCE = 16
 _DELETED_AT_ONCE = 1000
-#: Another router may join notes while they are read. Then all are read again: number of attempts, pause in seconds.
-_READS, _READ_AGAIN_S = 4, 0.05
 
 #: Takes the contents of the notes of a run. Returns a content in place of each, shorter where possible.
 Shortened: TypeAlias = Callable[[Sequence[bytes]], Sequence[bytes]]
-
-
-class StoredNote(NamedTuple):
-    """A note, or several joined notes. ``place``: the URL of the object, for messages."""
-
-    run: bytes
-    place: str
-    content: bytes
-
-
-def new_run(after: bytes) -> bytes:
-    """Return a name for a run that starts now, greater than the name ``after``."""
-    second = max(int(time.time()), int.from_bytes(after[:_SECOND_BYTES], "big") + 1 if after else 0)
-    return second.to_bytes(_SECOND_BYTES, "big") + os.urandom(_RUN_BYTES - _SECOND_BYTES)
 
 
 class NoteLog:
@@ -95,30 +80,74 @@ class NoteLog:
         The name of that run is less than those of all runs that began after ``run``, and greater than the names that
         earlier calls returned for ``run``.
         """
-        second = run[:_SECOND_BYTES]
+        second = run[:SECOND_BYTES]
         number = sum(name.startswith(second.hex()) for name in self._read)
         start = second + number.to_bytes(_NUMBER_BYTES, "big")
         other = NoteLog(self._client, self._call, flag=self._flag, is_shared=self.is_shared)
-        other.run = start + os.urandom(_RUN_BYTES - len(start))
+        other.run = start + os.urandom(RUN_BYTES - len(start))
         self._beside.add(other.run.hex())
         return other
 
-    async def read(self) -> list[StoredNote]:
-        """Return all notes of earlier runs that are needed, oldest run first. Raises StartupError."""
+    async def read(self, *, salvages: bool = False) -> list[StoredNote]:
+        """Return all notes of earlier runs that are needed, oldest run first. Raises StartupError.
 
-        async def read() -> list[StoredNote]:
+        ``salvages``: notes that are missing, empty, or unreadable on a disk come without a content, but with their
+        ``damage``. An error of a remote store is raised.
+        """
+
+        async def read(takes_missing: bool = False) -> list[StoredNote]:
             names = await self._call(partial(self._client.list, FOLDER))
-            self._earlier, self._needed = sorted(names), needed(names)
-            return self._stored(self._needed, await self._contents(self._needed))
+            objects, missing = needed_and_missing(names)
+            if missing and not takes_missing:
+                raise NotesChanged(f"{missing[0].name} is missing")
+            self._earlier = sorted([*names, *(one.name for one in missing)])
+            self._needed = sorted([*objects, *missing])
+            damage = {one.name: "it is missing" for one in missing}
+            contents = await contents_of(
+                objects, self._get, damage if salvages and not self.is_shared else None
+            )
+            empty = [] if self.is_shared else [name for name in contents if not contents[name]]
+            if empty and not salvages:
+                raise RemoteError(f"{empty[0]} is empty")
+            damage = dict.fromkeys(empty, "it is empty") | damage
+            return self._stored(self._needed, contents, damage)
 
         try:
-            return await _again_if_changed(read)
+            try:
+                return await again_if_changed(read)
+            except NotesChanged:
+                if not salvages:
+                    raise
+                return await read(takes_missing=True)
         except RemoteError as error:
-            raise self._refused(f"the log of its records cannot be read: {error}") from None
+            may_be_left_out = not self.is_shared or isinstance(error, NotesChanged)
+            mark = ", or --store-on-loss mark to start without this note" if may_be_left_out else ""
+            raise self._refused(f"the log of its records cannot be read: {error}", mark) from None
 
-    def _stored(self, objects: Sequence[NoteObject], contents: Mapping[str, bytes]) -> list[StoredNote]:
+    async def mend(self, contents: Mapping[str, bytes]) -> None:
+        """Replace damaged notes that :meth:`read` returned by ``contents``, by place. Raises StartupError."""
+        mended = {
+            one.name: contents[place] for one in self._needed if (place := self._place(one)) in contents
+        }
+        try:
+            for name, content in mended.items():
+                await self._call(partial(self._client.put, {name: content}))
+        except RemoteError as error:
+            raise self._refused(f"a damaged note cannot be replaced: {error}") from None
+
+    def _stored(
+        self, objects: Sequence[NoteObject], contents: Mapping[str, bytes], damage: Mapping[str, str] | None = None
+    ) -> list[StoredNote]:  # fmt: skip
         self._read |= {one.run: one.last for one in objects}
-        return [StoredNote(bytes.fromhex(one.run), self._place(one), contents[one.name]) for one in objects]
+        return [
+            StoredNote(
+                bytes.fromhex(one.run),
+                self._place(one),
+                contents.get(one.name, b""),
+                (damage or {}).get(one.name, ""),
+            )
+            for one in objects
+        ]
 
     async def news(self) -> list[StoredNote]:
         """Return the notes that other routers have written since the last call, and perhaps earlier ones again.
@@ -135,36 +164,16 @@ class NoteLog:
                 if one.run not in own and one.first <= last + 1 and one.last > last:
                     new.append(one)
                     last_read[one.run] = one.last
-            return self._stored(new, await self._contents(new))
+            return self._stored(new, await contents_of(new, self._get), {})
 
         try:
-            return await _again_if_changed(read)
+            return await again_if_changed(read)
         except RemoteError as error:
             raise TierFailed("notes", "read", self._client.url, error) from None
 
-    async def _contents(self, objects: Sequence[NoteObject]) -> dict[str, bytes]:
-        found: dict[str, bytes] = {}
-        errors: list[RemoteError] = []
-        rest = iter(objects)
-
-        async def get() -> None:
-            for one in rest:
-                try:
-                    content = await self._call(partial(self._client.get, one.name))
-                    if content is None:
-                        raise NotesChanged(f"{one.name} was deleted meanwhile")
-                except RemoteError as error:
-                    errors.append(error)
-                if errors:
-                    return
-                found[one.name] = bytes(content)
-
-        async with create_task_group() as tasks:
-            for _ in range(_AT_ONCE):
-                tasks.start_soon(get)
-        if errors:
-            raise errors[0]
-        return found
+    async def _get(self, name: str) -> bytes | None:
+        content: bytes | None = await self._call(partial(self._client.get, name))
+        return content
 
     async def append(self, content: bytes) -> None:
         """Write a note; it is durable when the call returns. Raises TierFailed: then call again with this content."""
@@ -272,20 +281,10 @@ class NoteLog:
         """The flag and the address of the store, for messages."""
         return f"{self._flag} {self._client.url}"
 
-    def _refused(self, why: str) -> StartupError:
+    def _refused(self, why: str, mark: str = "") -> StartupError:
         return StartupError(
-            f"{self.place}: {why}; give another directory, or prefix, to start without these records"
+            f"{self.place}: {why}; give another directory, or prefix, to start without these records{mark}"
         )
-
-
-async def _again_if_changed(read: Callable[[], Awaitable[list[StoredNote]]]) -> list[StoredNote]:
-    # Not tenacity, see RemoteTier.call.
-    for _ in range(_READS - 1):
-        try:
-            return await read()
-        except NotesChanged:
-            await sleep(_READ_AGAIN_S)
-    return await read()
 
 
 async def once(call: Callable[[], Awaitable[Any]]) -> Any:

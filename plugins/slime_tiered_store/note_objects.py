@@ -12,7 +12,9 @@ store, and that this log has the notes about them. RUN is the latest run in that
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -20,23 +22,37 @@ from slime_tiered_store.tiers.remote.client import NOTES_FOLDER, RemoteError
 
 __all__ = [
     "FOLDER",
+    "RUN_BYTES",
+    "SECOND_BYTES",
     "NoteObject",
     "NotesChanged",
+    "StoredNote",
     "moved_name",
-    "needed",
     "needed_and_missing",
+    "new_run",
     "note_object",
     "note_objects",
     "whole_name",
 ]
 
 FOLDER = NOTES_FOLDER
+#: Sizes in bytes. A run's name is the second of its start and random bytes, so later runs have greater names.
+RUN_BYTES, SECOND_BYTES = 11, 4
 _NAME = re.compile(r"notes/([0-9a-f]{22})\.(\d+)-(\d+)")
 _WHOLE = re.compile(r"notes/([0-9a-f]{22})\.whole")
 
 
 class NotesChanged(RemoteError):
     """A note is missing. Another router may have joined it to others."""
+
+
+class StoredNote(NamedTuple):
+    """A note, or several joined notes. ``place``: the URL of the object. ``damage``: why there is no content, or ""."""
+
+    run: bytes
+    place: str
+    content: bytes
+    damage: str = ""
 
 
 class NoteObject(NamedTuple):
@@ -46,6 +62,12 @@ class NoteObject(NamedTuple):
     first: int
     last: int
     name: str
+
+
+def new_run(after: bytes) -> bytes:
+    """Return a name for a run that starts now, greater than the name ``after``."""
+    second = max(int(time.time()), int.from_bytes(after[:SECOND_BYTES], "big") + 1 if after else 0)
+    return second.to_bytes(SECOND_BYTES, "big") + os.urandom(RUN_BYTES - SECOND_BYTES)
 
 
 def note_object(run: str, first: int, last: int) -> NoteObject:
@@ -68,14 +90,6 @@ def note_objects(names: Iterable[str]) -> list[NoteObject]:
     found = [found for found in map(_NAME.fullmatch, names) if found]
     objects = [note_object(each[1], int(each[2]), int(each[3])) for each in found]
     return sorted(objects, key=lambda one: (one.run, one.first, -one.last))
-
-
-def needed(names: Iterable[str]) -> list[NoteObject]:
-    """Return the objects to read, in order. Raises NotesChanged if one is missing."""
-    objects, missing = needed_and_missing(names)
-    if missing:
-        raise NotesChanged(f"{missing[0].name} is missing")
-    return objects
 
 
 def needed_and_missing(names: Iterable[str]) -> tuple[list[NoteObject], list[NoteObject]]:

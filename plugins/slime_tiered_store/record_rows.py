@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Mapping
 
+import anyio.lowlevel
 import numpy as np
 import numpy.typing as npt
 
 from slime_tiered_store.frames import Layout
-from slime_tiered_store.keys import Namespace
+from slime_tiered_store.keys import Namespace, SequenceMeta
 
-__all__ = ["LAYOUT", "LENGTH", "blocks_of", "content_of", "namespace_of", "rows_of", "tokens_of"]
+__all__ = ["LAYOUT", "LENGTH", "blocks_of", "content_of", "hashes_of", "namespace_of", "rows_of", "tokens_of"]
 
 #: A block has one row. With the header and the token of the engine (36 bytes) and the header of the SSD tier (64), a
 #: block fills 4 KiB on the disk.
 LAYOUT = Layout(tokens_per_block=1, bytes_per_token=4096 - 36 - 64)
 #: The length of a record, before its content.
 LENGTH = struct.Struct("<Q")
+#: The number of records between two steps of other tasks.
+_AT_ONCE = 64
 
 
 def namespace_of(key: bytes) -> Namespace:
@@ -46,3 +50,15 @@ def content_of(rows: bytes) -> bytes | None:
         return None
     (length,) = LENGTH.unpack_from(rows)
     return rows[LENGTH.size : LENGTH.size + length] if LENGTH.size + length <= len(rows) else None
+
+
+async def hashes_of(
+    sizes: Mapping[bytes, int], meta: Callable[[Namespace, npt.ArrayLike], SequenceMeta]
+) -> list[bytes]:
+    """Return the keys of the blocks of each record, joined. ``sizes``: bytes by key. ``meta``: of TieredStore."""
+    hashes: list[bytes] = []
+    for number, (key, size) in enumerate(sizes.items()):
+        hashes.append(meta(namespace_of(key), tokens_of(blocks_of(size))).block_hashes)
+        if number % _AT_ONCE == 0:
+            await anyio.lowlevel.checkpoint()
+    return hashes

@@ -26,6 +26,7 @@ class Note(NamedTuple):
     run: bytes
     place: str
     content: bytes
+    damage: str = ""
 
 
 class Shelf:
@@ -54,6 +55,7 @@ class Shelf:
         self.refused = self.num_damaged = 0
         self.uncopied: list[Note] = []
         self.copy_run = self.closing = b""
+        self.damage: Sequence[str] = ()
 
     @hookimpl
     def setup(self, router: Router) -> None:
@@ -87,6 +89,17 @@ class Shelf:
         self.run = (int.from_bytes(latest[:8], "big") + 1).to_bytes(8, "big") + bytes(3)
         self.seen = len(self.written)
         return list(self.written)
+
+    async def mend_notes(
+        self, notes: Sequence[Note], damage: Sequence[str], contents: Mapping[str, bytes]
+    ) -> list[Note]:
+        self.damage = damage
+
+        def mended(note: Note) -> Note:
+            return note._replace(content=contents[note.place], damage="") if note.place in contents else note
+
+        self.written = [*map(mended, self.written)]
+        return [*map(mended, notes)]
 
     async def note(self, content: bytes) -> None:
         await anyio.lowlevel.checkpoint()

@@ -16,6 +16,7 @@ __all__ = [
     "AskedAgain",
     "Begun",
     "Copying",
+    "DamagedNote",
     "Demoted",
     "Dropped",
     "DroppedRows",
@@ -28,6 +29,7 @@ __all__ = [
     "SideRecord",
     "Unanswered",
     "WrongNote",
+    "intact",
     "packed",
     "unpacked",
 ]
@@ -37,6 +39,10 @@ FORMAT = "slime-router demoted trajectories 5"
 
 class WrongNote(ValueError):
     """A note is damaged, or of another format or tokenizer."""
+
+
+class DamagedNote(WrongNote):
+    """A note is damaged, or missing."""
 
 
 class RunBegun(NamedTuple):
@@ -180,4 +186,9 @@ def unpacked(content: bytes) -> Iterator[Any]:
         for *_, notes in _FRAMES.read(memoryview(content)):
             yield from notes
     except Torn as torn:
-        raise WrongNote(f"it is damaged at byte {torn.offset}") from None
+        raise DamagedNote(f"it is damaged at byte {torn.offset}") from None
+
+
+def intact(content: bytes) -> Iterator[tuple[int, list[Any] | None]]:
+    """Yield the offset and the notes of each part of ``content``; the offset and None for a damaged part."""
+    return _FRAMES.read_intact(memoryview(content))

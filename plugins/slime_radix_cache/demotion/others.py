@@ -10,6 +10,7 @@ import anyio
 from slime_radix_cache.cold_store import ColdStore, StoredNote
 from slime_radix_cache.demotion.copying import Copies, NotCopied
 from slime_radix_cache.demotion.demotion import Demotion
+from slime_radix_cache.demotion.entry_notes import entry_of_note
 from slime_radix_cache.demotion.notes import (
     AskedAgain,
     Begun,
@@ -28,7 +29,7 @@ from slime_radix_cache.demotion.notes import (
     WrongNote,
     unpacked,
 )
-from slime_radix_cache.demotion.past import Past, entry_of_note, mark_lost
+from slime_radix_cache.demotion.past import Past, mark_lost
 from slime_radix_cache.demotion.row_notes import RowNotes
 from slime_radix_cache.demotion.side_records import SideRecords
 from slime_radix_cache.index.segments import Segment

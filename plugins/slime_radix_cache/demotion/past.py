@@ -10,13 +10,14 @@ from typing import Any
 from router_core.errors import StartupError
 from slime_radix_cache.cold_store import StoredNote
 from slime_radix_cache.demotion.copying import Copies, beginnings_of
-from slime_radix_cache.demotion.directory import Entry, IdPlace, State, TextPlace
 from slime_radix_cache.demotion.key_ranges import KeyRanges
+from slime_radix_cache.demotion.note_reader import NoteReader
 from slime_radix_cache.demotion.notes import (
     FORMAT,
     AskedAgain,
     Begun,
     Copying,
+    DamagedNote,
     Demoted,
     Dropped,
     DroppedRows,
@@ -30,13 +31,10 @@ from slime_radix_cache.demotion.notes import (
     Unanswered,
     WrongNote,
     packed,
-    unpacked,
 )
-from slime_radix_cache.demotion.runs import Runs
 from slime_radix_cache.index.losses import Losses, digest_of
-from slime_radix_cache.index.segments import Giver
 
-__all__ = ["Past", "entry_of_note", "mark_lost", "note_of"]
+__all__ = ["Past", "mark_lost"]
 
 #: How many notes are written together.
 _TOGETHER = 4096
@@ -60,11 +58,14 @@ class Past:
     ``here``: the notes about records that this router is about to copy to the store. Its earlier copies, whose runs are
     ``replaced``, do not count. ``gone``: keys of records that an earlier copy wanted to bring, and that this router
     does not have any more.
+
+    ``reader`` reads the notes. If it leaves out damaged ones, all sessions of the other notes are lost, and answers to
+    requests without a session, too: a damaged note may have been about any of them. ``marks``: notes that say so.
     """
 
     def __init__(
         self, notes: Sequence[StoredNote], tokenizer: str, *, is_shared: bool = False,
-        here: Past | None = None,
+        here: Past | None = None, reader: NoteReader | None = None,
     ) -> None:  # fmt: skip
         self.segments: dict[bytes, Demoted] = {}
         self.grown: dict[bytes, bytes] = {}
@@ -77,7 +78,11 @@ class Past:
         #: those of earlier runs.
         self._rows: dict[tuple[bytes, str, bytes], Rows] = {}
         self._is_shared = is_shared
-        self._begun = RunBegun(FORMAT, tokenizer)
+        self.begun = RunBegun(FORMAT, tokenizer)
+        self._reader = reader or NoteReader()
+        self._names: set[str] = set()
+        self._is_proved = False
+        self.marks: list[Any] = []
         self.dropped: set[bytes] = set()
         self.dropped_rows = KeyRanges()
         self.copies = Copies()
@@ -86,6 +91,8 @@ class Past:
         self._copied: dict[bytes, set[bytes]] = {}
         for run, each in groupby(notes, lambda note: note.run):
             self._read_run(run, each)
+        if self._reader.damage:
+            self._mark_all()
         self.replaced = self.copies.of(here.beginnings) if here is not None else []
         copied = set[bytes]().union(*(self._copied[run] for run in self.replaced))
         known = (here.segments.keys() | here.side_records.keys()) if here is not None else set[bytes]()
@@ -109,11 +116,14 @@ class Past:
         is_begun = has_ended = False
         for stored in notes:
             try:
-                for note in unpacked(stored.content):
+                some = self._reader.read(stored)
+                # The first note of the run may be among the damaged ones: then another run proves the tokenizer.
+                is_begun = is_begun or self._reader.is_damaged(stored)
+                for note in some:
                     if isinstance(note, RunBegun):
-                        is_begun = note == self._begun
+                        self._is_proved |= (is_begun := note == self.begun)
                     if not is_begun:
-                        raise WrongNote(f"wanted notes of {self._begun}, got {note}")
+                        raise WrongNote(f"wanted notes of {self.begun}, got {note}")
                     if isinstance(note, Rows):
                         self._rows[note.key, note.name, run if self._is_shared else b""] = note
                         continue
@@ -129,10 +139,7 @@ class Past:
                     has_ended = isinstance(note, Ended)
                     self._take(note, open_sessions)
             except WrongNote as wrong:
-                raise StartupError(
-                    f"the log of demoted trajectories cannot be read: {stored.place}: {wrong}; "
-                    "give the store another directory, or prefix, to start without them"
-                ) from None
+                raise _refused(f"{stored.place}: {wrong}", isinstance(wrong, DamagedNote)) from None
         if has_ended:
             self.copies.end(run)
             open_sessions.clear()
@@ -144,6 +151,17 @@ class Past:
         if not has_ended and run not in self.copies:
             self.lost[Lost("text", *digest_of(b""))] = None
 
+    def _mark_all(self) -> None:
+        if (
+            not self._is_proved
+        ):  # a router with another tokenizer does not start with this log, so one note is enough
+            raise _refused(f"{self._reader.damage[0]}, and no other note names the tokenizer", False)
+        self._names.update(self.unanswered, self.sessions)
+        self.lost |= {Lost("session", *digest_of(session)): None for session in self._names}
+        self.lost[Lost("text", *digest_of(b""))] = None
+        self.asked_again.update(note.place for note in self.side_records.values())
+        self.marks = [*map(AskedAgain, self.asked_again), *self.lost]
+
     def _take(self, note: Any, open_sessions: set[str]) -> None:
         match note:
             case Demoted():
@@ -154,8 +172,10 @@ class Past:
                 self.grown[note.part] = note.whole
             case Begun():
                 open_sessions.add(note.session)
+                self._names.add(note.session)
             case Settled():
                 open_sessions.discard(note.session)
+                self._names.add(note.session)
             case Unanswered():
                 self.unanswered.add(note.session)
             case Lost():
@@ -233,7 +253,7 @@ class Past:
             *self.lost,
             *self._unanswered(),
         ]
-        rest = iter([self._begun, *known])
+        rest = iter([self.begun, *known])
         while some := list(islice(rest, _TOGETHER)):
             yield packed(some)
 
@@ -241,45 +261,15 @@ class Past:
         return map(Unanswered, self.unanswered)
 
 
+def _refused(why: str, is_damage: bool) -> StartupError:
+    mark = ", or --store-on-loss mark to start with the notes that can be read" if is_damage else ""
+    return StartupError(
+        f"the log of demoted trajectories cannot be read: {why}; "
+        f"give the store another directory, or prefix, to start without them{mark}"
+    )
+
+
 def mark_lost(note: Lost, losses: Losses) -> None:
     """Mark in ``losses`` what ``note`` says is lost."""
     marks = {"session": losses.sessions, "text": losses.texts}
     marks[note.kind].add_digest((note.first, note.second))
-
-
-def entry_of_note(note: Demoted, runs: Runs) -> Entry:
-    """Return the entry that ``note`` is about."""
-    giver = Giver(note.givers, note.is_odd) if note.givers is not None else None
-    return Entry(
-        runs.serial(note.key),
-        runs.serial(note.parent),
-        note.session,
-        TextPlace(*note.text),
-        IdPlace(*note.ids) if note.ids is not None else None,
-        State(note.doubt, giver, note.continuation_lost, note.is_decoded),
-        note.tokens,
-        note.versions,
-        note.size,
-        note.marks,
-    )
-
-
-def note_of(entry: Entry, runs: Runs) -> Demoted:
-    """Return a note about ``entry``."""
-    state, text, ids = entry.state, entry.text, entry.ids
-    return Demoted(
-        runs.key(entry.serial),
-        runs.key(entry.parent),
-        entry.size,
-        entry.session,
-        (text.digest, text.last, text.first),
-        (ids.digest, ids.last) if ids is not None else None,
-        entry.tokens,
-        entry.versions,
-        state.doubt,
-        state.giver.sessions if state.giver is not None else None,
-        state.giver.is_odd if state.giver is not None else None,
-        state.continuation_lost,
-        state.is_decoded,
-        entry.marks,
-    )

@@ -9,9 +9,11 @@ from router_core.errors import StartupError
 from slime_radix_cache.cold_store import ColdStore
 from slime_radix_cache.demotion.copying import CLOSING, opening
 from slime_radix_cache.demotion.demotion import Demotion
+from slime_radix_cache.demotion.entry_notes import entry_of_note, note_of
+from slime_radix_cache.demotion.note_reader import NoteReader
 from slime_radix_cache.demotion.note_writer import NoteWriter
 from slime_radix_cache.demotion.notes import FORMAT, Dropped, DroppedRows, Grew, Lost, RunBegun, packed
-from slime_radix_cache.demotion.past import Past, entry_of_note, mark_lost, note_of
+from slime_radix_cache.demotion.past import Past, mark_lost
 from slime_radix_cache.demotion.shortening import shortened
 from slime_radix_cache.demotion.side_records import SideRecords
 from slime_radix_cache.index.trajectories import Trajectories
@@ -27,13 +29,16 @@ async def restore(
 ) -> Past:  # fmt: skip
     """Add to ``demotion`` and ``side`` what earlier runs demoted, and let ``writer`` note each change from now on.
 
-    Segments whose records are gone are lost, with all that continues them. Raises StartupError, also if records are
-    gone and the store's ``stops_on_loss`` is set.
+    Segments whose records are gone are lost, with all that continues them. Damaged notes are left out. Raises
+    StartupError, also if records are gone or notes are damaged, and the store's ``stops_on_loss`` is set.
     """
     notes = await store.notes()
     begun = RunBegun(FORMAT, tokenizer)
-    here = Past(store.uncopied, tokenizer) if store.uncopied else None
-    past = Past(notes, tokenizer, is_shared=store.is_shared, here=here)
+    reader = NoteReader(salvages=not store.stops_on_loss)
+    here = Past(store.uncopied, tokenizer, reader=reader) if store.uncopied else None
+    past = Past(notes, tokenizer, is_shared=store.is_shared, here=here, reader=reader)
+    if reader.damage:
+        notes = await store.mend_notes(notes, reader.damage, reader.mended(begun, past.marks))
     # All records of a run may be gone, while segments of later runs still name them as parents.
     segments = (*past.segments.values(), *past.hidden.values(), *past.waiting.values())
     named = [key for each in segments for key in (each.key, each.parent) if key]
@@ -53,7 +58,7 @@ async def restore(
         await _written(store.copy(copied, CLOSING))
     if store.keeps_notes:
         # Before this run has samples: by this note, later starts see that samples may be lost.
-        await _written(store.note(packed([begun])))
+        await _written(store.note(packed([begun, *past.marks])))
     _follow(demotion, trajectories, writer, past)
     gone_rows = tuple(key for note in past.rows for key, _ in note.records if key in gone)
     if gone_rows:

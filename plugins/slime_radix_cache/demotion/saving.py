@@ -11,8 +11,8 @@ import anyio
 
 from slime_radix_cache.cold_store import ColdStore
 from slime_radix_cache.demotion.demotion import Demotion
+from slime_radix_cache.demotion.entry_notes import note_of
 from slime_radix_cache.demotion.note_writer import NoteWriter
-from slime_radix_cache.demotion.past import note_of
 from slime_radix_cache.index.segments import Segment
 
 __all__ = ["SegmentSaver"]

@@ -267,6 +267,7 @@ async def test_log_that_cannot_be_read_ends_the_start(
     async with run_on(shelf(), SMALL) as run:
         await run.turn("a", 2)
     store = run.shelf.again()
+    store.stops_on_loss = True
     store.written[1] = store.written[1]._replace(content=harm(store.written[1].content))
     cold = ColdTrajectories(trajectories())
     with pytest.raises(StartupError, match="another directory, or prefix") as caught:

@@ -22,8 +22,7 @@ class DirectoryReport:
     """The content of a directory. ``damaged``: slot, key and reason of each block that cannot be read.
 
     ``skipped_records``: unreadable records of the index. After a power cut these may be records of writes
-    that were not acknowledged. ``notes``: the number of files with notes. ``damaged_notes``: those
-    with which no router starts.
+    that were not acknowledged. ``notes``: the number of files with notes. ``damaged_notes``: see DamagedNotes.
     """
 
     directory: str

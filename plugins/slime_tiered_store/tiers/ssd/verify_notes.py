@@ -13,7 +13,10 @@ __all__ = ["DamagedNotes", "verify_notes"]
 
 @dataclass(frozen=True, slots=True)
 class DamagedNotes:
-    """A file of notes with which no router starts. ``offset``: the beginning of the damaged notes in the file."""
+    """A file of notes with which a router starts only with ``--store-on-loss mark``.
+
+    ``offset``: the beginning of the damaged notes in the file.
+    """
 
     file: str
     offset: int

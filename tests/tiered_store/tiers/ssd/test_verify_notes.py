@@ -1,4 +1,4 @@
-"""``slime-router store verify`` finds the damaged notes with which no router starts."""
+"""``slime-router store verify`` finds the damaged notes that end a start."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ async def test_torn_last_write_is_no_damage(disk: Disk, capsys: pytest.CaptureFi
         assert (await rollout.shown("s0"))["complete"]
 
 
-async def test_no_router_starts_with_a_damaged_note(disk: Disk, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_damaged_note_ends_the_start(disk: Disk, capsys: pytest.CaptureFixture[str]) -> None:
     note = disk.notes[0]
     note.write_bytes(flipped(note.read_bytes(), 20))
     with pytest.raises(ExceptionGroup) as caught:
