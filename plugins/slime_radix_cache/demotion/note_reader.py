@@ -1,8 +1,8 @@
-"""Reader of the notes of earlier runs, which may leave out damaged ones."""
+"""Reader of the notes of earlier runs, which parses each note once, and may leave out damaged ones."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from slime_radix_cache.cold_store import StoredNote
@@ -12,23 +12,29 @@ __all__ = ["NoteReader"]
 
 
 class NoteReader:
-    """Reads stored notes.
+    """Reads stored notes. ``twice``: stored notes that are read twice.
 
     ``salvages``: damaged parts are left out, and :attr:`damage` has place and reason of each. Otherwise they raise
     DamagedNote.
     """
 
-    def __init__(self, *, salvages: bool = False) -> None:
+    def __init__(self, *, salvages: bool = False, twice: Iterable[StoredNote] = ()) -> None:
         self.salvages = salvages
         self.damage: list[str] = []
         #: What could be read of each stored note with damage, by place.
         self.salvaged: dict[str, Sequence[Any]] = {}
+        self._twice = {id(stored) for stored in twice}
+        self._parsed: dict[int, Sequence[Any]] = {}
 
     def read(self, stored: StoredNote) -> Sequence[Any]:
         """Return the notes in ``stored``. Raises DamagedNote, see the class."""
-        if stored.place in self.salvaged:
-            return self.salvaged[stored.place]
-        return self._salvage(stored) if self.salvages else self._intact(stored)
+        notes = self._parsed.pop(id(stored), None)
+        if notes is not None:
+            return notes
+        notes = self._salvage(stored) if self.salvages else self._intact(stored)
+        if id(stored) in self._twice:
+            self._parsed[id(stored)] = notes
+        return notes
 
     def is_damaged(self, stored: StoredNote) -> bool:
         """Return True if a part of ``stored``, which was read, is damaged."""

@@ -34,7 +34,7 @@ async def restore(
     """
     notes = await store.notes()
     begun = RunBegun(FORMAT, tokenizer)
-    reader = NoteReader(salvages=not store.stops_on_loss)
+    reader = NoteReader(salvages=not store.stops_on_loss, twice=store.uncopied)
     here = Past(store.uncopied, tokenizer, reader=reader) if store.uncopied else None
     past = Past(notes, tokenizer, is_shared=store.is_shared, here=here, reader=reader)
     if reader.damage:

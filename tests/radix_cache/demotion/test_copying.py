@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -10,8 +11,19 @@ import pytest
 
 from radix_cache.cold_runs import SMALL, Run, run_on
 from radix_cache.shelf import Note, Shelf
+from slime_radix_cache.demotion import note_reader
 from slime_radix_cache.demotion.copying import NotCopied
-from slime_radix_cache.demotion.notes import FORMAT, Begun, Copying, Demoted, Ended, RunBegun, Settled, packed
+from slime_radix_cache.demotion.notes import (
+    FORMAT,
+    Begun,
+    Copying,
+    Demoted,
+    Ended,
+    RunBegun,
+    Settled,
+    intact,
+    packed,
+)
 from slime_radix_cache.index.losses import Count
 
 pytestmark = pytest.mark.anyio
@@ -41,6 +53,18 @@ def end_copy(first: Run, other: Shelf) -> None:
     other.copy_run, other.closing = first.shelf.copy_run, first.shelf.closing
     other.end_copy(first.shelf.records)
     other.copy_run = b""
+
+
+async def test_notes_that_are_copied_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = Counter[bytes]()
+
+    def counted(content: bytes) -> Iterator[tuple[int, list[Any] | None]]:
+        parsed[content] += 1
+        return intact(content)
+
+    monkeypatch.setattr(note_reader, "intact", counted)
+    async with copying() as (first, _):
+        assert parsed == Counter(note.content for note in first.shelf.uncopied)
 
 
 async def test_session_is_not_whole_elsewhere_until_it_is_copied() -> None:

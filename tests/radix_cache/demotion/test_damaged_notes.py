@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -12,6 +13,7 @@ from radix_cache.shelf import Note, Shelf
 from radix_cache.toy import trajectories
 from router_core.errors import StartupError
 from slime_radix_cache.demotion.cold_trajectories import ColdTrajectories
+from slime_radix_cache.demotion.note_reader import NoteReader
 from slime_radix_cache.demotion.notes import (
     FORMAT,
     Begun,
@@ -163,3 +165,30 @@ async def test_chat_turns_are_not_trusted_since_a_note_that_they_were_asked_agai
     store.records[record.key] = b"turn"
     async with run_on(store) as run:
         assert not run.cold.side.find([b"name"])
+
+
+class CountedNote:
+    """A stored note that counts how often it is read."""
+
+    def __init__(self, content: bytes) -> None:
+        self.run, self.place, self.damage = bytes(11), "note", ""
+        self._content = content
+        self.reads = 0
+
+    @property
+    def content(self) -> bytes:
+        self.reads += 1
+        return self._content
+
+
+@pytest.mark.parametrize("salvages", [False, True])
+@pytest.mark.parametrize("harm", [bytes, lambda content: content + b"x"], ids=["intact", "damaged"])
+def test_damage_is_named_once_although_a_note_is_read_twice(
+    salvages: bool, harm: Callable[[bytes], bytes]
+) -> None:
+    note = CountedNote(harm(packed([RunBegun(FORMAT, "toy"), Begun("s")])))
+    reader = NoteReader(salvages=salvages, twice=[note])
+    if harm is bytes or salvages:
+        assert reader.read(note) is reader.read(note)
+        assert note.reads == 1
+        assert len(reader.damage) == (harm is not bytes)
