@@ -102,6 +102,8 @@ class ColdRecords:
         read = {name: await log.read(salvages=salvages) for name, log in self.logs.items()}
         found = [note for notes in read.values() for note in notes]
         found.sort(key=lambda note: note.run)  # stable: the notes of a run stay in order
+        if self.keeps_notes and not self.is_shared and not found:
+            self.losses.without_notes(sum(len(engine.recovered) for engine, _ in self.tiers))
         self.run = new_run(found[-1].run if found else b"")
         for log in self.logs.values():
             log.run = self.run

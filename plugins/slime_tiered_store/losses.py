@@ -98,6 +98,22 @@ class RecordLosses:
         self.count += len(gone)
         logger.error("%s; sessions without all of their tokens are marked as not complete", found)
 
+    def without_notes(self, blocks: int) -> None:
+        """Count a loss if there are ``blocks`` of earlier runs, although no note says which records they belong to.
+
+        With ``stops`` raises StartupError instead.
+        """
+        if not blocks:
+            return
+        found = f"{self._place()}: there are {blocks} blocks of earlier runs, and no notes about them"
+        if self._stops:
+            raise StartupError(
+                f"{found}; give all directories and stores that the earlier router had, or another directory, or "
+                "--store-on-loss mark to drop these blocks"
+            )
+        self.count += 1
+        logger.error("%s: the blocks are dropped, and all records of earlier runs are lost", found)
+
     def in_notes(self, damage: Sequence[str]) -> None:
         """Count damaged notes: it is not known which records they were about. ``damage``: place and reason of each."""
         self.count += len(damage)

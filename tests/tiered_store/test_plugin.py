@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -228,6 +229,42 @@ async def test_records_that_are_missing_at_a_start_are_marked_or_end_the_start(
     assert caplog.text.count("records of earlier runs are lost") == 1
     async with routed(start, ScriptedEngine(tokenizer), checkpoint, *flags, "stop") as client:
         assert (await demoted(client))["lost"] == 0
+
+
+@pytest.mark.parametrize("away", ["a", "b"])
+async def test_directory_that_is_not_mounted_ends_the_start_and_costs_nothing(
+    start: Start, tokenizer: EngineTokenizer, checkpoint: str, tmp_path: Path, away: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """The notes are in the directory ``a``."""
+    _, paths, *size = tier_flags("ssd", tmp_path / "a")
+    flags = (*STORE, "--store-ssd", f"{paths},{tmp_path / 'b'}", *size, "--store-memory-bytes", "4096")
+    engine = ScriptedEngine(tokenizer)
+    async with routed(start, engine, checkpoint, *flags) as client:
+        for number in range(4):
+            await client.generate(PROMPT, [70 + number, 71], session=f"s{number}")
+        await demoted(client)
+    (tmp_path / away).rename(tmp_path / "away")
+    with pytest.raises(ExceptionGroup) as caught:
+        async with routed(start, engine, checkpoint, *flags):
+            pass
+    said = (
+        "records of earlier runs are lost"
+        if away == "b"
+        else "blocks of earlier runs, and no notes about them"
+    )
+    assert caught.group_contains(StartupError, match=f"{said}.*--store-on-loss mark")
+    shutil.rmtree(tmp_path / away)
+    (tmp_path / "away").rename(tmp_path / away)
+    async with routed(start, engine, checkpoint, *flags) as client:
+        assert (await demoted(client))["lost"] == 0
+        for number in range(4):
+            leaf = (await client.running.client.get(f"/trajectories/s{number}")).json()
+            assert leaf["complete"]
+    shutil.rmtree(tmp_path / away)
+    async with routed(start, engine, checkpoint, *flags, "--store-on-loss", "mark") as client:
+        assert (await demoted(client))["lost"] >= 1
+    assert said in caplog.text
 
 
 async def test_store_and_log_together_are_refused(checkpoint: str, tmp_path: Path) -> None:
