@@ -10,7 +10,8 @@ tier, what does not fit is evicted. So fewer turns find their history (``hit rat
 router must say that its tokens are not exact, or that its session is not ``complete``. With SSD or a remote store
 (``file://``) all conversations must be whole. The store's own memory (``--store-memory-bytes``) has 4 MiB, or what the
 name of the row says. The columns from ``hits`` on have the shares of the blocks that reads found in the store's memory,
-on the SSD and in the remote store.
+on the SSD and in the remote store. With an SSD in front of the remote store, the name of the row has the size of the
+SSD, in percent of the blocks of all records.
 
 The router runs on one core; the load and the embedded engine run on another.
 """
@@ -40,6 +41,8 @@ from benchmarks.processes import LOAD_CORE, leave_cleanly, require
 from benchmarks.report import Column, Report
 from benchmarks.samples import Samples, request_body
 from benchmarks.streams import quantile_us
+from slime_tiered_store.cold_records import LAYOUT
+from slime_tiered_store.tiers.ssd.directory import Layout as SsdLayout
 
 __all__ = ["main"]
 
@@ -49,6 +52,10 @@ _QUESTION_TOKENS = 1_600
 _SETTLE_S = 60.0
 _ALL, _HALF, _LITTLE, _NOTHING = 0, 2 << 20, 1 << 20, 1
 _STORE_BYTES = 4 << 20
+#: The store's memory with an SSD in front of a remote store: so little that it has few hits.
+_STORE_BEFORE_SSD_BYTES = 256 << 10
+#: The blocks of all records of the conversations; see the column.
+_RECORD_BLOCKS = 1_282
 _COLUMNS = (
     Column("turns_per_s", "turns/s"),
     Column("cpu_ms", "ms CPU a turn", 2),
@@ -64,6 +71,7 @@ _COLUMNS = (
     Column("retrieval_p50_ms", "retrieval p50 ms", 1),
     Column("retrieval_p99_ms", "p99 ms", 1),
     Column("whole", "whole %", 1),
+    Column("record_blocks", "blocks of all records"),
 )
 
 
@@ -73,17 +81,22 @@ def _size(size_bytes: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Tiers:
-    """A router's memory for trajectories (0: no limit), the tier below it, and the memory of the store."""
+    """A router's memory for trajectories (0: no limit), the tier below it, and the memory of the store.
+
+    ``ssd_percent``: the size of an SSD in front of the remote store, in percent of the blocks of all records.
+    """
 
     memory_bytes: int
     lower: str = ""
     store_bytes: int = _STORE_BYTES
+    ssd_percent: int = 0
 
     @property
     def name(self) -> str:
         sizes = {_ALL: "memory for all", _NOTHING: "no memory"}
         memory = sizes.get(self.memory_bytes, f"memory of {_size(self.memory_bytes)}")
-        lower = f", {self.lower}" if self.lower else ""
+        ssd = f" behind SSD of {self.ssd_percent} %" if self.ssd_percent else ""
+        lower = f", {self.lower}{ssd}" if self.lower else ""
         store = f", store of {_size(self.store_bytes)}" if self.store_bytes != _STORE_BYTES else ""
         return memory + lower + store
 
@@ -96,9 +109,20 @@ class _Tiers:
         """Return the flags of a router whose lower tier is in ``directory``."""
         memory = ("--radix-tree-max-bytes", str(self.memory_bytes))
         store = ("--plugin", "tiered_store", "--store-memory-bytes", str(self.store_bytes))
+        if not self.lower:
+            return memory
         if self.lower == "SSD":
-            return (*memory, *store, "--store-ssd", str(directory), "--store-ssd-bytes", str(256 << 20))
-        return (*memory, *store, "--store-remote", f"file://{directory}") if self.lower else memory
+            return (*memory, *store, *_ssd(directory, 256 << 20))
+        (directory / "remote").mkdir()
+        remote = ("--store-remote", f"file://{directory / 'remote'}")
+        if not self.ssd_percent:
+            return (*memory, *store, *remote)
+        size = SsdLayout(LAYOUT.block_bytes, _RECORD_BLOCKS * self.ssd_percent // 100).total_bytes
+        return (*memory, *store, *remote, *_ssd(directory / "ssd", size))
+
+
+def _ssd(directory: Path, size_bytes: int) -> tuple[str, ...]:
+    return "--store-ssd", str(directory), "--store-ssd-bytes", str(size_bytes)
 
 
 _ROWS = (
@@ -106,8 +130,9 @@ _ROWS = (
     *(_Tiers(size, lower) for size in (_HALF, _LITTLE) for lower in ("", "SSD", "remote")),
     *(_Tiers(_NOTHING, lower) for lower in ("SSD", "remote")),
     *(_Tiers(_NOTHING, "SSD", size) for size in (256 << 10, 1 << 20, 16 << 20)),
+    *(_Tiers(_NOTHING, "remote", _STORE_BEFORE_SSD_BYTES, percent) for percent in (0, 12, 25, 50, 100)),
 )
-_TINY_ROWS = (_Tiers(_NOTHING, "SSD"),)
+_TINY_ROWS = (_Tiers(_NOTHING, "remote", _STORE_BEFORE_SSD_BYTES, 12),)
 
 
 async def _get(url: str) -> dict[str, Any]:
@@ -124,10 +149,12 @@ async def _settled(url: str, limit_bytes: int) -> dict[str, Any]:
     return stats
 
 
-async def _hits(url: str) -> dict[str, float]:
-    """Return the share of the blocks that reads found in each tier, in percent."""
-    hits = {name: tier["hits"] for name, tier in (await _get(f"{url}/store"))["tiers"].items()}
-    return {f"{name}_hits": count / max(1, sum(hits.values())) * 100 for name, count in hits.items()}
+async def _store_figures(url: str) -> dict[str, float]:
+    """Return the share of the blocks that reads found in each tier, in percent, and the number of all blocks."""
+    shown = await _get(f"{url}/store")
+    hits = {name: tier["hits"] for name, tier in shown["tiers"].items()}
+    shares = {f"{name}_hits": count / max(1, sum(hits.values())) * 100 for name, count in hits.items()}
+    return {**shares, "record_blocks": shown["record_blocks"]}
 
 
 async def _is_flagged(url: str, session: str, reason: str) -> bool:
@@ -169,7 +196,7 @@ async def _measure(
         retrieval_p50_ms=quantile_us(crowd.retrievals_ns, 0.5) / 1e3,
         retrieval_p99_ms=quantile_us(crowd.retrievals_ns, 0.99) / 1e3,
         whole=verdict.exact / verdict.trajectories * 100,
-        **(await _hits(proxy.url) if tiers.lower else {}),
+        **(await _store_figures(proxy.url) if tiers.lower else {}),
     )
 
 
