@@ -123,12 +123,15 @@ class News(NamedTuple):
 
 
 def extended(known: Any, told: Any, total: int, news: News) -> Any:
-    """Return ``known`` with the entries of ``told`` for new tokens. ``told`` may cover all ``total`` tokens."""
+    """Return ``known`` with the entries of ``told`` for new tokens. ``told`` may cover all ``total`` tokens.
+
+    The result may be changed later, but ``told`` may not: it is part of an event that others may have.
+    """
     new = len(news.ids)
-    if not (isinstance(known, list) and isinstance(told, list)):
+    if not isinstance(told, list):
         return told
-    if len(told) == total and told[: len(known)] == known:
-        return told  # some servers send cumulative lists with delta ids
+    if not isinstance(known, list) or (len(told) == total and told[: len(known)] == known):
+        return list(told)  # some servers send cumulative lists with delta ids
     if news.again and len(told) == new + total:
         return told[new:]
     known += told[:new] if len(told) == new + news.again else told

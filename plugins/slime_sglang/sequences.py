@@ -57,7 +57,7 @@ class AnswerSoFar:
         #: The lists ``PER_TOKEN`` with all entries; None while the last event has all entries itself.
         self._lists: dict[str, Any] | None = None
         self._names_ids = self._has_text = False
-        self._held: bytes | None = None
+        self._held: bytes | memoryview | None = None
         self._text_is_told = False
         self._is_shared = True
         #: Some event did not have all tokens so far.
@@ -118,7 +118,7 @@ class AnswerSoFar:
         twin._facts = self._facts.copy()
         return twin
 
-    def hold(self, event: bytes, text: str | None = None) -> None:
+    def hold(self, event: bytes | memoryview, text: str | None = None) -> None:
         """Keep an unparsed ``event`` that repeats all earlier events. ``text``: its new text, if the caller read it.
 
         The event is parsed only when its fields are needed, or when the next event may not repeat it: parsing each
@@ -230,7 +230,7 @@ class AnswerSoFar:
         # The counter is missing, or wrong.
         is_longer = len(ids) > len(known) or self.cumulative or (count is None and not self.incremental)
         has_all = begins and is_longer
-        return News(ids, has_all=has_all, is_full=has_all)
+        return News(ids, has_all=has_all, is_full=has_all or self.cumulative)
 
     def _repeats_logprobs(self, ids: list[int], meta: dict[str, Any]) -> bool:
         """Return True when an event has a logprob for each of ``ids``, beginning with those of all earlier tokens."""

@@ -229,6 +229,35 @@ def test_an_abort_that_says_another_text_takes_nothing_back(logprobs: bool) -> N
     assert (so_far.text, text, so_far.ids) == ("abcd", "abcd", sequence.ids)
 
 
+def test_events_with_cumulative_logprobs_and_new_ids_stay_as_they_are() -> None:
+    """Two readers may share the events. Some servers send cumulative lists beside new ids, here up to a last delta."""
+    cumulative, deltas = (sequence_of("abcdef", incremental=incremental) for incremental in (False, True))
+    events = [deltas.event(end - 1, end) for end in range(1, 7)]
+    for end, event in enumerate(events[:5], 1):
+        event["meta_info"] = cumulative.event(0, end)["meta_info"]
+    before = copy.deepcopy(events)
+    readers = AnswerSoFar(), AnswerSoFar()
+    for event in events:
+        for reader in readers:
+            reader.take(event)
+    assert events == before
+    for reader in readers:
+        assert (
+            reader.meta["output_token_logprobs"]
+            == cumulative.event(0, 6)["meta_info"]["output_token_logprobs"]
+        )
+
+
+@pytest.mark.parametrize("place", [2, 4])
+def test_text_is_not_repeated_when_an_event_names_other_ids(place: int) -> None:
+    sequence = sequence_of("abcdef", incremental=False)
+    events = [sequence.event(0, end) for end in range(1, 7)]
+    events[place]["output_ids"][0] = 7
+    so_far, told = told_by(events)
+    assert (so_far.text, told) == ("abcdef", "abcdef")
+    assert so_far.rewritten
+
+
 def test_a_held_event_is_parsed_when_the_next_does_not_repeat_it() -> None:
     sequence = sequence_of("abcd", incremental=False)
     so_far, _ = told_by([sequence.event(0, 1), sequence.event(0, 2)])
