@@ -141,7 +141,7 @@ class _Choice:
         request = self._request
         return self.output.cumulative and request.logprobs is None and not request.return_token_ids
 
-    def more(self, text: str, event: bytes) -> list[dict[str, Any]]:
+    def more(self, text: str, event: bytes | memoryview) -> list[dict[str, Any]]:
         """See StreamedChoice."""
         self.output.take_text(text, event)
         text = self._stops.feed(text)

@@ -55,6 +55,7 @@ from slime_resume.resuming_stream import ResumingStream
 from slime_resume.stop_conditions import StopConditions
 from slime_sglang.aborts import check_rid
 from slime_sglang.bodies import EVENTS, JSON, media_type
+from slime_sglang.event_readers import tap_events
 from slime_sglang.generation import TOKENISED, generates
 
 __all__ = ["RadixCache"]
@@ -275,10 +276,9 @@ class RadixCache:
             if self._log is not None:
                 exchange.on_close(self._log.unfinished.begin(exchange.session))
             recorder = StreamRecorder(noted.turns, self._turns, self._tally, self._streams, worker)
-            generation = noted.generation
-            if generation is not None and len(noted.turns) == 1:
+            if (generation := noted.generation) is not None and len(noted.turns) == 1:
                 reply.pass_through(lambda source: ResumingStream(generation, source, recorder))
-            reply.tap(recorder)
+            tap_events(exchange, reply, recorder)
         elif kind == JSON:
             answers = WholeAnswers(
                 self._turns, exchange, noted.wanted, noted.turns, noted.generation, self._router.long_work

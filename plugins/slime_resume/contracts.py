@@ -46,6 +46,11 @@ class StreamRecorder(Protocol):
 
     doubt: Callable[[], str | None]
 
+    @property
+    def growth(self) -> Callable[[bytes], object | None]:
+        """See ``slime_sglang.event_readers.EventReader``."""
+        ...
+
     def so_far(self) -> AnswerSoFar:
         """Return a copy of the part of the sequence that the client has got."""
         ...

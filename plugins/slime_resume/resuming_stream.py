@@ -67,10 +67,13 @@ class ResumingStream:
         """See :meth:`Reply.pump`. Gives ``take`` pieces of whole events up to an abort, while nothing is merged."""
         if self._ready or self.finished or self._aborted is not None or self._merged is not None:
             return
-        cutter = self._cutter
+        cutter, growth = self._cutter, self._recorder.growth
 
         def pass_on(piece: bytes, _: object) -> bool:
-            if cutter.is_torn or not piece.endswith(b"\n\n") or (not _goes_on(piece) and _ABORT in piece):
+            if cutter.is_torn:
+                return False
+            # An event with a growth is no abort.
+            if growth(piece) is None and (not piece.endswith(b"\n\n") or _may_abort(piece)):
                 return False
             return take(piece)
 
@@ -87,7 +90,7 @@ class ResumingStream:
             whole += self._cutter.rest()
         if self._merged is not None:
             self._merge(self._merged, whole, last)
-        elif not _goes_on(whole) and _ABORT in whole:
+        elif _may_abort(whole):
             self._hold_abort(whole, last)
         else:
             self._ready, self.finished = whole, last  # the usual case
@@ -225,13 +228,15 @@ async def _rest_of(reply: Reply) -> bytes:
     return bytes(rest)
 
 
-def _goes_on(whole: bytes) -> bool:
-    """Return True when ``whole`` has exactly one finish reason, and it is null. A search for an abort takes longer.
+def _may_abort(whole: bytes) -> bool:
+    """Return False when ``whole`` surely has no abort: it has exactly one finish reason, and it is null.
 
-    Both searches begin at the end, since that takes less time than two searches from the beginning.
+    A search for an abort takes longer. Both searches for the reason begin at the end, since that takes less time than
+    two searches from the beginning.
     """
     place = whole.rfind(_FINISH)
-    return place >= 0 and whole.startswith(_GOES_ON, place) and whole.rfind(_FINISH, 0, place) < 0
+    goes_on = place >= 0 and whole.startswith(_GOES_ON, place) and whole.rfind(_FINISH, 0, place) < 0
+    return not goes_on and _ABORT in whole
 
 
 def _find_abort(whole: bytes) -> tuple[int, dict[str, Any] | None]:

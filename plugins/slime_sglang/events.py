@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["EventCutter", "EventSplitter", "events_in", "last_end", "sequence_of"]
+__all__ = ["EventCutter", "EventSplitter", "data_in", "events_in", "last_end", "sequence_of"]
 
 _ENDS = (b"\n\n", b"\n\r\n")
 _DATA = b"data: "
@@ -25,6 +25,11 @@ def events_in(whole: bytes) -> list[bytes]:
             found.append(b"\n".join(lines))
             lines = []
     return found
+
+
+def data_in(event: bytes) -> memoryview:
+    """Return the data of ``event``, which has one line and ends with a line feed."""
+    return memoryview(event)[len(_DATA) : -2]
 
 
 def last_end(data: bytes) -> int:
@@ -90,17 +95,12 @@ class EventSplitter:
         self._cutter = EventCutter()
         self.is_torn = False
 
-    def only_event(self, piece: bytes) -> bytes | None:
-        """Return the data of the event if ``piece`` is exactly one event of one line, else None. Changes nothing."""
-        end = len(piece) - 2
-        is_one = piece.find(b"\n") == end and piece.startswith(_DATA) and piece.endswith(b"\n\n")
-        return piece[len(_DATA) : end] if is_one and piece[end - 1] != _CR and not self.is_torn else None
-
     def feed(self, piece: bytes) -> list[bytes]:
         """Return the data of the events that ``piece`` completes, as :func:`events_in` does. O(bytes)."""
-        data = self.only_event(piece)
-        if data is not None:
-            return [data]  # nearly always
+        end = len(piece) - 2
+        is_one = piece.find(b"\n") == end and piece.startswith(_DATA) and piece.endswith(b"\n\n")
+        if is_one and piece[end - 1] != _CR and not self.is_torn:
+            return [piece[len(_DATA) : end]]  # nearly always
         whole = self._cutter.feed(piece)
         self.is_torn = self._cutter.is_torn
         return events_in(whole) if whole else []

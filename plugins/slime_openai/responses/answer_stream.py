@@ -12,10 +12,10 @@ from router_core.errors import HTTPError, WorkerBroke
 from router_core.exchange import Exchange
 from router_core.reply import Reply
 from slime_openai.errors import error_body
-from slime_openai.responses.cumulative import GrowingText
 from slime_openai.responses.openai_schema import DONE, Frame, event
 from slime_openai.responses.outputs import EngineRefused, understood
-from slime_sglang.events import EventSplitter, sequence_of
+from slime_sglang.event_readers import Growth, Reading, reader_of
+from slime_sglang.events import EventSplitter, data_in
 
 __all__ = ["AnswerStream", "StreamedChoice"]
 
@@ -37,7 +37,7 @@ class StreamedChoice(Protocol):
         """Return the chunks, in OpenAI's form, that the engine's event ``answer`` adds."""
         ...
 
-    def more(self, text: str, event: bytes) -> list[dict[str, Any]]:
+    def more(self, text: str, event: bytes | memoryview) -> list[dict[str, Any]]:
         """Return the chunks that ``event`` adds, when only its new ``text`` was read."""
         ...
 
@@ -75,7 +75,7 @@ class AnswerStream:
         self._usage = usage
         self._beginning = beginning or {}
         self._events = EventSplitter()
-        self._texts = [GrowingText() for _ in choices]
+        self._reader = reader_of(exchange, reply)
         self._failure: HTTPError | None = None
         self.finished = False
 
@@ -88,9 +88,9 @@ class AnswerStream:
                     raise self._failure
                 piece, last = await self._reply.next_piece()
                 with understood():
-                    for data in self._events.feed(piece):
+                    for number, data in enumerate(self._events.feed(piece)):
                         if data != b"[DONE]":
-                            ready += self._chunks(data)
+                            ready += self._chunks(data, self._reading(number, data))
                     if last:
                         ready += self._ending()
             except HTTPError as error:
@@ -100,41 +100,39 @@ class AnswerStream:
 
     async def pump(self, take: Callable[[Callable[[], bytes]], bool]) -> None:
         """See :meth:`Reply.pump`. Passes on events that only add text, while ``take`` can send their chunks at once."""
+        reader = self._reader
+        if reader is None or self.finished:
+            return
 
         def pass_on(piece: bytes, feeds: Iterable[Callable[[bytes], None]]) -> bool:
-            data = self._events.only_event(piece)
-            if data is None or (index := self._growing(data)) is None:
+            growth = reader.growth(piece)
+            if growth is None or not self._suffices(growth):
                 return False
-            return take(lambda: self._pass_on(piece, data, index, feeds))
+            return take(lambda: self._pass_on(piece, growth, feeds))
 
         try:
-            if not self.finished:
-                await self._reply.pump(pass_on)
+            await self._reply.pump(pass_on)
         except HTTPError as error:
             self._failure = error  # for the next read
 
-    def _pass_on(
-        self, piece: bytes, data: bytes, index: int, feeds: Iterable[Callable[[bytes], None]]
-    ) -> bytes:
+    def _pass_on(self, piece: bytes, growth: Growth, feeds: Iterable[Callable[[bytes], None]]) -> bytes:
         for feed in feeds:
             feed(piece)
         with understood():
-            return b"".join(self._more(data, index))
+            return b"".join(self._more(growth, data_in(piece)))
 
-    def _growing(self, data: bytes) -> int | None:
-        """Return the number of the sequence to which the event ``data`` only adds text; None: parse all of ``data``."""
-        index = sequence_of(data)
-        if index is None and len(self._choices) == 1:
-            index = 0  # SGLang numbers sequences only if there are several
-        if index is None or index >= len(self._choices):
-            return None
-        choice = self._choices[index]
-        is_growing = choice.wants_text_only and not choice.ended and self._texts[index].is_next(data)
-        return index if is_growing else None
+    def _reading(self, number: int, data: bytes) -> Reading:
+        return self._reader.reading(number, data) if self._reader is not None else None
 
-    def _more(self, data: bytes, index: int) -> list[bytes]:
-        """Return the chunks of an event that only adds text to sequence ``index``."""
-        text = self._texts[index].next(data)
+    def _suffices(self, growth: Growth) -> bool:
+        """Return True if the client needs only the text of ``growth``, and has got all text before it."""
+        index = growth[0]
+        choice = self._choices[index] if index < len(self._choices) else None
+        return choice is not None and choice.wants_text_only and not choice.ended
+
+    def _more(self, growth: Growth, data: bytes | memoryview) -> list[bytes]:
+        """Return the chunks of ``growth``, which was read of the event ``data``."""
+        index, text = growth
         return [self._chunk(each) for each in self._choices[index].more(text, data)]
 
     def close(self) -> None:
@@ -144,10 +142,10 @@ class AnswerStream:
             for choice in self._choices:
                 choice.end()
 
-    def _chunks(self, data: bytes) -> list[bytes]:
-        if (growing := self._growing(data)) is not None:
-            return self._more(data, growing)
-        answer = orjson.loads(data)
+    def _chunks(self, data: bytes, reading: Reading) -> list[bytes]:
+        if isinstance(reading, tuple) and self._suffices(reading):
+            return self._more(reading, data)
+        answer: Any = reading if isinstance(reading, dict) else orjson.loads(data)
         if "meta_info" not in answer:
             raise EngineRefused(502, data)
         index = answer.get("index", 0)
@@ -156,7 +154,6 @@ class AnswerStream:
         choice = self._choices[index]
         if choice.ended:
             return []
-        self._texts[index].remember(data)
         chunks = choice.chunks(answer)
         if not choice.ended:
             return [self._chunk(each) for each in chunks]

@@ -91,7 +91,7 @@ class Choice:
         choice = {"index": self._index, "message": message, "logprobs": self._new_logprobs()}
         return choice | self._new_ids() | self._ending()
 
-    def more(self, text: str, event: bytes) -> list[dict[str, Any]]:
+    def more(self, text: str, event: bytes | memoryview) -> list[dict[str, Any]]:
         """See StreamedChoice."""
         self.output.take_text(text, event)
         deltas = self._parser.feed(text) if text else []

@@ -90,7 +90,7 @@ class Output:
         """Take in a whole answer, or an event of any shape; return the text that is new. Raises ValueError."""
         return self._so_far.take(answer)
 
-    def take_text(self, text: str, event: bytes) -> None:
+    def take_text(self, text: str, event: bytes | memoryview) -> None:
         """Take in the new ``text`` of a cumulative ``event``, and leave the other members of the event unparsed."""
         self._so_far.hold(event, text)
 

@@ -11,6 +11,7 @@ from slime_radix_cache.capture.streams import GenerationStream
 from slime_radix_cache.capture.turns import PromptTurn, Turns
 from slime_radix_cache.tally import Tally
 from slime_sglang import CONTRADICTION, AnswerSoFar, sampled_ids
+from slime_sglang.event_readers import Growth, Reading
 
 __all__ = ["StreamRecorder"]
 
@@ -42,6 +43,16 @@ class StreamRecorder:
     def feed(self) -> Callable[[bytes], None]:
         """The function that takes the next bytes of the reply: the method of the stream itself, which saves a call."""
         return self._stream.feed
+
+    @property
+    def growth(self) -> Callable[[bytes], Growth | None]:
+        """See EventReader."""
+        return self._stream.growth
+
+    @property
+    def reading(self) -> Callable[[int, bytes], Reading]:
+        """See EventReader."""
+        return self._stream.reading
 
     def close(self, complete: bool) -> None:
         """Record the rest. ``complete``: the body of the reply came to its end."""

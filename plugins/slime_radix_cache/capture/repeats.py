@@ -62,10 +62,12 @@ class RepeatedEvents:
         "_lists",
         "_open",
         "_piece",
+        "_seen",
         "_spans",
         "_stop",
         "_text",
         "_version",
+        "new_text",
     )
 
     def __init__(self) -> None:
@@ -93,12 +95,15 @@ class RepeatedEvents:
         self._keys: list[str] = []
         self._spans: list[Any] = []
         self._version: Any = None
-        #: The event that :meth:`see_next` took last is ``_piece[_begin:_end]``. ``_count``: its ``completion_tokens``.
+        #: The event that was taken last is ``_piece[_begin:_end]``. ``_count``: its ``completion_tokens``.
         self._piece = b""
         self._begin = self._end = self._count = 0
+        #: What :meth:`take_seen` remembers of the event that :meth:`see_next` saw last. ``new_text``: the text it adds.
+        self._seen: tuple[Any, ...] = ()
+        self.new_text = ""
 
     def take_held(self) -> bytes | None:
-        """Return the event that :meth:`see_next` took last, and forget it. Return None if there is none."""
+        """Return the event that :meth:`take_seen` took last, and forget it. Return None if there is none."""
         piece, self._piece = self._piece, b""
         return piece[self._begin : self._end] if piece else None
 
@@ -142,8 +147,14 @@ class RepeatedEvents:
         self._is_ready = True
         # An event whose bytes are as expected repeats itself.
         self._is_ready = self.see_next(data, 0, len(data))
+        if self._is_ready:
+            self.take_seen()
         self._piece = b""
         return self._is_ready
+
+    def stop(self) -> None:
+        """Let :meth:`see_next` see no event until the next call of :meth:`expect`."""
+        self._is_ready = False
 
     def _head_of(self, meta: dict[str, Any], names: list[str], lists: list[str]) -> list[str]:
         """Return the first names in ``meta`` whose bytes the next event repeats."""
@@ -163,10 +174,10 @@ class RepeatedEvents:
         return names[: first_list if self._has_list else end]
 
     def see_next(self, piece: bytes, begin: int, end: int) -> bool:
-        """Take the event ``piece[begin:end]`` if it repeats the event before, and is not the last one.
+        """Return True if the event ``piece[begin:end]`` repeats the event taken before, and is not the last one.
 
-        Return True if it is taken. Bytes are compared in place, since copies would take more time for long answers.
-        Bytes with a line break are never taken: an event may end there.
+        Then :meth:`take_seen` can take it. Bytes are compared in place, since copies would take more time for long
+        answers. Bytes with a line break are never accepted: an event may end there.
         """
         text, ids, head, after = self._text, self._ids, self._head, self._after
         behind = end - len(after)
@@ -187,8 +198,9 @@ class RepeatedEvents:
             or piece[place] not in _BEHIND_VALUE
         ):
             return False
+        lists, spans = self._lists, self._spans
         if self._has_more:
-            lists: list[_List] = []
+            lists = []
             rest = self._without_entries(piece, place, behind, lists)
         else:
             rest = piece[place:behind]
@@ -216,10 +228,16 @@ class RepeatedEvents:
                 return False
             if not (versions_agree(self._spans, spans) and names_last_version(self._version, spans)):
                 return False
-            self._lists, self._spans = lists, spans
-        self._text, self._ids, self._head = view[begin:quote], view[start:bracket], head
-        self._piece, self._begin, self._end, self._count = piece, begin, end, count
+        self.new_text = told[0]
+        self._seen = view[begin:quote], view[start:bracket], head, lists, spans, piece, begin, end, count
         return True
+
+    def take_seen(self) -> None:
+        """Take the event that :meth:`see_next` has seen last: the next event is compared with it."""
+        (
+            self._text, self._ids, self._head, self._lists, self._spans,
+            self._piece, self._begin, self._end, self._count,
+        ) = self._seen  # fmt: skip
 
     def repeats_all(self, last: bytes, meta: dict[str, Any]) -> bool:
         """Return True if ``last``, the last event of the stream, repeats the event before it, finish reason aside.
@@ -231,9 +249,7 @@ class RepeatedEvents:
             return False
         self._keys = ["", *rest]
         data = last.replace(_FINISH + orjson.dumps(meta["finish_reason"]), _GOES_ON, 1)
-        is_repeated = self.see_next(data, 0, len(data))
-        self._piece = b""
-        return is_repeated
+        return self.see_next(data, 0, len(data))
 
     def _without_entries(self, piece: bytes, place: int, end: int, lists: list[_List]) -> bytes:
         """Return ``piece[place:end]`` with a 0 in place of the repeated entries of each list in ``_lists``.

@@ -8,7 +8,8 @@ from typing import Any
 from slime_radix_cache.capture.repeats import RepeatedEvents
 from slime_sglang import PER_TOKEN, AnswerSoFar, read_event
 from slime_sglang.answers import TOKEN_ARRAYS
-from slime_sglang.bodies import parsed
+from slime_sglang.bodies import is_small, parsed
+from slime_sglang.event_readers import Growth, Reading
 from slime_sglang.events import EventSplitter, sequence_of
 
 __all__ = ["GenerationStream"]
@@ -56,26 +57,61 @@ class GenerationStream:
         #: ``meta_info`` of the last event of each sequence that has ended.
         self._ended: dict[int, dict[str, Any]] = {}
         self._recorded: set[int] = set()
+        #: The last argument of :meth:`growth`, and the result. ``_is_ahead``: :meth:`feed` has not taken the piece yet.
+        self._piece = b""
+        self._growth: Growth | None = None
+        self._is_ahead = False
+        #: The data of each event that ended in the last piece, unless ``_growth`` is the reading of that piece.
+        self._read: list[tuple[bytes, Reading]] = []
         #: The engine has sent an error event.
         self.failed = False
 
-    def feed(self, chunk: bytes) -> None:
-        """Take the next bytes of the reply."""
-        repeats = self._only or self._repeats.get(sequence_of(chunk) or 0)
+    def growth(self, piece: bytes) -> Growth | None:
+        """See EventReader. The event is compared now; :meth:`feed` takes it."""
+        if self._is_ahead and piece is self._piece:
+            return self._growth
+        self._piece, self._is_ahead, self._growth = piece, True, None
+        repeats, index = self._only, 0
+        if repeats is None:
+            index = sequence_of(piece) or 0
+            repeats = self._repeats.get(index)
         if (
             repeats is not None
-            and chunk.startswith(_BEGIN)
-            and chunk.endswith(_END)
+            and piece.startswith(_BEGIN)
+            and piece.endswith(_END)
             and not self._events.is_torn
-            and repeats.see_next(chunk, len(_BEGIN), len(chunk) - len(_END))
+            and repeats.see_next(piece, len(_BEGIN), len(piece) - len(_END))
         ):
+            self._growth = index, repeats.new_text
+        return self._growth
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes of the reply."""
+        growth = self.growth(chunk)
+        self._is_ahead = False
+        if growth is not None:
+            self._repeats[growth[0]].take_seen()
             return  # nearly always
+        self._read.clear()
         for data in self._events.feed(chunk):
+            reading: Reading = None
             if data != b"[DONE]":
                 try:
-                    self._event(data)
+                    reading = self._event(data)
                 except Exception as error:
+                    for repeats in self._repeats.values():
+                        repeats.stop()  # another reader of the stream may have understood the event
                     self._fail(error)
+            self._read.append((data, reading))
+
+    def reading(self, number: int, data: bytes) -> Reading:
+        """See EventReader."""
+        if self._growth is not None:
+            size, begin = len(data), len(_BEGIN)
+            is_same = self._piece.startswith(data, begin) and len(self._piece) == begin + size + len(_END)
+            return self._growth if is_same else None
+        known, reading = self._read[number] if number < len(self._read) else (b"", None)
+        return reading if known == data else None
 
     def record_all(self) -> None:
         """Record the received part of each sequence that has not ended."""
@@ -91,6 +127,7 @@ class GenerationStream:
         """Drop the callbacks: they refer to this stream, and only the garbage collector would free such a cycle."""
         self._record = lambda index, answer, took_back: None
         self._fail = lambda error: None
+        self._read.clear()
 
     def has_begun(self, index: int) -> bool:
         """Return True if an event of sequence ``index`` has come."""
@@ -108,15 +145,20 @@ class GenerationStream:
         if repeats is not None and (event := repeats.take_held()) is not None:
             self._answers[index].hold(event)
 
-    def _event(self, data: bytes) -> None:
-        repeats = self._repeats.get(sequence_of(data) or 0)
+    def _event(self, data: bytes) -> Reading:
+        number = sequence_of(data) or 0
+        repeats = self._repeats.get(number)
         if repeats is not None and repeats.see_next(data, 0, len(data)):
-            return
+            repeats.take_seen()
+            return number, repeats.new_text
         event = parsed(data, keeps_arrays=self._keeps_arrays)
         if isinstance(event, dict) and "meta_info" not in event and not event.keys() & _OF_A_SEQUENCE:
             self.failed = True  # an error event: the tokens before it stay valid
-            return
-        event = read_event(event)
+        else:
+            self._take(data, read_event(event))
+        return event if is_small(data) else None  # in a large event, arrays may be cut out
+
+    def _take(self, data: bytes, event: dict[str, Any]) -> None:
         index = event.get("index", 0)
         if index in self._ended:
             _check_is_old(event, self._answers[index], self._ended[index])

@@ -10,6 +10,7 @@ import pytest
 from starlette.responses import StreamingResponse
 
 from deadlines import HANG_S
+from radix_cache.capture.coded import watch_json
 from radix_cache.conftest import checkpoint, engine, tokenizer
 from radix_cache.outputs import output
 from radix_cache.scripted import Client, ScriptedEngine, routed
@@ -131,6 +132,40 @@ async def test_events_of_several_sequences_that_only_add_text_wake_no_task(
         leaves = await client.records("a")
         assert [one["exact"] for one in leaves] == [True] * len(sequences)
         assert {tuple(one["tokens"][-len(IDS) :]) for one in leaves} == set(map(tuple, sequences))
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+async def test_each_event_is_parsed_once_or_not_at_all(
+    start: Start, engine: ScriptedEngine, checkpoint: str, monkeypatch: pytest.MonkeyPatch, copies: int
+) -> None:
+    """The recorder reads first. Without an end of a sequence before, it parses the first two events and the last."""
+    stepped = SteppedEngine(engine)
+    async with routed(start, engine, checkpoint, "--plugin", "openai") as client:
+        texts = stepped.tell(client) if copies == 1 else stepped.tell_several(client, *[IDS] * copies)
+        seen = watch_json(monkeypatch, larger_than=0)
+        chunks = await heard(client, stepped, n=copies)
+        monkeypatch.undo()
+        assert words_in(chunks, copies - 1) == texts[-1]
+        parsed = [one.value for one in seen if one.how == "parsed" and isinstance(one.value, dict)]
+        events = [one for one in parsed if "output_ids" in one]
+        assert [len(one["output_ids"]) for one in events] == [
+            count for count in (1, 2, len(IDS)) for _ in range(copies)
+        ]
+        assert all(one["exact"] for one in await client.records("a"))
+
+
+async def test_chat_that_wants_ids_and_logprobs_gets_those_of_each_event(
+    start: Start, engine: ScriptedEngine, checkpoint: str
+) -> None:
+    stepped = SteppedEngine(engine)
+    async with routed(start, engine, checkpoint, "--plugin", "openai") as client:
+        texts = stepped.tell(client)
+        chunks = await heard(client, stepped, logprobs=True, return_token_ids=True)
+        choices = [choice for one in chunks if one for choice in one["choices"]]
+        assert words_in(chunks) == texts[-1]
+        assert [id for one in choices for id in one.get("token_ids", ())] == IDS
+        entries = [entry for one in choices for entry in (one["logprobs"] or {"content": ()})["content"]]
+        assert len(entries) == len(IDS)
 
 
 async def test_sequences_are_told_apart_wherever_their_number_stands(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
 import pytest
 
 from http_.conversations import watch_server
+from radix_cache.capture.coded import watch_json
 from router_core.cli import is_compiled
 from slime_radix_cache.capture import replies
 from slime_radix_cache.capture.turns import Turns
@@ -25,46 +25,6 @@ pytestmark = [
 
 PROMPT = "The cat sat on the mat. " * 20
 IDS = [300 + number for number in range(40)]
-#: Smaller documents are parts of larger ones, such as a finish reason.
-LARGE = 200
-ENGINES = ("slime_engine", "slime_testing")
-
-
-class Coded(NamedTuple):
-    """A document that the router's own code has parsed or written."""
-
-    how: str
-    data: bytes
-    value: Any
-
-
-def watch_json(monkeypatch: pytest.MonkeyPatch) -> list[Coded]:
-    """Keep all large documents that the router parses or writes from now on."""
-    loads, dumps = orjson.loads, orjson.dumps
-    seen: list[Coded] = []
-
-    def note(how: str, data: bytes, value: Any) -> None:
-        module = sys._getframe(2).f_globals["__name__"]
-        if (
-            module.startswith(("router_core", "slime_"))
-            and not module.startswith(ENGINES)
-            and len(data) > LARGE
-        ):
-            seen.append(Coded(how, bytes(data), value))
-
-    def noted_loads(data: Any) -> Any:
-        value = loads(data)
-        note("parsed", data, value)
-        return value
-
-    def noted_dumps(value: Any, *more: Any) -> bytes:
-        data = dumps(value, *more)
-        note("written", data, value)
-        return data
-
-    monkeypatch.setattr(orjson, "loads", noted_loads)
-    monkeypatch.setattr(orjson, "dumps", noted_dumps)
-    return seen
 
 
 async def test_request_and_answer_are_parsed_once_and_ids_become_json_at_once(

@@ -1,0 +1,55 @@
+"""Events of a stream that a plugin has read, for another plugin that reads the same stream behind it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeAlias
+
+from router_core.exchange import Exchange
+from router_core.reply import Reply
+
+__all__ = ["EventReader", "Growth", "Reading", "reader_of", "tap_events"]
+
+_NOTE = "sglang.event_reader"
+
+#: The number of a sequence, and the text that an event adds to it. The event repeats all else, and is not the last.
+Growth: TypeAlias = tuple[int, str]
+#: What was read of an event: a Growth, or the parsed event, which nobody may change. None: read the event yourself.
+Reading: TypeAlias = Growth | dict[str, Any] | None
+
+
+class EventReader(Protocol):
+    """A tap that reads the events of a stream before the plugin behind it gets them.
+
+    A Growth adds to the event before it. So it is of use only to a plugin that got that event, too.
+    """
+
+    def feed(self, chunk: bytes) -> None:
+        """See Tap."""
+        ...
+
+    def close(self, complete: bool) -> None:
+        """See Tap."""
+        ...
+
+    def growth(self, piece: bytes) -> Growth | None:
+        """Return the Growth if ``piece`` is exactly one event, and repeats the events before it; else None.
+
+        ``piece``: the next piece of the stream, which the taps have not got yet.
+        """
+        ...
+
+    def reading(self, number: int, data: bytes) -> Reading:
+        """Return what was read of ``data``, the event with this ``number`` in the last piece that the taps got."""
+        ...
+
+
+def tap_events(exchange: Exchange, reply: Reply, reader: EventReader) -> None:
+    """Let ``reader`` tap ``reply``, the reply of ``exchange``. :func:`reader_of` finds it until ``exchange`` ends."""
+    reply.tap(reader)
+    exchange.notes[_NOTE] = reply, reader
+
+
+def reader_of(exchange: Exchange, reply: Reply) -> EventReader | None:
+    """Return the reader of ``reply``, the reply of ``exchange``; None if no tap of this reply reads events."""
+    tapped, reader = exchange.notes.get(_NOTE, (None, None))
+    return reader if tapped is reply else None
