@@ -87,7 +87,7 @@ class Chat:
         with inner:
             body = await reply.read()
             with understood():
-                for choice, sequence in zip(choices, answers_of(body, len(choices)), strict=True):
+                for choice, sequence in zip(choices, answers_of(inner, body, len(choices)), strict=True):
                     choice.take(sequence)
                     choice.end()
                 whole = [choice.whole() for choice in choices]

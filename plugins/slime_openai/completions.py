@@ -73,7 +73,7 @@ class Completions:
         with inner:
             body = await reply.read()
             with understood():
-                for choice, sequence in zip(choices, answers_of(body, len(choices)), strict=True):
+                for choice, sequence in zip(choices, answers_of(inner, body, len(choices)), strict=True):
                     choice.output.take(sequence)
                 whole = [choice.whole() for choice in choices]
                 answer = frame.put(whole, usage=used(), **choices[0].about())

@@ -6,15 +6,17 @@ from typing import Any
 
 import orjson
 
+from router_core.exchange import Exchange
 from router_core.reply import Reply
 from slime_sglang.array_cutter import parsed_with_arrays
 
-__all__ = ["EVENTS", "JSON", "is_small", "media_type", "parsed"]
+__all__ = ["EVENTS", "JSON", "answer_in", "is_small", "keep_parsed", "media_type", "parsed"]
 
 JSON, EVENTS = b"application/json", b"text/event-stream"
 
 #: Only larger bodies are searched for token arrays: in a smaller body, an array is parsed fast enough.
 _LARGE = 1 << 16
+_NOTE = "sglang.parsed_answer"
 
 
 def media_type(reply: Reply) -> bytes:
@@ -34,3 +36,21 @@ def parsed(body: bytes, *, keeps_arrays: bool = False) -> Any:
     ``TokenArray`` if ``keeps_arrays``, else empty strings. In a small body, arrays stay strings of base64.
     """
     return orjson.loads(body) if is_small(body) else parsed_with_arrays(body, keeps=keeps_arrays)
+
+
+def keep_parsed(exchange: Exchange, body: bytes, answer: Any) -> None:
+    """Let :func:`answer_in` return ``answer``, the parsed ``body`` of a reply, until ``exchange`` ends.
+
+    Nobody may change ``answer`` any more. If arrays may be cut out of it, it is not kept.
+    """
+    if is_small(body):
+        exchange.notes[_NOTE] = body, answer
+
+
+def answer_in(exchange: Exchange, body: bytes) -> Any:
+    """Return the parsed ``body`` of a reply of ``exchange``. Raises orjson.JSONDecodeError.
+
+    A plugin may have parsed it already. A body that was replaced since then is another object, and is parsed.
+    """
+    known, answer = exchange.notes.get(_NOTE, (None, None))
+    return answer if known is body else orjson.loads(body)

@@ -9,7 +9,9 @@ from typing import Any
 import orjson
 
 from router_core.errors import HTTPError, WorkerBroke
+from router_core.exchange import Exchange
 from slime_sglang import AnswerSoFar
+from slime_sglang.bodies import answer_in
 from slime_sglang.documents import document_in
 
 __all__ = ["EngineRefused", "Output", "Triple", "answers_of", "error_message", "understood"]
@@ -95,10 +97,13 @@ class Output:
         self._so_far.hold(event, text)
 
 
-def answers_of(body: bytes, count: int) -> list[dict[str, Any]]:
-    """Return the ``count`` sequences of a whole answer. Raises WorkerBroke for any other body."""
+def answers_of(exchange: Exchange, body: bytes, count: int) -> list[dict[str, Any]]:
+    """Return the ``count`` sequences of ``body``, the whole answer to ``exchange``. They are read only.
+
+    Raises WorkerBroke for any other body.
+    """
     try:
-        document = orjson.loads(body)
+        document = answer_in(exchange, body)
     except orjson.JSONDecodeError as error:
         raise WorkerBroke(f"the engine's answer is not JSON: {error}", answered=True) from None
     answers = document if isinstance(document, list) else [document]

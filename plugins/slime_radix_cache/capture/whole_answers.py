@@ -23,7 +23,7 @@ from slime_resume.generation import Generation
 from slime_resume.resumed_answer import resume_answer
 from slime_sglang import is_aborted
 from slime_sglang.array_cutter import ArrayCutter
-from slime_sglang.bodies import parsed
+from slime_sglang.bodies import keep_parsed, parsed
 
 __all__ = ["WholeAnswers"]
 
@@ -72,6 +72,8 @@ class WholeAnswers:
         aborted = [number for number, each in enumerate(answers) if is_aborted(each)] if generation else []
         await self._record(answers, set(aborted))
         if generation is None or not aborted:
+            if self._exchange.parent is not None:
+                keep_parsed(self._exchange, body, answer)  # the plugin that made this request reads it next
             return False
         if isinstance(answer, list):
             answers = orjson.loads(body)  # again, now with all arrays: the client gets the whole list
