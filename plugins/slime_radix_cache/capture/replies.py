@@ -33,14 +33,15 @@ class Output(NamedTuple):
 
     ``logprobs`` is None if the engine sent no logprobs, or logprobs of other ids, or a value that is neither a
     number nor null. The version in ``versions`` is None if the engine sent none, or spans that do not cover the ids
-    exactly. The function :func:`slime_sglang.contradiction` reports such wrong values. ``columns``: the columns of
-    ``output_token_logprobs``, or None.
+    exactly. The function :func:`slime_sglang.contradiction` reports such wrong values. ``finish_reason``: the JSON
+    of ``reason``. ``columns``: the columns of ``output_token_logprobs``, or None.
     """
 
     text: str
     ids: bytes
     logprobs: bytes | None
     versions: Versions
+    reason: Any
     finish_reason: str
     columns: Columns | None
 
@@ -63,12 +64,14 @@ def read_output(output: Any) -> Output:
         raise Unusable("answer_without_ids" if claims_some else NOTHING_SAMPLED)
     if not isinstance(text, str):
         raise Unusable("answer_without_text")
+    reason = meta.get("finish_reason")
     return Output(
         text,
         ids,
         logprobs,
         _versions(meta, len(ids) // 4),
-        sys.intern(orjson.dumps(meta.get("finish_reason")).decode()),
+        reason,
+        sys.intern(orjson.dumps(reason).decode()),
         columns,
     )
 

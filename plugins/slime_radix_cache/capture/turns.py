@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
-import orjson
-
 from slime_radix_cache.capture.given_prompts import GivenPrompts
 from slime_radix_cache.capture.open_streams import OpenStreams
 from slime_radix_cache.capture.replies import NOTHING_SAMPLED, Unusable, read_output
@@ -231,8 +229,8 @@ class Turns:
                 self.lose([turn], [answer])
             return None
         ids = array("i", output.ids)
-        reason = orjson.loads(output.finish_reason)
-        spelt = self._spelling.tail(ids, output.text, reason if reason is not None or not is_whole else {})
+        reason = output.reason if output.reason is not None or not is_whole else {}
+        spelt = self._spelling.tail(ids, output.text, reason)
         figure = contradiction(answer, prompt_tokens=turn.tokens, rid=turn.rid, columns=output.columns)
         if figure is None and spelt is None:
             figure = "text"

@@ -152,7 +152,7 @@ class WholeAnswers:
 
     async def _record(self, answers: list[Any], aborted: Collection[int]) -> None:
         """Record the ``answers`` that were not ``aborted``, with breaks for the work of other clients."""
-        breaks = self._long_work.breaks(self._exchange.client)
+        breaks = self._long_work.breaks(self._turns[0].client)
         for number, (turn, answer) in enumerate(zip(self._turns, answers, strict=True)):
             try:
                 await breaks.take()

@@ -34,6 +34,7 @@ def test_an_ordinary_answer() -> None:
         ids=pack(1, 2),
         logprobs=pack_logprobs([-0.5, -0.25]),
         versions=(("7", 2),),
+        reason={"type": "stop", "matched": 9},
         finish_reason='{"type":"stop","matched":9}',
         columns=Columns([-0.5, -0.25], [1, 2]),
     )
