@@ -18,11 +18,12 @@ from slime_openai.generating import EVENT_STREAM, JSON, generate
 from slime_openai.models import Models
 from slime_openai.parsing.formats import Formats
 from slime_openai.prompts.conversation import Conversation
+from slime_openai.prompts.known_messages import KnownMessages, read_question
 from slime_openai.prompts.question import Question
 from slime_openai.prompts.turn_tokens import Prompt, Prompts
 from slime_openai.prompts.turns import Turns
-from slime_openai.requests.chat_request import ChatRequest, read_chat
-from slime_openai.requests.messages import Message, has_media, with_exact_arguments
+from slime_openai.requests.chat_request import ChatRequest
+from slime_openai.requests.messages import Message, has_media
 from slime_openai.requests.unknown_parameters import UnknownParameters
 from slime_openai.responses.answer_stream import AnswerStream
 from slime_openai.responses.choices import Choice
@@ -48,8 +49,10 @@ class Chat:
         models: Models,
         verdicts: Verdicts,
         unknown: UnknownParameters,
+        known: KnownMessages,
     ) -> None:
         self._router = router
+        self._known = known
         self._verdicts = verdicts
         self._unknown = unknown
         self._tokenizer = tokenizer
@@ -62,9 +65,10 @@ class Chat:
     async def answer(self, exchange: Exchange) -> Reply | None:
         """Return the reply; None when the messages have media, which only a worker can render. Raises HTTPError."""
         body = await self._router.read_json(exchange)
-        if isinstance(body, dict) and has_media(body.get("messages")):
+        read = await self._read(exchange, body)
+        if read is None:
             return None
-        request, question = await self._read(exchange, body)
+        request, question = read
         unknown = self._unknown.treat(request.unknown)
         prompt = await self._prompt(exchange, request, question)
         ids = np.frombuffer(prompt.ids(), np.int32)
@@ -94,17 +98,31 @@ class Chat:
                 answer = frame.put(whole, usage=used(), **prompt_members, **choices[0].about())
         return Reply(200, [JSON, *unknown.headers], orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY))
 
-    async def _read(self, exchange: Exchange, body: Any) -> tuple[ChatRequest, Question]:
-        """Return the request in ``body``, and its Question. A large body is read in a thread. Raises InvalidRequest."""
+    async def _read(self, exchange: Exchange, body: Any) -> tuple[ChatRequest, Question] | None:
+        """Return the request in ``body``, and its Question; None when the messages have media. Raises InvalidRequest.
+
+        A large body is read in a thread.
+        """
         raw = exchange.request.body
+        is_large = len(raw) > LARGE_BYTES
+        known = self._known.beginning(body, exchange.session)
+        if has_media(known.others):
+            return None
 
-        def read() -> tuple[ChatRequest, Question]:
-            request = read_chat(with_exact_arguments(body, raw))
-            if len(raw) > LARGE_BYTES and request.input_ids is None:
+        def read() -> tuple[ChatRequest, Question, bool]:
+            request, question, is_exact = read_question(
+                body, raw, known, exchange.session, self._prompts.traits
+            )
+            if is_large and request.input_ids is None:
                 self._prompts.check_contents(request.messages)
-            return request, Question.of(request, exchange.session or request.session, self._prompts.traits)
+            return request, question, is_exact
 
-        return await self._router.threads.run(read, exchange.client) if len(raw) > LARGE_BYTES else read()
+        request, question, is_exact = (
+            await self._router.threads.run(read, exchange.client) if is_large else read()
+        )
+        if is_exact:
+            self._known.keep(known, question)
+        return request, question
 
     async def _prompt(self, exchange: Exchange, request: ChatRequest, question: Question) -> Prompt:
         asking = self._turns.asking(question)

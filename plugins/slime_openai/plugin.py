@@ -22,6 +22,7 @@ from slime_openai.errors import error_body, error_object
 from slime_openai.generating import JSON
 from slime_openai.models import Models
 from slime_openai.parsing.formats import Formats
+from slime_openai.prompts.known_messages import KnownMessages
 from slime_openai.prompts.log_records import CHATS, reader
 from slime_openai.prompts.logged_history import LoggedHistory
 from slime_openai.prompts.parents import Parents
@@ -82,12 +83,13 @@ class OpenAI:
             self._models,
             verdicts,
             unknown,
+            KnownMessages(settings.known_messages_max_bytes),
         )
         self._completions = Completions(router, tokenizer, self._models, verdicts, unknown)
 
     def _begin_history(self, router: Router) -> LoggedHistory | StoredHistory:
         """Return the history, with a log if ``radix_cache`` keeps one. Raises StartupError."""
-        limit = self._settings.history_max_bytes
+        limit = max(0, self._settings.history_max_bytes - self._settings.known_messages_max_bytes)
         lost: LostSessions = router.components.get("lost_sessions")
         if "log_directory" not in router.components:
             return StoredHistory(limit, lost)

@@ -15,6 +15,8 @@ from slime_openai.requests.unknown_parameters import UnknownMode
 __all__ = ["Settings", "add_openai_options"]
 
 _HISTORY_BYTES = 1 << 30
+#: One byte in this many of the history's memory is for messages that were read.
+_KNOWN_SHARE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,11 @@ class Settings:
         help="handling of unknown parameters; warn (default): they have no effect, and a header of the answer names "
         "them; refuse: the request gets a 400; pass: they go to the engine",
     )  # fmt: skip
+
+    @property
+    def known_messages_max_bytes(self) -> int:
+        """The part of ``history_max_bytes`` for messages that were read. This part has a limit in any case."""
+        return (self.history_max_bytes or _HISTORY_BYTES) // _KNOWN_SHARE
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Settings:

@@ -55,11 +55,16 @@ def _beginning(tools: object, variables: Mapping[str, Any]) -> Key:
     return _digest("".join(written).encode())
 
 
-def keys(start: Key, messages: Iterable[Message], traits: TemplateTraits) -> list[Key]:
-    """Return the key behind each of ``messages``. O(their text)."""
-    found = []
+def keys(known: Sequence[Key], messages: Sequence[Message], traits: TemplateTraits) -> list[Key]:
+    """Return the key before the first of ``messages``, and the key behind each of them.
+
+    ``known``: the first of these keys, at least one. O(text of the messages behind the last known key).
+    """
+    found = [*known]
+    key, count = found[-1], len(found) - 1
     open_calls: list[str | None] = []
-    for message in messages:
+    for index in range(_last_answer(messages, count), len(messages)):
+        message = messages[index]
         call = 0
         if message.role == "assistant":
             open_calls = [each.id for each in message.tool_calls] if message.tool_calls else []
@@ -68,9 +73,18 @@ def keys(start: Key, messages: Iterable[Message], traits: TemplateTraits) -> lis
                 call = open_calls.index(message.tool_call_id)
             if message.role in ("tool", "function"):
                 del open_calls[call]  # a result without a known id belongs to the first open call
-        start = next_key(start, message, traits, call)
-        found.append(start)
+        if index >= count:
+            key = next_key(key, message, traits, call)
+            found.append(key)
     return found
+
+
+def _last_answer(messages: Sequence[Message], count: int) -> int:
+    """Return the index of the last answer among the first ``count`` messages; ``count`` if there is none."""
+    for index in range(count - 1, -1, -1):
+        if messages[index].role == "assistant":
+            return index
+    return count
 
 
 def next_key(key: Key, message: Message, traits: TemplateTraits, call: int = 0) -> Key:

@@ -92,6 +92,6 @@ def reader(tokenizer: Tokenizer, template: str, traits: TemplateTraits) -> str:
     Such routers have the same tokenizer, the same ``template``, and the same rules for keys of conversations.
     """
     start = beginning([{"name": "time"}], {"b": 1, "a": None})
-    known = keys(start, _SAMPLE, traits)[-1] + answers_of(_SAMPLE, traits) + repr(traits).encode()
+    known = keys([start], _SAMPLE, traits)[-1] + answers_of(_SAMPLE, traits) + repr(traits).encode()
     digest = blake2b(known + template.encode(), digest_size=8).hexdigest()
     return f"{fingerprint(tokenizer)} {digest}"

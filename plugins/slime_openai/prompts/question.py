@@ -30,12 +30,17 @@ class Question:
     samples: int = 1
 
     @classmethod
-    def of(cls, request: ChatRequest, session: str | None, traits: TemplateTraits) -> Question:
-        """Make the question of ``request`` in ``session``. ``traits``: traits of the model's template."""
+    def of(
+        cls, request: ChatRequest, session: str | None, traits: TemplateTraits, known: Sequence[Key] = ()
+    ) -> Question:
+        """Make the question of ``request`` in ``session``. ``traits``: traits of the model's template.
+
+        ``known``: the first keys of a request with the same first messages, perhaps with other tools or variables.
+        """
         start = beginning(request.tools.shown, request.template_kwargs)
-        known = [start, *keys(start, request.messages, traits)]
+        found = keys(known if known and known[0] == start else [start], request.messages, traits)
         stops = request.sampling.get("stop_token_ids", ())
-        return cls(request.messages, known, session, request.continue_final_message, traits, stops, request.n)
+        return cls(request.messages, found, session, request.continue_final_message, traits, stops, request.n)
 
     @property
     def asked(self) -> int:

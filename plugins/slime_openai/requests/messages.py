@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from slime_openai.errors import (
@@ -18,12 +18,14 @@ from slime_openai.requests.fields import one_of, string, text
 
 __all__ = [
     "Message",
+    "PartlyRead",
     "ToolCall",
+    "exact_messages",
     "for_template",
     "has_media",
+    "has_objects",
     "read_messages",
     "template_role",
-    "with_exact_arguments",
 ]
 
 #: Members of an answer that clients send back (openai's ``.parse()``, litellm), but that no template reads.
@@ -65,12 +67,25 @@ class Message(NamedTuple):
     reasoning: str | None = None
 
 
+class PartlyRead(NamedTuple):
+    """A client's messages: those ``read`` before, and the JSON of the ``others`` behind them."""
+
+    read: tuple[Message, ...]
+    others: Sequence[Any]
+
+
 def read_messages(value: Any, param: str = "messages") -> tuple[Message, ...]:
-    """Return the conversation in ``value``. Raises InvalidRequest, which names the place in ``param``."""
-    if not isinstance(value, list) or not value:
+    """Return the conversation in ``value``, any JSON or a PartlyRead.
+
+    Raises InvalidRequest, which names the place in ``param``.
+    """
+    messages: list[Message] = []
+    if isinstance(value, PartlyRead):
+        messages += value.read
+        value = value.others
+    elif not isinstance(value, list) or not value:
         raise wrong(param, "a list of messages that is not empty", value)
-    messages = []
-    for index, item in enumerate(value):
+    for index, item in enumerate(value, len(messages)):
         if (
             type(item) is dict
             and len(item) == 2
@@ -83,17 +98,16 @@ def read_messages(value: Any, param: str = "messages") -> tuple[Message, ...]:
     return tuple(messages)
 
 
-def with_exact_arguments(body: Any, raw: bytes) -> Any:
-    """Return ``body``. If arguments of calls are objects, ``raw`` is read again, with all digits and repeated keys."""
-    if not isinstance(body, dict) or not _has_objects(body.get("messages")):
-        return body
+def exact_messages(raw: bytes) -> Any:
+    """Return the messages of the body ``raw``, with all digits and repeated keys. Raises InvalidRequest."""
     try:
-        return {**body, "messages": read_exactly(raw)["messages"]}
+        return read_exactly(raw)["messages"]
     except RecursionError:
         raise InvalidRequest("messages", "Invalid value for 'messages': it is nested too deep.") from None
 
 
-def _has_objects(messages: Any) -> bool:
+def has_objects(messages: Any) -> bool:
+    """Return True if arguments of a call in ``messages``, which may be any JSON, are an object."""
     if not isinstance(messages, list):
         return False
     return any(

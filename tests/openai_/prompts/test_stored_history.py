@@ -29,7 +29,7 @@ ASKED, YES, MORE = Message("user", "Well?"), Message("assistant", "Yes."), Messa
 def question(*messages: Message, session: str | None = "s", samples: int = 1) -> Question:
     return Question(
         messages,
-        [b"", *keys(b"", messages, STRICT)],
+        keys([b""], messages, STRICT),
         session,
         continues=False,
         traits=STRICT,
