@@ -11,6 +11,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from slime_openai.prompts.template_attributes import with_short_lookups
+
 __all__ = ["DirectTemplate"]
 
 logger = logging.getLogger(__name__)
@@ -35,6 +37,7 @@ class DirectTemplate:
         self._apply: Any = tokenizer.apply_chat_template
         self._override = {} if source is None else {"chat_template": source}
         self._compiled: Any = None
+        #: Names that every text sees: the functions of templates, and the tokenizer's special tokens.
         self._globals: dict[str, Any] = {}
         #: Names of variables that would be arguments of transformers' functions.
         self._reserved = {"messages", "self"}
@@ -53,8 +56,9 @@ class DirectTemplate:
             # The tokenizer has loaded this module. The first name is private, so another version may lack it.
             from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
-            self._compiled = _compile_jinja_template(template)
-            self._globals = dict(self._compiled.globals)
+            environment = with_short_lookups(_compile_jinja_template(template).environment)
+            self._compiled = environment.from_string(template)
+            self._globals = {**self._compiled.globals, **self._tokenizer.special_tokens_map}
             for function in (self._apply, render_jinja_template):
                 self._reserved.update(inspect.signature(function).parameters)
         except Exception:  # also for a template with an error: rendering will name it
@@ -101,7 +105,6 @@ class DirectTemplate:
             "tools": tools,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
-            **self._tokenizer.special_tokens_map,
             **variables,
         }
         try:

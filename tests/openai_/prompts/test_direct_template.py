@@ -78,6 +78,66 @@ def test_templates_see_the_same_names(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.text  # each text was rendered directly, too
 
 
+#: A message with names of its own, of methods of dicts, of attributes that the sandbox hides, and of missing members.
+ODD = {"role": "user", "content": "{0}", "items": "mine", "__class__": "mine", "_own": "mine", "": "empty"}
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        *(
+            "m.role",
+            "m.items is callable",
+            "m['items']",
+            "m.items() | list",
+            "m.get('items')",
+            "m.pop",
+            "m.pop('role')",
+        ),
+        *("m.__class__", "m['__class__']", "m._own", "m.update", "m.__init__.__globals__", "m.copy().role"),
+        *(
+            "m.missing",
+            "m.missing is defined",
+            "m.missing.deep",
+            "m.missing | default('none')",
+            "m.role.missing",
+        ),
+        *(
+            "m.content.format(1)",
+            "m.content.upper()",
+            "m.content.__class__",
+            "m.content.format_map({'0': 1})",
+        ),
+        *(
+            "loop.index",
+            "loop.index0",
+            "loop.first",
+            "loop.last",
+            "loop.length",
+            "loop.revindex",
+            "loop.revindex0",
+        ),
+        *(
+            "loop.previtem",
+            "loop.nextitem.role",
+            "loop.cycle('a', 'b')",
+            "loop.depth",
+            "loop.missing",
+            "loop._iterator",
+        ),
+        *("namespace(a=1).a", "dict(a=1).a", "[1].append", "[1].append(2)", "range(3).stop"),
+    ],
+)
+def test_attributes_are_those_of_the_sandbox(read: str, caplog: pytest.LogCaptureFixture) -> None:
+    source = f"{{% for m in messages %}}{{{{ {read} }}}},{{% endfor %}}"
+    template = DirectTemplate(QWEN2_5.tokenizer.huggingface, source)
+    messages = [ODD, {**ODD, "missing": {"deep": 1}}]
+    for _ in range(MANY):
+        ours = directly(template, messages, None, {}, prompt=True)
+    assert ours == by_transformers(QWEN2_5, messages, None, {"chat_template": source}, prompt=True)
+    assert not caplog.text
+
+
 def test_messages_are_not_copied() -> None:
     template = template_of(QWEN2_5)
     uncopied = [Uncopied(message) for message in ASKED]

@@ -1,0 +1,39 @@
+"""Look-ups of attributes in a sandboxed template, with a short way for the members of messages.
+
+Jinja's sandbox reads ``message.role`` by an attribute that fails, an exception and then the item. For each attribute
+that it finds, it also checks if a template may have it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jinja2 import Environment
+from jinja2.runtime import LoopContext
+
+__all__ = ["with_short_lookups"]
+
+#: Attributes of every dict: these, not the items of these names, are what a template reads.
+_OF_DICTS = frozenset(dir(dict))
+#: Attributes of a loop whose values are numbers and booleans, which every template may read.
+_OF_LOOPS = frozenset(("first", "index", "index0", "last", "length", "revindex", "revindex0"))
+
+
+def with_short_lookups(environment: Environment) -> Environment:
+    """Return a copy of ``environment`` in which templates find the same attributes in less time."""
+    copy = environment.overlay()
+    by_sandbox, undefined = copy.getattr, copy.undefined
+
+    def found(obj: Any, attribute: str) -> Any:
+        kind = type(obj)
+        if kind is dict and attribute not in _OF_DICTS:
+            try:
+                return obj[attribute]
+            except KeyError:
+                return undefined(obj=obj, name=attribute)
+        if kind is LoopContext and attribute in _OF_LOOPS:
+            return getattr(obj, attribute)
+        return by_sandbox(obj, attribute)
+
+    copy.getattr = found  # type: ignore[method-assign]  # a template calls it as a function of its environment
+    return copy
