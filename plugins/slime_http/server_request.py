@@ -119,11 +119,12 @@ class ServerRequest(ObservedRequest):
 
     async def run(self) -> None:
         """Call the application. If the application gives no answer or an incomplete one, end the answer."""
+        observers = self._connection.observers
         try:
             if self.disconnected:
                 return  # the client has gone, or the request was refused while its body came
             self.begun = True
-            if self._connection.observers:
+            if observers:
                 self.began = self._connection.time()
             result = await self._app(self.scope, self.receive, self.send)
             if result is not None:
@@ -140,7 +141,7 @@ class ServerRequest(ObservedRequest):
             body = error_body(explain(error)) if explain is not None else None
             self._give_up(500, "internal error; the log has the traceback", body)
         finally:
-            if self.begun and (observers := self._connection.observers):
+            if observers and self.begun:
                 if not self.complete:
                     self.ended = self._connection.time()
                 for observe in observers:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 from collections import Counter
-from types import SimpleNamespace
+from collections.abc import Callable
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,8 @@ from slime_metrics.labels import ENDPOINTS, Labels
 from slime_metrics.traffic import GenerationTraffic
 
 BOUNDS = (0.1, 1.0, 5.0)
+#: Bytecode instructions for a plain answer of a worker. Each request pays for them.
+_MAX_STEPS = 75
 PATTERNS = [re.compile("^/workers/(?P<worker_id>[^/]+)$"), re.compile("^/pages/(?P<number>[0-9]+)$")]
 PATHS = [
     "/generate",
@@ -164,3 +168,34 @@ def test_counts_equal_those_one_by_one(seed: int) -> None:
     } == errors
     totals = GenerationTraffic(counts).totals()
     assert sum(totals.by_class.values()) == sum(kind[1] in ENDPOINTS for kind, _ in naive.requests)
+
+
+def test_counting_a_plain_answer_takes_few_steps() -> None:
+    counts = Counts(BOUNDS, lambda: 0.0)
+    counts.worker_added("http://w")
+    request = ObservedRequest()
+    state = {WORKER: SimpleNamespace(url="http://w"), SENT_AT: 1.0}
+    request.scope = {"method": "POST", "path": "/generate", "state": state}
+    request.began, request.ended, request.streamed_at = 1.0, 2.0, 0.0
+    request.status, request.is_whole, request.error = 200, True, b""
+    counts.add(request)  # the first one with its worker and path
+    assert bytecodes(lambda: counts.add(request)) <= _MAX_STEPS
+
+
+def bytecodes(call: Callable[[], object]) -> int:
+    """Return the number of bytecode instructions that Python executes in ``call``."""
+    steps = 0
+
+    def traced(frame: FrameType, event: str, _: object) -> Callable[..., Any]:
+        nonlocal steps
+        frame.f_trace_opcodes = True
+        steps += event == "opcode"
+        return traced
+
+    before = sys.gettrace()
+    sys.settrace(traced)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return steps
