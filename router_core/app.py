@@ -101,8 +101,9 @@ class _App:
             # Starlette has sent the response. Raising again would make the server close the connection.
             logger.exception("%s%s failed", log_prefix(scope), scope["path"])
 
-    async def _crash(self, _: StarletteRequest, error: Exception) -> Response:
-        return _json_error(500, error_body(self._router.hooks.unexpected(error)))
+    async def _crash(self, request: StarletteRequest, error: Exception) -> Response:
+        found = self._router.hooks.unexpected(error, by=request.scope.get("endpoint"))
+        return _json_error(500, error_body(found))
 
     def _bounded(self, receive: Receive) -> Receive:
         """Wrap ``receive`` so that it raises PayloadTooLarge for a body above the limit."""

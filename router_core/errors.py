@@ -40,30 +40,11 @@ from slime_http.errors import (
 )
 
 __all__ = [
-    "Aborted",
-    "BadRequest",
-    "Forbidden",
-    "HTTPError",
-    "MissingComponent",
-    "MixedWorkers",
-    "NoWorker",
-    "PayloadTooLarge",
-    "PluginError",
-    "PluginFailed",
-    "PluginNotLoaded",
-    "RouterError",
-    "SessionNotFound",
-    "SettingsError",
-    "ShuttingDown",
-    "StartupError",
-    "TooManyValues",
-    "Unauthorized",
-    "WorkerBroke",
-    "WorkerNotFound",
-    "WorkerTimeout",
-    "WorkerUnreachable",
-    "error_body",
-]
+    "Aborted", "BadRequest", "Forbidden", "HTTPError", "MissingComponent", "MixedWorkers", "NoWorker",
+    "PayloadTooLarge", "PluginError", "PluginFailed", "PluginNotLoaded", "RouterError", "SessionNotFound",
+    "SettingsError", "ShuttingDown", "StartupError", "TooManyValues", "Unauthorized", "WorkerBroke",
+    "WorkerNotFound", "WorkerTimeout", "WorkerUnreachable", "error_body",
+]  # fmt: skip
 
 
 class SettingsError(StartupError):

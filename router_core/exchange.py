@@ -81,6 +81,8 @@ class Exchange:
 
     @reply.setter
     def reply(self, reply: Reply | None) -> None:
+        if reply is not None and not isinstance(reply, Reply):
+            raise TypeError(f"wanted a router_core.Reply, got {reply!r}")  # in the plugin that sets it
         replaced, self._reply = self._reply, reply
         if replaced is not None and replaced is not reply:
             replaced.close()

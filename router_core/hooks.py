@@ -6,9 +6,8 @@ pluggy calls plugins in the reverse order of their registration; this module res
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,17 +18,23 @@ from router_core.errors import HTTPError, MissingComponent, PluginError, PluginF
 from router_core.exchange import Exchange
 from router_core.reply import Reply
 from router_core.request import Request
+from router_core.sender import Sender
 from router_core.weights import WeightUpdate
 from router_core.workers import Worker, WorkerChange
 from slime_http.message_faults import UnsendableRequest, reply_fault, request_fault
+from slime_start.hook_functions import by_position, misfit
 from slime_start.owners import Owners
 
 __all__ = ["Hooks", "attribute_errors", "failure", "hook_names", "new_plugin_manager"]
 
 logger = logging.getLogger(__name__)
 
-#: Hooks that may be plain or async functions, and the hook that must be async.
-_MAY_WAIT, _ASYNC = ("pre_request", "post_response"), "on_weight_update"
+#: The type of what a hook at the start returns, and the words for it.
+_RESULTS: dict[str, tuple[Any, str]] = {
+    "asgi_middleware": (Callable, "an ASGI application"),
+    "routes": (Iterable, "a list of routes"),
+    "sender": (Sender, "a Sender, or inner"),
+}
 #: Removed hooks, and the hooks that replace them.
 _REPLACED = {"forward": "sender(inner, router)"}
 
@@ -59,29 +64,10 @@ def _in_order(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Calla
     place = {name: place for place, (name, _) in enumerate(manager.list_name_plugin())}  # as registered
     items = caller.get_hookimpls()
     for item in sorted(items, key=lambda item: (item.trylast, not item.tryfirst, place[item.plugin_name])):
-        if (wrong := _misfit(hook, item)) is not None:
+        if (wrong := misfit(hook, item)) is not None:
             raise PluginError(f"plugin {item.plugin_name!r}: {hook} must {wrong}")
-        found.append((item.plugin_name, _takes(item.function, item.argnames, caller.spec.argnames)))
+        found.append((item.plugin_name, by_position(item.function, item.argnames, caller.spec.argnames)))
     return found
-
-
-def _misfit(hook: str, item: pluggy.HookImpl) -> str | None:
-    """Return the rule that an implementation of ``hook`` breaks, in words that follow "must"; None: it is valid."""
-    if item.wrapper or item.hookwrapper:
-        return "not be a wrapper: to wrap a whole exchange, write ASGI middleware"
-    if inspect.isasyncgenfunction(item.function):
-        return "return an async context manager: put @asynccontextmanager below @hookimpl"
-    if hook in _MAY_WAIT or inspect.iscoroutinefunction(item.function) == (hook == _ASYNC):
-        return None
-    return "be an async function" if hook == _ASYNC else "not be an async function"
-
-
-def _takes(function: Callable[..., Any], takes: Sequence[str], offered: Sequence[str]) -> Callable[..., Any]:
-    """Wrap ``function``: the wrapper takes all arguments of the hook by position, and passes on only ``takes``."""
-    if tuple(takes) == tuple(offered):
-        return function
-    places = [offered.index(name) for name in takes]
-    return lambda *values: function(*(values[place] for place in places))
 
 
 class Hooks:
@@ -183,23 +169,30 @@ class Hooks:
         return None
 
     def unexpected(
-        self, error: BaseException, request: Request | None = None, reply: Reply | None = None
+        self, error: BaseException, request: Request | None = None, reply: Reply | None = None, by: Any = None
     ) -> HTTPError:
         """Return the 500 for ``error``, which the caller logs. The 500 names the plugin that raised, if it is known.
 
         Middleware or a sender may have broken ``request`` or ``reply``. What hooks do to them was checked before.
+        ``by``: the function of a route that had to answer.
         """
         message = "internal error; the router's log has the traceback"
         fault = reply_fault(reply.status, reply.headers) if reply is not None else None
-        if fault is not None and (layers := [name for name, _ in self.sender if name in self.owners.foreign]):
-            return failure(" or ".join(layers), "sender", TypeError(fault))
+        if fault is not None and any(name in self.owners.foreign for name, _ in self.sender):
+            return self.sender_failed(fault)
         if reply is None and request is not None and (fault := _fault_of(request)) is not None:
             message = "internal error: middleware, or a plugin's sender, broke the request; the router's log says how"
             logger.error("middleware, or a plugin's sender, broke the request: %s", fault)
-        if (found := self.owners.culprit(error, UnsendableRequest)) is None:
+        if (found := self.owners.culprit(error, UnsendableRequest, by)) is None:
             return HTTPError(message)
         logger.error("plugin %r failed in %s", *found)
         return PluginFailed(*found)
+
+    def sender_failed(self, fault: str) -> HTTPError:
+        """Log the ``fault`` of a reply that the layers of ``sender`` have made, and return the 500."""
+        layers = [name for name, _ in self.sender]
+        foreign = [name for name in layers if name in self.owners.foreign]
+        return failure(" or ".join(foreign or layers), "sender", TypeError(fault))
 
     async def on_weight_update(self, update: WeightUpdate) -> None:
         """Call each plugin, then raise the first failure."""
@@ -272,10 +265,17 @@ def attribute_errors(plugin: str, doing: str) -> Iterator[None]:
 
 
 def _at_start(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Callable[..., Any]]]:
-    """Return the functions of :func:`_in_order` for a start-up hook, each wrapped in :func:`attribute_errors`."""
+    """Return the functions of :func:`_in_order` for a start-up hook; errors and wrong results name plugin and hook."""
+    kind, wanted = _RESULTS.get(hook, (object, ""))
 
     def guarded(plugin: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *arguments: attribute_errors(plugin, hook)(function)(*arguments)
+        @attribute_errors(plugin, hook)
+        def call(*arguments: Any) -> Any:
+            if not isinstance(result := function(*arguments), kind):
+                raise TypeError(f"returned {result!r}; wanted {wanted}")
+            return result
+
+        return call
 
     return [(plugin, guarded(plugin, function)) for plugin, function in _in_order(manager, hook)]
 

@@ -83,6 +83,7 @@ class Reply:
 
     def tap(self, tap: Tap) -> None:
         """Let ``tap`` watch the bytes that go to the client."""
+        _ = tap.feed, tap.close  # one that lacks them raises here, where its plugin is known
         self._taps.append(tap)
 
     async def next_piece(self) -> tuple[bytes, bool]:

@@ -17,7 +17,6 @@ from anyio.abc import TaskGroup
 
 from router_core.addresses import ANYWHERE, AddressRules
 from router_core.client import Watch
-from router_core.errors import PluginError
 from router_core.exchange import Exchange, SessionSource
 from router_core.hooks import Hooks, attribute_errors
 from router_core.life import Life, background
@@ -86,10 +85,8 @@ class Router:
             setup(self)
         #: The chain of senders: plugins' layers around the proxy.
         self.sender: Sender = self.proxy
-        for plugin, wrap in reversed(self.hooks.sender):
+        for _, wrap in reversed(self.hooks.sender):
             self.sender = wrap(self.sender, self)
-            if self.sender is None:
-                raise PluginError(f"plugin {plugin!r}: its sender returned None; wanted a Sender, or inner")
 
     @property
     def args(self) -> argparse.Namespace:
@@ -199,6 +196,8 @@ class Router:
         if reply is None:
             self.sender.choose(exchange)
             reply = await self.sender.send(exchange, exchange.request)
+            if not isinstance(reply, Reply):
+                raise hooks.sender_failed(f"returned {reply!r}; wanted a router_core.Reply")
         exchange.reply = reply
         if hooks.post_response:
             await hooks.call_post_response(exchange)

@@ -17,17 +17,9 @@ from router_core.errors import BadRequest
 from slime_start.values import wrong_worker_url
 
 __all__ = [
-    "DRAINING",
-    "JOINING",
-    "Hold",
-    "Worker",
-    "WorkerChange",
-    "WorkerState",
-    "WorkerType",
-    "auth_headers",
-    "least_in_flight",
-    "worker_url",
-]
+    "DRAINING", "JOINING", "Hold", "Worker", "WorkerChange", "WorkerState", "WorkerType", "auth_headers",
+    "least_in_flight", "worker_url",
+]  # fmt: skip
 
 #: ``"regular"``, ``"passthrough"``, or a type of a plugin.
 WorkerType = str

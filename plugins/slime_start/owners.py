@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Sequence
 from types import CodeType, ModuleType, TracebackType
 
 __all__ = ["SHIPPED", "Owners"]
@@ -23,6 +24,23 @@ SHIPPED = frozenset(
 #: Modules that take the messages of middleware and check them. If middleware sends a wrong message, each layer outside
 #: of that middleware passes the message on before the check.
 _CHECK_MESSAGES = ("slime_http.response_head", "slime_http.server_request", "router_core.request_ids")
+#: The hook whose code a function calls, or all functions (None) of a module.
+_CALLERS = {
+    ("router_core.hooks", "call_pre_request"): "pre_request",
+    ("router_core.hooks", "call_post_response"): "post_response",
+    ("router_core.hooks", "select_worker"): "select_worker",
+    ("router_core.router", "respond"): "sender",
+    ("router_core.router", "ask_again"): "sender",
+    ("router_core.reply", None): "post_response",  # which adds taps, and replaces bodies
+    ("starlette.routing", None): "routes",
+    ("starlette.responses", None): "routes",
+    # These call the application, receive and send, each through the layers of middleware.
+    ("starlette.middleware.errors", "_send"): "asgi_middleware",
+    ("router_core.app", "counted"): "asgi_middleware",
+    ("router_core.client", None): "asgi_middleware",
+    ("router_core.proxy", "relay"): "asgi_middleware",
+    ("router_core.proxy", "stream"): "asgi_middleware",
+}
 
 
 class Owners:
@@ -48,9 +66,9 @@ class Owners:
                 self._names[each] = name if self._names.get(each, name) == name else None
 
     def culprit(
-        self, error: BaseException, unsendable: type[BaseException] | tuple[()] = ()
+        self, error: BaseException, unsendable: type[BaseException] | tuple[()] = (), endpoint: object = None
     ) -> tuple[str, str] | None:
-        """Return the names of the plugin and of the function that raised ``error``; None: unknown.
+        """Return the plugin that raised ``error``, and its hook with the function; None: unknown.
 
         The search goes from the innermost frame outwards, to the first frame of a plugin. It ends at a coroutine of the
         core, since the plugins outside of that coroutine only wait for it. It does not end at a plain function of the
@@ -61,6 +79,7 @@ class Owners:
         name. The same holds for a request that cannot be sent, but this search goes on beyond coroutines of the core,
         to the layers of ``sender``. ``unsendable``: the type of the error for such a request.
         Of a group of errors, the first one counts.
+        If no plugin raised the error, the plugin of ``endpoint``, a route's function, did: it returned no Response.
         """
         frames = _frames(error.__traceback__)
         while isinstance(error, BaseExceptionGroup):
@@ -68,19 +87,40 @@ class Owners:
             frames += _frames(error.__traceback__)
         found: dict[str, str] = {}
         is_refused = is_request = isinstance(error, unsendable)
-        for module, code in frames[::-1]:
+        for place, (module, code) in reversed([*enumerate(frames)]):
             package = module.partition(".")[0]
-            owner = self._names.get(module) or self._names.get(package)
+            owner = self._owner(module)
             is_refused |= module in _CHECK_MESSAGES
             if is_refused and package in SHIPPED:
                 continue  # the layers that ship with the router pass on what they got
             if owner is not None:
-                found.setdefault(owner, code.co_name)
+                found.setdefault(owner, f"{_hook(frames[:place])} ({_short(code.co_qualname)})")
                 if not is_refused:
                     break
             elif package == _CORE and code.co_flags & inspect.CO_COROUTINE and not is_request:
                 break
+        if not found and (owner := self._owner(getattr(endpoint, "__module__", ""))) is not None:
+            found[owner] = (
+                f"routes ({_short(getattr(endpoint, '__qualname__', type(endpoint).__qualname__))})"
+            )
         return (" or ".join(found), next(iter(found.values()))) if found else None
+
+    def _owner(self, module: str) -> str | None:
+        return self._names.get(module) or self._names.get(module.partition(".")[0])
+
+
+def _short(qualified: str) -> str:
+    """Return the name of a function without the functions around it, but with its class."""
+    return qualified.rpartition("<locals>.")[2]
+
+
+def _hook(callers: Sequence[tuple[str, CodeType]]) -> str:
+    """Return the hook that gave the router the function below ``callers``, which are frames, the outermost first."""
+    for module, code in callers[::-1]:
+        hook = _CALLERS.get((module, code.co_name)) or _CALLERS.get((module, None))
+        if hook is not None:
+            return hook
+    return "asgi_middleware"  # outside of the application
 
 
 def _frames(trace: TracebackType | None) -> list[tuple[str, CodeType]]:

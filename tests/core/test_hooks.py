@@ -320,7 +320,9 @@ async def test_a_sender_that_is_none_ends_the_start() -> None:
 
     manager = new_plugin_manager()
     manager.register(Forgets(), "forgets")
-    with pytest.raises(PluginError, match="plugin 'forgets': its sender returned None"):
+    with pytest.raises(
+        PluginError, match="plugin 'forgets' failed in sender: TypeError: returned None; wanted"
+    ):
         Router(Settings(), manager)
 
 
@@ -621,7 +623,7 @@ async def test_hook_routes() -> None:
         assert (await running.client.get("/refuses")).status_code == 405
         crashed = await running.client.get("/crashes")
         assert (crashed.status_code, crashed.json()["error"]["code"]) == (500, "PLUGIN_FAILED")
-        assert crashed.json()["error"]["message"].startswith("plugin 'serves' failed in crashes; ")
+        assert crashed.json()["error"]["message"].startswith("plugin 'serves' failed in routes (crashes); ")
         assert SECRET not in crashed.text
         assert worker.requests == []
         assert (await running.client.get("/own")).json() == {"worker": "worker"}  # this one is nobody's

@@ -220,16 +220,16 @@ TRACED = ["--enable-trace", "--otlp-traces-endpoint", "WORKER"]
         ("body", "post_response"),
         ("chosen", "select_worker"),
         ("chosen in place", "select_worker"),
-        ("layer raises", "send"),
-        ("layer request", "send"),
-        ("layer name", "send"),
-        ("layer line break", "send"),
-        ("layer new request", "send"),
-        ("layer new method", "send"),
-        ("layer body", "send"),
+        ("layer raises", "sender (Layer.send)"),
+        ("layer request", "sender (Layer.send)"),
+        ("layer name", "sender (Layer.send)"),
+        ("layer line break", "sender (Layer.send)"),
+        ("layer new request", "sender (Layer.send)"),
+        ("layer new method", "sender (Layer.send)"),
+        ("layer body", "sender (Layer.send)"),
         ("layer reply", "sender"),
-        ("middleware raises", "wrapped"),
-        ("middleware reply", "stamped"),
+        ("middleware raises", "asgi_middleware (wrapped)"),
+        ("middleware reply", "asgi_middleware (stamped)"),
     ],
 )
 async def test_mistake_names_the_plugin(
@@ -265,7 +265,7 @@ async def test_request_that_a_layer_breaks_names_all_layers_that_passed_it_on(
         async with start(*flags, "--worker-urls", url) as running:
             answers = [await running.client.post("/x", content=b"hello") for _ in range(2)]
     for answer in answers:  # on a new connection, and on the same one
-        named = "plugin 'odd_layer or good_layer' failed in send; "
+        named = "plugin 'odd_layer or good_layer' failed in sender (Layer.send); "
         assert (answer.status_code, answer.json()["error"]["message"].startswith(named)) == (500, True)
     assert "a header is b'x y': bytes; wanted a list of pairs of bytes" in caplog.text
 
@@ -280,7 +280,9 @@ async def test_default_plugins_are_not_blamed_for_a_request_that_a_layer_breaks(
         start("--middleware-paths", "odd_request", "--worker-urls", url) as running,
     ):
         answer = await running.client.post("/x", json={})
-    assert answer.json()["error"]["message"].startswith("plugin 'odd_request' failed in send; "), answer.text
+    assert answer.json()["error"]["message"].startswith(
+        "plugin 'odd_request' failed in sender (Layer.send); "
+    ), answer.text
 
 
 @pytest.mark.parametrize("mistake", ["layer name", "layer body"])
@@ -294,7 +296,9 @@ async def test_request_that_a_layer_breaks_for_a_pair_of_workers_names_the_plugi
         async with start(*pair, "--disable-health-check", "--middleware-paths", "odd_half") as running:
             answer = await running.client.post("/generate", json={"text": "a"})
             assert not any(worker.load for worker in running.router.pool)
-    assert answer.json()["error"]["message"].startswith("plugin 'odd_half' failed in send; "), answer.text
+    assert answer.json()["error"]["message"].startswith(
+        "plugin 'odd_half' failed in sender (Layer.send); "
+    ), answer.text
 
 
 async def test_400_of_a_worker_for_a_good_request_is_passed_on(start: Start) -> None:
@@ -313,7 +317,9 @@ async def test_class_of_middleware_that_raises_is_named_by_its_path(
     monkeypatch.syspath_prepend(tmp_path)
     async with start("--no-default-plugins", "--middleware-paths", "odd_class.Layer") as running:
         answer = await running.client.get("/x")
-    assert answer.json()["error"]["message"].startswith("plugin 'odd_class.Layer' failed in __call__; ")
+    assert answer.json()["error"]["message"].startswith(
+        "plugin 'odd_class.Layer' failed in asgi_middleware (Layer.__call__); "
+    )
 
 
 async def test_header_that_two_layers_pass_on_names_both(
@@ -326,7 +332,7 @@ async def test_header_that_two_layers_pass_on_names_both(
         flags = ("--no-default-plugins", "--middleware-paths", "outer_layer", "inner_layer")
         async with start(*flags, "--worker-urls", url) as running:
             answer = await running.client.get("/x")
-    named = "plugin 'outer_layer or inner_layer' failed in stamped; "
+    named = "plugin 'outer_layer or inner_layer' failed in asgi_middleware (stamped); "
     assert answer.json()["error"]["message"].startswith(named)
 
 
@@ -334,11 +340,17 @@ async def test_header_that_two_layers_pass_on_names_both(
     ("name", "mistake", "function", "path", "flags"),
     [
         ("odd_json", "json", "pre_request", "/generate", []),
-        ("odd_stamp", "middleware reply", "stamped", "/x", ["--request-id-headers"]),
-        ("odd_stamp", "middleware reply", "stamped", "/x", TRACED),
-        ("odd_stamp", "middleware reply", "stamped", "/flush_cache", ["--control-plane-audit-enabled"]),
-        ("slime_odd_stamp", "middleware reply", "stamped", "/x", TRACED),
-        ("slime_odd_name", "layer name", "send", "/x", []),
+        ("odd_stamp", "middleware reply", "asgi_middleware (stamped)", "/x", ["--request-id-headers"]),
+        ("odd_stamp", "middleware reply", "asgi_middleware (stamped)", "/x", TRACED),
+        (
+            "odd_stamp",
+            "middleware reply",
+            "asgi_middleware (stamped)",
+            "/flush_cache",
+            ["--control-plane-audit-enabled"],
+        ),
+        ("slime_odd_stamp", "middleware reply", "asgi_middleware (stamped)", "/x", TRACED),
+        ("slime_odd_name", "layer name", "sender (Layer.send)", "/x", []),
         ("odd_reply", "layer reply", "sender", "/x", []),
         ("slime_odd_reply", "layer reply", "sender", "/x", []),
     ],
@@ -382,7 +394,7 @@ def test_exception_in_a_group_has_the_plugin_of_its_first_part() -> None:
         group = ExceptionGroup("", [error])
     assert owners.culprit(group) == (
         "odd",
-        test_exception_in_a_group_has_the_plugin_of_its_first_part.__name__,
+        f"asgi_middleware ({test_exception_in_a_group_has_the_plugin_of_its_first_part.__name__})",
     )
     owners.add("other", Innocent())  # both plugins are of this module
     assert owners.culprit(group) is None
