@@ -180,7 +180,8 @@ def load(names: Iterable[str], paths: Iterable[str]) -> Loaded:
         try:
             target, module = import_path(path)
         except Exception as error:
-            cure = path_cure(path, installed) if isinstance(error, ModuleNotFoundError | TypeError) else ""
+            is_path = isinstance(error, ModuleNotFoundError | TypeError) or path.endswith(".py")
+            cure = path_cure(path, installed) if is_path else ""
             raise PluginError(f"--middleware-paths {path}: {type(error).__name__}: {error}{cure}") from error
         if is_middleware(target):
             middleware.append(_named(path, target))

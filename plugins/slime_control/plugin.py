@@ -175,7 +175,7 @@ class Control:
                 raise unknown
             return await self._of_fleet(request)
         if request.method not in call.methods:
-            return _wrong_method(call.methods)
+            return _wrong_method(", ".join(call.methods))
         if request.is_long_work and router is not None:
             await router.read_ahead(exchange, *names_read(request))
         if path == "/abort_request" and (prefix := abort_prefix(request)) is not None:
@@ -190,7 +190,7 @@ class Control:
         path = request.path
         if path in QUESTIONS:
             if request.method not in _READING:
-                return _wrong_method(_READING)
+                return _wrong_method(", ".join(_READING))
             assert self._overview is not None  # narrowing: it is set while the router serves
             return await self._overview.answer(path)
         if (refused := refusal(path)) is not None:
@@ -295,6 +295,6 @@ class Control:
         return outcome
 
 
-def _wrong_method(allowed: tuple[str, ...]) -> Reply:
-    wrong = {"message": "Method Not Allowed", "type": "invalid_request_error", "code": "HTTP_405"}
-    return Reply.from_json({"error": wrong}, 405, [(b"allow", ", ".join(allowed).encode())])
+def _wrong_method(wanted: str) -> Reply:
+    wrong = {"message": f"Method Not Allowed: wanted {wanted}", "type": BadRequest.type, "code": "HTTP_405"}
+    return Reply.from_json({"error": wrong}, 405, [(b"allow", wanted.encode())])

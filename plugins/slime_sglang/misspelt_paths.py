@@ -1,20 +1,24 @@
-"""Hints for misspelt paths, which an engine answers with a bare "Not Found"."""
+"""Hints for wrong paths and methods, for which the answer of an engine has no hint."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from urllib.parse import urlsplit
 
 from router_core.errors import HTTPError
 from router_core.reply import Reply
 from slime_sglang.generation import GENERATION_PATHS
 from slime_start.suggestions import closest
 
-__all__ = ["MisspeltPaths", "UnknownPath"]
+__all__ = ["WRONG_PATH", "MisspeltPaths", "UnknownPath", "WrongMethod"]
 
-#: Answers of Starlette and of FastAPI to a path that they do not know. An engine's other 404s say more.
-_BARE = re.compile(rb'Not Found|\{"detail": ?"Not Found"\}')
-_LONGEST_BODY = 32
+#: Statuses of answers that :meth:`MisspeltPaths.check` takes.
+WRONG_PATH = (307, 308, 404, 405)
+
+#: Answers of Starlette and of FastAPI to a path or a method that they do not know. An engine's other errors say more.
+_BARE = re.compile(rb'(Not Found|Method Not Allowed)|\{"detail": ?"(Not Found|Method Not Allowed)"\}')
+_LONGEST_BODY = 40
 _LONGEST_PATH = 64
 
 
@@ -24,17 +28,37 @@ class UnknownPath(HTTPError):
     status, type, code = 404, "not_found_error", "UNKNOWN_PATH"
 
 
+class WrongMethod(HTTPError):
+    """The engine has the path of the request, but for other methods."""
+
+    status, type, code = 405, "invalid_request_error", "HTTP_405"
+
+
 class MisspeltPaths:
     """Finds the known path closest to a misspelt path. ``own``: patterns of paths that the router answers itself."""
 
     def __init__(self, own: Iterable[re.Pattern[str]]) -> None:
         literal = (path.pattern[1:-1].replace("\\", "") for path in own if "(" not in path.pattern)
-        self._known = (*sorted(path.decode() for path in GENERATION_PATHS), *literal)
+        self._known = (*sorted(path.decode() for path in GENERATION_PATHS), "/v1/models", *literal)
 
     async def check(self, path: str, reply: Reply) -> None:
-        """Raise UnknownPath if ``path`` looks misspelt, and ``reply``, an engine's 404, says only "Not Found"."""
+        """Raise UnknownPath if ``path`` looks misspelt, and WrongMethod for another method than the path has.
+
+        Both only if ``reply``, an engine's error, gives no hint of its own, or is a redirect to the path without its
+        last slash. The redirect names the engine, so a client that followed it would leave the router out.
+        """
+        if reply.status in (307, 308):
+            location = urlsplit((reply.header(b"location") or b"").decode("latin-1"))
+            if location.path == path[:-1] in self._known:
+                raise UnknownPath(f"Not Found: no engine has the path {path}; did you mean {location.path}?")
+            return
         length = reply.header(b"content-length") or b""
         if not length.isdigit() or int(length) > _LONGEST_BODY or len(path) > _LONGEST_PATH:
+            return
+        if reply.status == 405:
+            allowed = sorted(re.findall("[A-Z]+", (reply.header(b"allow") or b"").decode("latin-1")))
+            if allowed and _BARE.fullmatch(await reply.read(_LONGEST_BODY)):
+                raise WrongMethod(f"Method Not Allowed: wanted {', '.join(allowed)}")
             return
         meant = closest(path, self._known)
         if meant not in (None, path) and _BARE.fullmatch(await reply.read(_LONGEST_BODY)):

@@ -16,7 +16,7 @@ from router_core.sender import Sender
 from router_core.workers import WorkerChange
 from slime_sglang.gateway_flags import add_gateway_flags, without_effect
 from slime_sglang.introduction import Introduction
-from slime_sglang.misspelt_paths import MisspeltPaths
+from slime_sglang.misspelt_paths import WRONG_PATH, MisspeltPaths
 from slime_sglang.ranks import Ranks, split
 from slime_sglang.worker_routes import worker_routes
 
@@ -83,7 +83,7 @@ class SGLang:
     @hookimpl(trylast=True)  # post_response runs in reverse order, so this runs before openai rewrites errors
     def post_response(self, exchange: Exchange) -> Awaitable[None] | None:
         reply, worker = exchange.reply, exchange.worker
-        if reply is None or reply.status != 404 or worker is None or worker.passthrough:
+        if reply is None or reply.status not in WRONG_PATH or worker is None or worker.passthrough:
             return None
         known = MisspeltPaths(pattern for pattern, _ in self._router.own_paths)
         return known.check(exchange.request.path, reply)

@@ -37,6 +37,8 @@ def _wrong_dash(word: str) -> str:
 def unknown_plugin(name: str, installed: Collection[str]) -> str:
     """Return a message about ``name``, which no installed plugin has."""
     known = f"(installed: {', '.join(installed) or 'none'})"
+    if name.startswith("[") and not name.endswith("]"):
+        return f"--plugin: wanted ] at the end of the list, got {name!r}"
     names = re.findall(r"[^\s,]+", name)
     if not names:
         return f"--plugin: wanted a name, got {name!r} {known}"

@@ -10,7 +10,22 @@ __all__ = ["belongs", "closest", "unknown_name"]
 #: Least similarity, from 0 to 1, of a misspelt name and the name that is meant.
 _SIMILAR = 0.75
 #: Flags of many other commands, each with the flag and the value that have the same effect here.
-_SAME_EFFECT = {"--verbose": ("--log-level", "debug")}
+_SAME_EFFECT = {
+    "--verbose": ("--log-level", "debug"),
+    "-p": ("--port", "PORT"),
+    "--worker": ("--worker-urls", "URL"),
+}
+#: Flags of engines (sglang.launch_server), which users give to the router by mistake.
+_OF_ENGINES = frozenset(
+    (
+        "--attention-backend", "--chunked-prefill-size", "--context-length", "--cuda-graph-max-bs",
+        "--disable-radix-cache", "--dtype", "--enable-metrics", "--ep-size", "--gpu-memory-utilization",
+        "--kv-cache-dtype", "--load-format", "--max-model-len", "--max-running-requests",
+        "--mem-fraction-static", "--model", "--quantization", "--reasoning-parser", "--schedule-policy",
+        "--served-model-name", "--skip-tokenizer-init", "--tensor-parallel-size", "--tool-call-parser",
+        "--tp", "--tp-size", "--trust-remote-code",
+    )
+)  # fmt: skip
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
@@ -46,6 +61,8 @@ def unknown_name(
         here = spelled(same)
         cure = f"{here} {value}" if here == same else f"{here}={value}"
         return f"unknown {kind} {spelled(flag)}: did you mean {cure}?"
+    if flag in _OF_ENGINES and flag not in known and flag not in elsewhere:
+        return f"{spelled(flag)} is for engines: give it to sglang.launch_server, and its address to --worker-urls"
     if flag in elsewhere:
         return belongs(spelled(flag), elsewhere[flag])
     found = closest(flag, [*known, *elsewhere])

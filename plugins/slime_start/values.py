@@ -45,7 +45,9 @@ def wrong_worker_url(text: str) -> str:
     """Return a message about ``text``, which is not a worker's URL. If the meant URL is clear, the message has it."""
     shown = text[:_MAX_SHOWN]
     told = f"wanted a worker URL such as http://10.0.0.7:30001, without a path; got {shown!r}"
-    if re.search(r"[\s,\[]+.*://", text.strip()):
+    if re.search(r"[\s,;\[]+.*://", text.strip()):
         return f"{told}; put spaces between several URLs, or write [URL, URL] in a file or a variable"
-    meant = re.fullmatch(r"(https?://)?([A-Za-z0-9_.-]+:\d+)([/?#].*|,)?", shown)
+    meant = re.fullmatch(r"(https?://)?([A-Za-z0-9_.-]+:(\d+))([/?#].*|,)?", shown)
+    if meant is not None and not 0 < int(meant[3]) < 65536:
+        return f"{told}; a port is 1 to 65535"
     return f"{told}; did you mean {meant[1] or 'http://'}{meant[2]}?" if meant is not None else told

@@ -18,6 +18,9 @@ FILES = {
     "list.conf": "plugin:\n - openai\n",
     "junk.conf": "{{{\n",
     "plain.txt": "x",
+    "open.conf": "plugin = [radix_cache, openai\n",
+    "two.conf": "worker-urls = http://a:1 http://b:2\n",
+    "switch.conf": "dp-aware = 3\n",
     "empty/": "",
 }
 
@@ -34,6 +37,11 @@ MISTAKES = {
     "--worker-url http://a:1": "unknown flag --worker-url: did you mean --worker-urls?",
     "--plugins radix_cache": "unknown flag --plugins: did you mean --plugin?",
     "--Policy random": "unknown flag --Policy: did you mean --policy?",
+    "-p 30000": "unknown flag -p: did you mean --port PORT?",
+    "--worker http://a:1": "unknown flag --worker: did you mean --worker-urls URL?",
+    "--tp-size 2": "--tp-size is for engines: give it to sglang.launch_server, and its address to --worker-urls",
+    "--mem-fraction-static=0.8": "--mem-fraction-static is for engines: give it to sglang.launch_server",
+    "--model /x": "--model is for engines: give it to sglang.launch_server, and its address to --worker-urls",
     "--verbose": "unknown flag --verbose: did you mean --log-level debug?",
     "--nonsense=secret": "unknown flag --nonsense (--help shows all flags)",
     "--hf-checkpoint /x": "--hf-checkpoint belongs to the plugin radix_cache, which is not loaded:"
@@ -96,6 +104,7 @@ MISTAKES = {
     "--plugin openai,radix_cache": "no plugin 'openai,radix_cache': give one name each, --plugin"
     " openai --plugin"
     " radix_cache, or [openai, radix_cache] in a file or a variable",
+    "--plugin [radix_cache": "--plugin: wanted ] at the end of the list, got '[radix_cache'",
     "--plugin my.module": f"no plugin 'my.module': a dotted path belongs after --middleware-paths {LISTED}",
     "--plugin radix_cache": "radix_cache needs --hf-checkpoint PATH, or --plugin engine (no plugin"
     " provides the"
@@ -115,6 +124,8 @@ MISTAKES = {
     " argument is required to"
     " perform a relative import for './plugin.py'; wanted a dotted path such as package.module.Class,"
     " with its",
+    "--middleware-paths router_core.errors.py": "--middleware-paths router_core.errors.py: AttributeError: module"
+    " 'router_core.errors' has no attribute 'py'; wanted a dotted path such as package.module.Class",
     "--middleware-paths slime_metrics": "plugin 'slime_metrics' failed in add_options: ArgumentError: argument"
     " --prometheus-port: conflicting option string: --prometheus-port; metrics has it already: is one plugin"
     " loaded twice?",
@@ -130,6 +141,9 @@ MISTAKES = {
     " not loaded: add",
     "--config value.conf": "--port: wanted a whole number, got 'many' (in value.conf)",
     "--config range.conf": "--port: wanted 0 to 65535, got 99999 (in range.conf)",
+    "--config open.conf": "--plugin: wanted ] at the end of the list, got '[radix_cache, openai'",
+    "--config two.conf": f"{WORKER_URL} got 'http://a:1 http://b:2'; put spaces between several URLs, or write [URL,",
+    "--config switch.conf": "Unexpected value for dp-aware: '3'. Expecting 'true', 'false',",
     "--config list.conf": f"--plugin: wanted a name, got '' {LISTED}",
     "--config junk.conf": "junk.conf: unknown key '{{{'; wanted name = value (--help shows the names)",
     "--log-dir plain.txt": "--log-dir: wanted a directory, got plain.txt: File exists",
@@ -162,6 +176,10 @@ MISTAKES = {
     "--worker-urls 10.0.0.1:1": f"{WORKER_URL} got '10.0.0.1:1'; did you mean http://10.0.0.1:1?",
     "--worker-urls http://a:1,http://b:2": f"{WORKER_URL} got 'http://a:1,http://b:2'; put spaces between"
     " several URLs, or write [URL, URL] in a file or a variable",
+    "--worker-urls http://a:1;http://b:2": f"{WORKER_URL} got 'http://a:1;http://b:2'; put spaces between",
+    "--worker-urls localhost:30001": f"{WORKER_URL} got 'localhost:30001'; did you mean http://localhost:30001?",
+    "--worker-urls http://a:99999": f"{WORKER_URL} got 'http://a:99999'; a port is 1 to 65535",
+    "--worker-urls http://": f"{WORKER_URL} got 'http://'",
     "--worker-urls http://a:1/generate": f"{WORKER_URL} got 'http://a:1/generate'; did you mean http://a:1?",
     "--worker-urls http://a:1,": f"{WORKER_URL} got 'http://a:1,'; did you mean http://a:1?",
     "--worker-urls http://user:pw@a:1": f"{WORKER_URL} got 'http://user:pw@a:1'",
@@ -244,7 +262,7 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_there_are_many() -> None:
-    assert len(MISTAKES) >= 120
+    assert len(MISTAKES) >= 135
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
