@@ -44,6 +44,7 @@ class Figures:
     """The contents of a frame. None: the router has no such number.
 
     ``has_metrics``: the router has the plugin ``metrics``.
+    ``has_records``: the router has the plugin ``radix_cache``, which counts the next two.
     ``generated`` and ``retrieved``: numbers of generations and of retrievals. The key is ``exact``, or the reason why
     the tokens are not exact.
     ``latency_span_s`` is None if the latencies count from the router's start.
@@ -67,6 +68,7 @@ class Figures:
     tokens_in_per_s: float | None
     tokens_out_per_s: float | None
     cache_hit_rate: float | None
+    has_records: bool
     generated: Mapping[str, int]
     retrieved: Mapping[str, int]
     workers: list[WorkerFigures] = field(default_factory=list)
@@ -118,6 +120,7 @@ class History:
             ),
             tokens_out_per_s=out,
             cache_hit_rate=self._hit_rate(),
+            has_records=metrics.total("slime_cache_tokens") is not None,
             generated=_counts(metrics.by("slime_generations_total", "reason")),
             retrieved=_counts(metrics.by("slime_retrieved_answers_total", "reason")),
             workers=workers,

@@ -69,8 +69,10 @@ def _summary(figures: Figures) -> Table:
     if figures.cache_hit_rate is not None:
         tokens += f", {figures.cache_hit_rate:.0%} of prompts continue recorded ones"
     table.add_row("tokens", tokens)
-    table.add_row("sampled", _exactness(figures.generated))
-    table.add_row("retrieved", _exactness(figures.retrieved))
+    for name, counts in (("sampled", figures.generated), ("retrieved", figures.retrieved)):
+        table.add_row(
+            name, _exactness(counts) if figures.has_records else "unknown without the plugin radix_cache"
+        )
     return table
 
 
@@ -88,7 +90,7 @@ def _fleet(figures: Figures) -> Text:
 
 def _latencies(figures: Figures) -> str:
     if figures.latency is None:
-        return "no request has ended"
+        return "no request to a worker has ended"
     span = (
         "since the start" if figures.latency_span_s is None else f"last {_duration(figures.latency_span_s)}"
     )

@@ -171,10 +171,21 @@ async def test_pause_is_told_at_once(start: Start, chromium: Browser) -> None:
         await chromium.until_text("#status", "workers ready")
         await running.client.post("/pause_generation", json={})
         await chromium.until_text("#status", "Generation is paused")
+        assert "generation is paused" in await chromium.text("#tiles")
         assert "0 requests waiting" in await chromium.text("#paused")
         await running.client.post("/continue_generation", json={})
         await chromium.until_text("#status", "2 of 2 workers ready")
         assert await chromium.text("#paused") == ""
+
+
+async def test_empty_plots_say_what_is_missing(start: Start, chromium: Browser) -> None:
+    async with start() as running, quick(chromium):
+        await running.client.post("/generate", json={"text": "a"})  # no worker: it fails, and is a request
+        await chromium.open(f"{running.url}/ui")
+        await chromium.until_text("#status", "0 of 0 workers ready")
+        plots = await chromium.until_text("#plots", "No tokens counted in this period")
+    assert "No streams in this period" in plots
+    assert "No prompts counted in this period" in plots
 
 
 async def test_page_says_which_plugins_are_missing(start: Start, chromium: Browser) -> None:

@@ -46,12 +46,28 @@ def history(*scrapes: Scrape) -> History:
     return found
 
 
+def drawn(found: History) -> str:
+    console = Console(width=120, file=io.StringIO(), record=True)
+    console.print(frame(found.figures(now=100), "http://r"))
+    return console.export_text()
+
+
 def test_quantiles_are_interpolated_in_their_buckets() -> None:
     figures = history(scrape(0, counts(0, 80, 100, 100))).figures(now=100)
     assert figures.latency is not None
     assert figures.latency.p50 == pytest.approx(0.1 + 0.9 * 50 / 80)
     assert figures.latency.p95 == pytest.approx(1 + 9 * 15 / 20)
     assert figures.latency_span_s is None
+
+
+def test_exactness_is_unknown_without_records() -> None:
+    told = "unknown without the plugin radix_cache"
+    assert told in drawn(history(scrape(0, "")))
+    assert told not in drawn(history(scrape(0, "slime_cache_tokens 0\n")))
+
+
+def test_failed_requests_alone_have_no_latency_of_workers() -> None:
+    assert "no request to a worker has ended" in drawn(history(scrape(0, "")))
 
 
 def test_a_quantile_above_all_bounds_is_the_largest_bound() -> None:
@@ -110,11 +126,9 @@ def test_a_frame_names_what_holds_a_worker() -> None:
         'slime_generations_total{path="/generate",reason="exact"} 5\n'
         'slime_generations_total{path="/generate",reason="batch"} 2\n'
         'slime_generations_total{path="/v1/completions",reason="batch"} 1\n'
-        "slime_weight_version_age_seconds 600\nsmg_worker_retries_total 5\n"
+        "slime_cache_tokens 7\nslime_weight_version_age_seconds 600\nsmg_worker_retries_total 5\n"
     )
-    console = Console(width=120, file=io.StringIO(), record=True)
-    console.print(frame(history(scrape(0, text)).figures(now=100), "http://r"))
-    shown = console.export_text()
+    shown = drawn(history(scrape(0, text)))
     assert "weights 7 for 10 min" in shown
     assert "4 QUEUE_FULL" in shown
     assert "5 retries" in shown

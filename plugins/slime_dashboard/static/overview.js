@@ -27,7 +27,7 @@ const PLOTS = [
     ],
   },
   {
-    title: "Tokens per second", unit: "per second", format: amount,
+    title: "Tokens per second", unit: "per second", format: amount, empty: "No tokens counted in this period",
     series: [
       { name: "sampled_tokens", label: "sampled", stroke: "--series-1" },
       { name: "prompt_tokens", label: "of prompts", stroke: "--series-3", dash: [6, 3] },
@@ -41,7 +41,7 @@ const PLOTS = [
     ],
   },
   {
-    title: "Time to the first byte of a stream", unit: "quantile", ...seconds,
+    title: "Time to the first byte of a stream", unit: "quantile", ...seconds, empty: "No streams in this period",
     series: [
       { name: "first_p50", label: "p50", stroke: "--series-3" },
       { name: "first_p95", label: "p95", stroke: "--series-4", dash: [6, 3] },
@@ -55,7 +55,7 @@ const PLOTS = [
     ],
   },
   {
-    title: "Cache hit rate", unit: "share of prompts", format: share, top: 1,
+    title: "Cache hit rate", unit: "share of prompts", format: share, top: 1, empty: "No prompts counted in this period",
     series: [{ name: "hit_rate", label: "prompts with known tokens", stroke: "--series-1" }],
   },
 ]; // prettier-ignore
@@ -69,13 +69,13 @@ function extend(history) {
   }
 }
 
-function showTiles({ fleet, weights, waiting, slots, history }) {
+function showTiles({ fleet, weights, paused, waiting, slots, history }) {
   const last = (name) => columns[name]?.at(-1);
   const inFlight = last("in_flight");
   const set = fleet.total - fleet.ready;
   const queued = (waiting.slot ?? 0) + (waiting.pause ?? 0);
   const tiles = [
-    ["Workers ready", `${count(fleet.ready)} / ${count(fleet.total)}`, set ? `${counted(set, "worker")} held back` : fleet.total ? "all get requests" : "none registered", set || !fleet.total ? "warn" : "ok"],
+    ["Workers ready", `${count(fleet.ready)} / ${count(fleet.total)}`, paused ? "generation is paused" : set ? `${counted(set, "worker")} held back` : fleet.total ? "all get requests" : "none registered", paused || set || !fleet.total ? "warn" : "ok"],
     ["Weight version", weights.version ?? "unknown", weights.age_s === null ? "no update seen" : `for ${age(weights.age_s)}`],
     ["Requests", `${amount(sum(last("succeeded"), last("refused"), last("failed")))} / s`, last("failed") ? `${amount(last("failed"))} / s failed` : "none failed", last("failed") ? "bad" : "ok"],
     ["In flight", count(inFlight), queued ? `${count(queued)} waiting` : slots.limit === null ? "none waiting" : `${count(slots.held)} of ${count(slots.limit)} slots`, queued ? "warn" : "ok"],

@@ -9,14 +9,14 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
 
 /** A plot of some columns of the history. `series`: name of the column, label, and custom property of the colour. */
 export class Plot {
-  constructor(parent, { title, unit, series, format, top = null }) {
+  constructor(parent, { title, unit, series, format, top = null, empty = "No requests in this period" }) {
     this.series = series;
     this.format = format;
     this.title = title;
     this.top = top;
     this.updates = [];
     this.canvas = element("div", { class: "plot", role: "img", "aria-label": `${title}: no data yet` });
-    this.empty = element("p", { class: "plot-empty" }, "No requests in this period");
+    this.empty = element("p", { class: "plot-empty" }, empty);
     this.rows = element("tbody");
     const heads = ["now", "mean", "max"].map((name) => element("th", { scope: "col", class: "number" }, name));
     const table = element(
