@@ -129,9 +129,10 @@ class SsdDirectory:
         self._lock = -1
 
     def buffers(self, count: int) -> RunBuffers:
-        """Return ``count`` buffers for the longest run."""
+        """Return ``count`` buffers for the longest run. No run is longer than the directory."""
         layout = self.layout
-        return RunBuffers(count, longest_run(layout.slot_bytes), layout.slot_bytes, layout.block_bytes)
+        slots = min(longest_run(layout.slot_bytes), layout.slots)
+        return RunBuffers(count, slots, layout.slot_bytes, layout.block_bytes)
 
     def is_long(self, blocks: int, runs: int) -> bool:
         """Return True if ``runs`` runs of ``blocks`` blocks in all are long enough for direct transfers."""
