@@ -11,6 +11,7 @@ import pytest
 import trustme
 from hypothesis import HealthCheck, settings
 
+from known_templates import templates_known
 from own_time import OWN_TIME, Backend
 from routers import Start
 from slime_testing import started
@@ -62,6 +63,13 @@ def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         if sys.dont_write_bytecode:
             patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
             patch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.mktemp("bytecode")))
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _known_templates() -> Iterator[None]:
+    """Examine each chat template once. Tests of ``openai_/prompts`` replace this fixture."""
+    with templates_known():
         yield
 
 
