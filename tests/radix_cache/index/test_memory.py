@@ -53,9 +53,9 @@ def test_inserts_and_evictions_leave_no_byte_behind() -> None:
     others = live()  # of other tests; held, so that their end does not hide anything
     tracemalloc.start()
     try:
-        losses = Losses(Marks(exact=200), Marks(exact=200))
+        losses = Losses(Marks(exact=50), Marks(exact=50))
         kept = trajectories(Limits(tokens=5_000, versions=1), losses)
-        rollouts(kept, random, 2_000)  # until the marks of what was lost are there
+        rollouts(kept, random, 800)  # until the marks of what was lost are there
         kept.see_version("2")
         gc.collect()
         start, _ = tracemalloc.get_traced_memory()
