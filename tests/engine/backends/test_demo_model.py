@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import orjson
 import pytest
 
-from deadlines import HANG_S
+from router_core.cli import main
 from slime_engine.model import NgramModel
 
 pytest.importorskip("torch", reason="needs torch: pip install 'slime-router[transformers-engine]'")
@@ -17,17 +15,13 @@ pytest.importorskip("torch", reason="needs torch: pip install 'slime-router[tran
 from engine.hf.tiny import save_tiny  # after the check for torch
 
 
-def test_every_trajectory_of_a_real_model_is_exact(model: NgramModel, tmp_path: Path) -> None:
+def test_every_trajectory_of_a_real_model_is_exact(
+    model: NgramModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     checkpoint = save_tiny("mistral", model.tokenizer, tmp_path, 1)
     flags = ["--model", str(checkpoint), "--samples", "2", "--max-new-tokens", "24", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "router_core", "demo", *flags],
-        capture_output=True,
-        timeout=HANG_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    result = orjson.loads(done.stdout)
+    assert main(["demo", *flags]) == 0
+    result = orjson.loads(capsys.readouterr().out)
     assert result["trajectories"] == result["exact"] == 16
     assert set(result["sampled_tokens_by_version"]) == {"1", "2"}
     assert result["cache_hits_per_turn"]["3"]["hit_rate"] == 1
@@ -37,10 +31,6 @@ def test_every_trajectory_of_a_real_model_is_exact(model: NgramModel, tmp_path: 
 def test_the_command_saves_the_tokenizer_of_a_model(model: NgramModel, tmp_path: Path) -> None:
     checkpoint = save_tiny("mistral", model.tokenizer, tmp_path / "tiny", 1)
     saved = tmp_path / "tokenizer"
-    code = "import sys; from slime_engine.command import main; sys.exit(main(sys.argv[1:]))"
     flags = ["--backend", "transformers", "--model", str(checkpoint), "--save-tokenizer", str(saved)]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *flags], capture_output=True, timeout=HANG_S, check=False
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    assert main(["engine", *flags]) == 0
     assert (saved / "tokenizer.json").exists()
