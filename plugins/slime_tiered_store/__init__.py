@@ -50,7 +50,7 @@ __all__ = [
 
 #: The component that :meth:`TieredStorePlugin.setup` registers.
 provides = ("cold_store",)
-#: The component that uses the store, and the flag that loads its plugin.
+#: The component that uses the store, and the flag that loads the plugin of that component.
 requires = {"trajectories": "--plugin radix_cache"}
 
 

@@ -36,15 +36,14 @@ _T = TypeVar("_T")
 
 
 class ColdRecords:
-    """Records by key. A record is stored as the rows of one sequence.
+    """Records by key. A record is stored as the rows of one sequence, see ``record_rows``.
 
     A store evicts blocks, but a record must stay until it is forgotten. So a record counts as kept only when it is in
-    the *home*: the last tier, which is the remote tier, or the SSD, or memory. Records use at most 15/16 of the blocks
+    the *home*: the remote tier; without one the SSD, and without both memory. Records use at most 15/16 of the blocks
     of the home: the rest is for forgotten blocks that are still in use. Further records wait until others are
-    forgotten. A remote tier has more blocks than the SSD (see ``open_tiers``), so it can be the home of what was there.
-
-    Notes about records are in the log of the home, and outlive the router if records in the home do. For the other
-    methods and attributes see slime_radix_cache.cold_store.
+    forgotten. A remote tier has more blocks than the SSD (see ``open_tiers``), so it can become the home of all records
+    whose home was the SSD. Notes about records are in the log of the home. Memory has no log: if it is the home,
+    neither records nor notes outlive the router. For other methods and attributes see slime_radix_cache.cold_store.
     """
 
     def __init__(self, *, wait_s: float, stops_on_loss: bool) -> None:
@@ -64,7 +63,7 @@ class ColdRecords:
             session_of=lambda key: self.session_of(key),
         )  # fmt: skip
         self._freed = anyio.Event()
-        #: Notes about records of earlier runs that are not copied to the home yet. See ColdStore.
+        #: The notes of the tier whose blocks :meth:`move` copies to the home; empty without such a tier. See ColdStore.
         self.uncopied: list[StoredNote] = []
         self._move: Move | None = None
         self._move_is_known = anyio.Event()
@@ -79,7 +78,7 @@ class ColdRecords:
         tiers: Sequence[Tier | MemoryTier],
         logs: Mapping[str, NoteLog] | None = None,
     ) -> Iterator[None]:
-        """Use ``store`` within the ``with``. ``tiers``: its tiers, memory first. ``logs``: note logs, by tier."""
+        """Use ``store`` within the ``with``. ``tiers``: its tiers, memory first. ``logs``: note logs, by tier name."""
         home = store.engine.cache_engines[-1]
         self.tiers = list(zip(store.engine.cache_engines, tiers, strict=True))
         self.store, self._home, self._capacity = store, home.name, home.mempool.num_total_blocks * 15 // 16
@@ -141,7 +140,7 @@ class ColdRecords:
         return self.keeps_notes and self.logs[self._home].is_shared
 
     async def news(self) -> list[StoredNote]:
-        """Return notes that others have written since the last call. Raises StoreError."""
+        """Return notes that other routers have written since the last call. Raises StoreError."""
         return await self.logs[self._home].news() if self.is_shared else []
 
     def learn(self, sizes: Mapping[bytes, int]) -> None:
@@ -156,7 +155,7 @@ class ColdRecords:
             self._uncount(key)
 
     async def note(self, content: bytes) -> None:
-        """Append a note. Raises StoreError; then the next call must be for the same ``content``."""
+        """Append a note if the home has a log. Raises StoreError; then the next call must have the same ``content``."""
         if self.keeps_notes:
             await self.logs[self._home].append(content)
 
@@ -173,8 +172,8 @@ class ColdRecords:
     async def adopt(self, sizes: Mapping[bytes, int]) -> list[bytes]:
         """Keep records of earlier runs, and return the keys of missing ones. ``sizes``: bytes of each record, by key.
 
-        All other records are dropped, unless the home is shared: then this router may learn of them later. With a
-        shared tier no key is returned: only a read can tell that a record is lost.
+        Blocks that no kept record needs are dropped, unless the home is shared: then this router may learn of further
+        records later. With a shared tier no key is returned: only a read can tell that a record is lost.
         Raises StartupError if records are lost and ``stops_on_loss`` is set; then nothing is dropped.
         """
         hashes = await hashes_of(sizes, self._opened().sequence_meta)
@@ -203,7 +202,7 @@ class ColdRecords:
         self.losses.damaged(key)
 
     async def keep(self, records: Sequence[tuple[bytes, bytes]]) -> None:
-        """Keep ``records``, pairs of key and content. Raises StoreError; then no new record is kept."""
+        """Keep ``records``, pairs of key and content. Raises StoreError; then only those that were kept before stay."""
         new = {key: blocks_of(len(content)) for key, content in records if key not in self._blocks}
         try:
             await self._reserve(new)
@@ -231,7 +230,7 @@ class ColdRecords:
             raise result.outcomes[self._home] or NotStored(result.outcomes)
 
     async def fetch(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
-        """Return the record of each key, None for a lost one. Raises StoreError if a record cannot be read now."""
+        """Return the record of each key, None if it is lost, deleted or unknown. Raises StoreError if a read fails."""
         found: dict[bytes, bytes | None] = {}
 
         async def read(key: bytes) -> None:
@@ -244,14 +243,14 @@ class ColdRecords:
         return content_of(await self._opened().get(namespace_of(key), tokens_of(self._blocks.get(key, 0))))
 
     async def holds(self, key: bytes) -> bool:
-        """Return False if the record of ``key`` seems to be lost, without reading it. Raises StoreError."""
+        """Return False if the record of ``key`` is unknown or seems to be lost. Reads no record. Raises StoreError."""
         blocks = self._blocks.get(key, 0)
         return bool(blocks) and await self._opened().holds(namespace_of(key), tokens_of(blocks))
 
     async def read(self, key: bytes, into: memoryview) -> bool:
         """Fill ``into`` with the beginning of the record of ``key``, block by block.
 
-        Returns False if the record is lost, or shorter. Raises StoreError if it cannot be read now.
+        Returns False if the record is lost, unknown, or shorter than ``into``. Raises StoreError if a read fails.
         """
         blocks = blocks_of(len(into))
         if blocks > self._blocks.get(key, 0):
@@ -296,5 +295,5 @@ class ColdRecords:
 
 
 async def _may_be_deleted(key: bytes) -> bool:
-    """Return True: without notes, a missing record of a shared store may have been deleted."""
+    """Return True: until ``was_deleted`` is set, any missing record of a shared store may have been deleted."""
     return True

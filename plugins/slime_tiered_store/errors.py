@@ -3,8 +3,8 @@
 ::
 
     StoreError
-    ├── NotEnoughSpaceError   a pool has fewer free blocks than were asked for
-    │   └── TierFull          a device has no space left, although its pool has blocks
+    ├── NotEnoughSpaceError   a tier has too few blocks that are free or can be evicted
+    │   └── TierFull          a device has no space left, although its pool has free blocks
     ├── TierFailed            an operation of a device failed; ``cause`` is the original error
     │   └── TierBusy          the device did not take a write in time
     ├── BlockMissing          the tier does not hold the block
@@ -45,7 +45,7 @@ class StoreError(RouterError):
 
 
 class NotEnoughSpaceError(StoreError):
-    """Fewer free blocks than were asked for. ``required`` and ``available`` count blocks."""
+    """A tier has too few blocks that are free or can be evicted. ``required`` and ``available`` count blocks."""
 
     def __init__(self, tier: str, required: int, available: int) -> None:
         super().__init__(f"tier {tier}: {required} blocks are required, {available} are available")
@@ -59,7 +59,10 @@ class TierFull(NotEnoughSpaceError):
 
 
 class TierFailed(StoreError):
-    """An ``operation`` (``"write"``, ``"read"``) failed at ``location`` (a path or a URL) because of ``cause``."""
+    """An ``operation`` (``"write"``, ``"read"`` or ``"holds"``) failed at ``location`` because of ``cause``.
+
+    ``location``: paths or a URL, if they are known.
+    """
 
     def __init__(self, tier: str, operation: str, location: str, cause: BaseException | str) -> None:
         super().__init__(f"tier {tier}: {operation} at {location} failed: {cause}")
@@ -120,11 +123,11 @@ class BlockReplaced(BlockCorrupt):
 
 
 class StaleMatch(StoreError):
-    """The index changed after the match that an insert was given. Match again."""
+    """A match that an insert was given is out of date, or ends at an unready node. Match again."""
 
 
 class RowsDiffer(StoreError):
-    """Equal tokens came with other rows than the stored rows, from block ``block`` on.
+    """Equal tokens came with other rows than the stored rows. ``block``: the first block that differs.
 
     Rows may depend only on the namespace and the tokens. Put anything else they depend on into ``Namespace.variant``.
     """
@@ -155,7 +158,10 @@ class NotStored(StoreError):
 
 
 class RecordLost(StoreError):
-    """``count`` records that were kept are lost. ``first``: the first one, its place, and why. Ends the router."""
+    """``count`` records that were kept are lost: an error that ends the router.
+
+    ``first``: the first of them, its place, and why it is lost.
+    """
 
     def __init__(self, count: int, first: str) -> None:
         super().__init__(

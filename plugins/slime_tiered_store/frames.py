@@ -67,8 +67,9 @@ class Layout:
     ) -> None:  # fmt: skip
         """Fill ``stretches`` with the blocks of ``sequence_meta`` from ``start`` on.
 
-        A stretch is the memory of one or more blocks, and the stretches have room for all. ``checksums`` (8 bytes a
-        block) and ``rows`` are those of the whole sequence. numpy copies the rows without the GIL.
+        A stretch is the memory of one or more adjacent blocks. Together the stretches are the memory of exactly these
+        blocks. ``checksums`` (8 bytes a block) and ``rows`` are those of the whole sequence. numpy copies the rows
+        without the GIL.
         """
         stop, size = sequence_meta.num_blocks, self.tokens_per_block
         dtype = _dtype_of(size, self.bytes_per_token)

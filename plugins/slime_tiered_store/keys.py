@@ -54,7 +54,7 @@ class SequenceMeta:
     """A sequence of tokens, cut into blocks, and the key of each block.
 
     ``token_ids``: int array of shape ``[num_tokens]``, each 0 <= id < 2**31. The last block may be shorter than
-    ``tokens_per_block``. Its key is made from fewer tokens, so no longer sequence finds it.
+    ``tokens_per_block``. Its key is made from fewer tokens, so a longer sequence does not find it.
 
     ``block_hashes``: the keys, 16 bytes a block. ``token_bytes``: 4 bytes a token, int32, little endian.
     Raises ``ValueError`` for ``token_ids`` of another shape, type or range, and for a wrong ``tokens_per_block``.
@@ -90,7 +90,7 @@ class SequenceMeta:
         return [key for (key,) in struct.iter_unpack(f"{KEY_BYTES}s", packed)]
 
     def parent_keys(self, start: int, stop: int) -> bytes:
-        """Return the key of the block before each block from ``start`` to ``stop``, 16 bytes a block."""
+        """Return, for each block from ``start`` to ``stop``, the key of the block before it: 16 bytes a block."""
         keys = self.block_hashes[max(start - 1, 0) * KEY_BYTES : max(stop - 1, 0) * KEY_BYTES]
         return keys if start else self.root_key + keys
 
@@ -114,5 +114,5 @@ def _token_bytes(token_ids: npt.ArrayLike) -> bytes:
 
 
 def key_at(keys: bytes, place: int) -> BlockKey:
-    """Return the key at ``place`` of ``keys``, which follow each other."""
+    """Return the key number ``place``, counted from 0, of the joined ``keys``."""
     return keys[KEY_BYTES * place : KEY_BYTES * (place + 1)]

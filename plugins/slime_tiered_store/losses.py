@@ -23,9 +23,10 @@ _MISSING, _DAMAGED = "no tier has it intact", "is damaged"
 class RecordLosses:
     """Decides which missing records are lost, and counts these and the damaged ones.
 
-    ``kept``: the keys of the records that should be there. ``stops``: the first loss ends :meth:`stop`. Otherwise it is
-    logged as an error. ``place()`` returns the place of the records, and ``session_of(key)`` the session of a record,
-    both for messages.
+    ``kept``: the keys of the records that should be there. ``stops``: a loss is raised, by :meth:`stop` or at the start
+    as StartupError. If ``stops`` is False, losses are counted and logged as errors; of the losses after the start, only
+    the first one is logged. ``place()`` returns the place of the records, and ``session_of(key)`` the session of a
+    record, both for messages.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class RecordLosses:
         """Return the result of ``read()``, which reads the record of ``key``. If the record is lost, count it.
 
         ``was_deleted``: see ColdStore; None if no other router deletes records. Raises StoreError if ``read`` or
-        ``was_deleted`` fails: then nobody knows if the record is lost.
+        ``was_deleted`` fails: then it is not known if the record is lost.
         """
         found = await read()
         if found is not None or key not in self._kept:
@@ -57,8 +58,8 @@ class RecordLosses:
         if was_deleted is not None:
             if await _answer(was_deleted(key)):
                 return None
-            # Another router may have written the record after the first read, and noted that before was_deleted read
-            # the notes. If the second read misses the record, too, it was deleted meanwhile, or it is lost.
+            # Another router may have written the record after the first read, and its note before was_deleted read the
+            # notes. If the second read misses the record, too, the record was deleted meanwhile, or it is lost.
             found = await read()
             if found is not None or await _answer(was_deleted(key)):
                 return found
@@ -67,7 +68,7 @@ class RecordLosses:
         return None
 
     def damaged(self, key: bytes) -> None:
-        """Count the record of ``key``, which a tier has, but with a damaged content."""
+        """Count the record of ``key`` as lost: a tier has it, but its content is damaged."""
         if key in self._kept:
             self._add(key, _DAMAGED)
 
@@ -83,13 +84,16 @@ class RecordLosses:
         self._is_any.set()
 
     def at_start(self, gone: Collection[bytes], known: int) -> None:
-        """Count the records of the keys ``gone``, of ``known`` records that the log names.
+        """Count the records of the keys ``gone`` as lost. ``known``: the number of records that the log names.
 
         With ``stops`` raises StartupError instead. Losses at a start do not end :meth:`stop`.
         """
         if not gone:
             return
-        found = f"{self._place()}: {len(gone)} of {known} records of earlier runs are lost: no tier has all blocks"
+        found = (
+            f"{self._place()}: {len(gone)} of {known} records of earlier runs are lost: "
+            "some of their blocks are in no tier"
+        )
         if self._stops:
             raise StartupError(
                 f"{found}; give all directories and stores that the earlier router had, or --store-on-loss mark "
@@ -99,7 +103,7 @@ class RecordLosses:
         logger.error("%s; sessions without all of their tokens are marked as not complete", found)
 
     def without_notes(self, blocks: int) -> None:
-        """Count a loss if there are ``blocks`` of earlier runs, although no note says which records they belong to.
+        """Count one loss if earlier runs left ``blocks`` blocks, and no notes that say which records these belong to.
 
         With ``stops`` raises StartupError instead.
         """
@@ -115,7 +119,7 @@ class RecordLosses:
         logger.error("%s: the blocks are dropped, and all records of earlier runs are lost", found)
 
     def in_notes(self, damage: Sequence[str]) -> None:
-        """Count damaged notes: it is not known which records they were about. ``damage``: place and reason of each."""
+        """Count each damaged note as a loss: its records are not known. ``damage``: place and reason of each note."""
         self.count += len(damage)
         for each in damage:
             logger.error(

@@ -22,7 +22,7 @@ _GAUGES = (
     ("pending_bytes", "pending_bytes", "Bytes of writes under way."),
     ("is_failing", "failing", "1 while calls of the disk or the remote store fail, else 0."),
 )
-#: The counters of each tier, likewise. The names of the metrics go on with ``_total``.
+#: The counters of each tier, in the same form. The names of their metrics end with ``_total``.
 _COUNTERS = (
     ("hits", "hits", "Blocks that reads found in the tier."),
     ("promotions", "promotions", "Blocks that were copied from the tier into the store's memory."),
@@ -80,6 +80,6 @@ def offer_metrics(metrics: Metrics | None, records: ColdRecords) -> None:
     )
     metrics.counter(
         "slime_store_lost_total",
-        "Kept records that no tier had when they were read.",
+        "Kept records that are missing or damaged, and damaged parts of notes.",
         lambda: records.losses.count,
     )

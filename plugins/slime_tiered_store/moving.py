@@ -30,7 +30,7 @@ class Move:
     """Copies the blocks that earlier runs left in ``tier`` to ``home``, unless ``home`` has them.
 
     ``engine`` is the engine of ``tier``. It evicts nothing until all blocks are copied, since some may be in no other
-    tier. ``log``: the log of ``home``. ``latest``: the latest run in the log of ``tier``. A call that fails is repeated
+    tier. ``log``: the log of ``home``. ``latest``: the latest run in the log of ``tier``. A copy that fails is repeated
     until it succeeds, so nothing is lost while ``home`` is full or fails. Damaged blocks are left out and logged.
     """
 
@@ -56,9 +56,9 @@ class Move:
         return self._engine.name
 
     async def begin(self, opening: Iterable[bytes], closing: bytes) -> None:
-        """Write the notes ``opening`` as a run of their own, and let :meth:`run` go on. Raises TierFailed.
+        """Write ``opening`` as the notes of a further run, and let :meth:`run` begin to copy. Raises TierFailed.
 
-        The run ends with the note ``closing``, which is written after the last copy.
+        The last note of the further run is ``closing``, which is written after the last copy.
         """
         log = self._log.beside(self._latest)
         for content in opening:
@@ -67,7 +67,7 @@ class Move:
         self._has_begun.set()
 
     async def run(self) -> None:
-        """Wait for :meth:`begin`, copy all blocks, then let the tier evict again."""
+        """Wait for :meth:`begin`, copy all blocks, write the last notes, then let the tier evict again."""
         await self._has_begun.wait()
         slots, tier, home = self._slots, self._tier.name, self._home.name
         logger.info("copying %d blocks of earlier runs from tier %s to tier %s", len(slots), tier, home)
@@ -104,7 +104,8 @@ class Move:
         held = await self._home.holds([block.key for block in blocks])
         there, frames, damaged = await self._read(blocks[held:], self._tier.block_bytes)
         await self._home.write(there, frames)
-        # What is damaged only now was copied while it was intact.
+        # Blocks that were forgotten during the copy are deleted from the home. Blocks that are damaged only now stay
+        # there: they were intact when they were copied.
         still_there, _, damaged_since = await self._read(there, 0)
         self._home.forget(list(set(there).difference(still_there, damaged_since)))
         for block, error in damaged.items():
@@ -133,7 +134,8 @@ class Move:
     async def _is_forgotten(self, block: Block) -> bool:
         """Return True if the tier does not know ``block`` any more.
 
-        If a block is forgotten while it is read, another one may take its slot. Then it seems to be damaged.
+        If a block is forgotten while it is read, another one may take its slot. Then the forgotten block seems to be
+        damaged.
         """
         try:
             await self._tier.read([block], [memoryview(bytearray())])
@@ -175,7 +177,7 @@ def move_to(
     """
     to = next(tier for engine, tier in tiers if engine.name == home)
     if not isinstance(to, SharedTier):
-        return None  # then no tier but the home can have notes
+        return None  # then only the home can have notes
     for engine, tier in tiers:
         run = latest.get(engine.name) if engine.name != home else None
         if run is not None and not isinstance(tier, MemoryTier) and not log.has_copies_of(run):

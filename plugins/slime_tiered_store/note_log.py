@@ -32,12 +32,12 @@ __all__ = ["NoteLog", "Shortened", "StoredNote", "new_run", "once"]
 
 logger = logging.getLogger(__name__)
 
-#: Size in bytes of the number in the name of a run of :meth:`NoteLog.beside`.
+#: Size in bytes of the number that :meth:`NoteLog.beside` puts into the name of a run.
 _NUMBER_BYTES = 3
-#: Notes are joined when there are this many notes, or this many bytes of notes.
+#: Notes are joined when this many notes are not joined yet, or when they have this many bytes in total.
 _JOINED = 64
 _JOINED_BYTES = 1 << 20
-#: The maximum size of an object into which notes of an earlier run are joined.
+#: The maximum size of an object into which several objects of an earlier run are joined.
 _SHORTENED_BYTES = 8 << 20
 _DELETED_AT_ONCE = 1000
 
@@ -64,21 +64,21 @@ class NoteLog:
         self._flag = flag
         self._next = 1
         self._tail: list[tuple[NoteObject, bytes]] = []
-        #: Set by ``read``: the names of all objects, and the objects that were read.
+        #: Set by ``read``: the names of all objects, and the needed objects. Both include missing objects.
         self._earlier: list[str] = []
         self._needed: list[NoteObject] = []
-        #: Names of objects whose notes are in a joined object, too, and which are to be deleted.
+        #: Names of objects to delete: their notes are in a joined object, too.
         self._joined: list[str] = []
-        #: The number of the last note that was read, by the name of its run, in hex.
+        #: The number of the last note of each run that was read. The keys are names of runs, in hex.
         self._read: dict[str, int] = {}
-        #: Names in hex of the runs of :meth:`beside`.
+        #: The names, in hex, of the runs that :meth:`beside` began.
         self._beside: set[str] = set()
 
     def beside(self, run: bytes) -> NoteLog:
         """Return a log in which this router writes the notes of a further run. :meth:`news` leaves out these notes.
 
-        The name of that run is less than those of all runs that began after ``run``, and greater than the names that
-        earlier calls returned for ``run``.
+        The name of the further run is less than the names of all runs that began after ``run``. It is greater than the
+        names of the further runs that earlier routers began for the same ``run``.
         """
         second = run[:SECOND_BYTES]
         number = sum(name.startswith(second.hex()) for name in self._read)
@@ -91,8 +91,8 @@ class NoteLog:
     async def read(self, *, salvages: bool = False) -> list[StoredNote]:
         """Return all notes of earlier runs that are needed, oldest run first. Raises StartupError.
 
-        ``salvages``: notes that are missing, empty, or unreadable on a disk come without a content, but with their
-        ``damage``. An error of a remote store is raised.
+        ``salvages``: missing notes are returned without a content, but with their ``damage``. In a log that is not
+        shared, empty and unreadable notes are returned in this way, too. Other errors are raised.
         """
 
         async def read(takes_missing: bool = False) -> list[StoredNote]:
@@ -125,7 +125,7 @@ class NoteLog:
             raise self._refused(f"the log of its records cannot be read: {error}", mark) from None
 
     async def mend(self, contents: Mapping[str, bytes]) -> None:
-        """Replace damaged notes that :meth:`read` returned by ``contents``, by place. Raises StartupError."""
+        """Write ``contents``, by place, over damaged notes that :meth:`read` has returned. Raises StartupError."""
         mended = {
             one.name: contents[place] for one in self._needed if (place := self._place(one)) in contents
         }
@@ -176,7 +176,7 @@ class NoteLog:
         return content
 
     async def append(self, content: bytes) -> None:
-        """Write a note; it is durable when the call returns. Raises TierFailed: then call again with this content."""
+        """Write a note durably. Raises TierFailed; then the next call must have the same ``content``."""
         one = note_object(self.run.hex(), self._next, self._next)
         try:
             await self._call(partial(self._client.put, {one.name: content}))
@@ -188,9 +188,10 @@ class NoteLog:
             await self._join()
 
     async def _join(self) -> None:
-        """Join the latest notes into one object, and delete their own objects. After a failure the own objects stay.
+        """Write the latest notes into one object, and delete the objects of the single notes. A failure is logged.
 
-        In a shared log these are deleted only at the next join: another router may be reading them right now.
+        In a shared log, the objects of single notes are deleted only at the next join: another router may be reading
+        them right now. After a failure, some of them may stay.
         """
         tail, self._tail = self._tail, []
         if len(tail) == 1:
@@ -221,7 +222,7 @@ class NoteLog:
         return moved_name(run.hex()) in self._earlier
 
     async def note_copies_of(self, run: bytes) -> None:
-        """Note that this log and its store have copies of the notes and records of another log up to ``run``.
+        """Record that another log was copied up to ``run``: its notes to this log, its intact records to the store.
 
         Raises TierFailed.
         """
@@ -234,7 +235,7 @@ class NoteLog:
         """Rewrite the notes of each earlier run that has several objects. A failure is logged.
 
         ``notes``: what :meth:`read` returned. ``shortened``: called with the contents of the notes of a run. Other
-        routers may do the same now, and the router that wrote the notes may still write and join notes. An object is
+        routers may rewrite these notes now, and the router that wrote them may still write and join notes. An object is
         deleted only when its notes are also in objects that begin with an earlier note, or that begin with the same
         note and are longer. So no router deletes what another one needs.
         """

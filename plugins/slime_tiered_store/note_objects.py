@@ -2,12 +2,12 @@
 
 Notes are in objects ``notes/RUN.FIRST-LAST``. RUN is the name, in hex, of the run that wrote the notes. (A run is one
 router process.) Each run numbers its notes from 1; FIRST and LAST are the numbers of the first and the last note in the
-object. Small notes are joined into one object later, so a note may be in several objects. It does not matter which of
+object. Notes are joined into larger objects later, so a note may be in several objects. It does not matter which of
 the objects a reader reads, if together they have all numbers.
 
 An object ``notes/RUN.whole`` says that only the notes of RUN and of later runs are needed. An object
-``notes/RUN.moved`` says that the store of this log has copies of all records that are named in the log of another
-store, and that this log has the notes about them. RUN is the latest run in that log.
+``notes/RUN.moved`` says that the store of this log has copies of all intact records that are named in the log of
+another store, and that this log has the notes about them. RUN is the latest run in the other log.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ __all__ = [
 ]
 
 FOLDER = NOTES_FOLDER
-#: Sizes in bytes. A run's name is the second of its start and random bytes, so later runs have greater names.
+#: Sizes, in bytes, of the name of a run, and of the time of its start at the beginning of the name. Random bytes
+#: follow. So later runs have greater names.
 RUN_BYTES, SECOND_BYTES = 11, 4
 _NAME = re.compile(r"notes/([0-9a-f]{22})\.(\d+)-(\d+)")
 _WHOLE = re.compile(r"notes/([0-9a-f]{22})\.whole")
 
 
 class NotesChanged(RemoteError):
-    """A note is missing. Another router may have joined it to others."""
+    """A note is missing. Another router may have joined it with other notes."""
 
 
 class StoredNote(NamedTuple):
@@ -56,7 +57,7 @@ class StoredNote(NamedTuple):
 
 
 class NoteObject(NamedTuple):
-    """The notes ``first`` to ``last`` of a run."""
+    """The object with the notes ``first`` to ``last`` of a run."""
 
     run: str
     first: int
@@ -93,7 +94,7 @@ def note_objects(names: Iterable[str]) -> list[NoteObject]:
 
 
 def needed_and_missing(names: Iterable[str]) -> tuple[list[NoteObject], list[NoteObject]]:
-    """Return the objects to read, in order, and the objects that are missing between them."""
+    """Return the objects to read, in order, and an object for each gap in the numbers of the notes of a run."""
     names = list(names)
     whole = max((found[1] for found in map(_WHOLE.fullmatch, names) if found), default="")
     objects: list[NoteObject] = []

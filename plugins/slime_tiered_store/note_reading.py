@@ -12,7 +12,7 @@ from slime_tiered_store.tiers.remote.client import RemoteError
 __all__ = ["again_if_changed", "contents_of"]
 
 _AT_ONCE = 16
-#: Another router may join notes while they are read. Then all are read again: number of attempts, pause in seconds.
+#: Another router may join notes while they are read. Then all are read again. Attempts in all, and pause in seconds.
 _READS, _READ_AGAIN_S = 4, 0.05
 
 
@@ -32,9 +32,10 @@ async def contents_of(
     read: Callable[[str], Awaitable[bytes | None]],
     damage: dict[str, str] | None = None,
 ) -> dict[str, bytes]:
-    """Return the contents of ``objects``, by name; ``read`` returns that of one name. Raises RemoteError.
+    """Return the contents of ``objects``, by name; ``read(name)`` returns one content. Raises RemoteError.
 
-    With ``damage``, an object that cannot be read is left out, and its reason is added to ``damage``.
+    With ``damage``, an object that cannot be read is left out, and the reason is added to ``damage``. An object that
+    does not exist any more still raises NotesChanged.
     """
     found: dict[str, bytes] = {}
     errors: list[RemoteError] = []

@@ -39,7 +39,7 @@ class Mempool:
     def allocate_blocks(self, num: int) -> list[int]:
         """Return ``num`` free ids, which are then in use.
 
-        Raises ``NotEnoughSpaceError``, which leaves the pool as it was.
+        Raises ``NotEnoughSpaceError`` if fewer ids are free. The pool is then as before.
         """
         if num < 0:
             raise ValueError(f"the number of blocks must not be negative, got {num}")
@@ -62,7 +62,8 @@ class Mempool:
     def claim_blocks(self, block_ids: Iterable[int]) -> None:
         """Mark ``block_ids``, of blocks that an earlier process left, as in use.
 
-        Costs O(all words), however few the ids. Raises ``ValueError`` for an id that is in use or does not exist.
+        Costs O(all words), however few the ids. Raises ``ValueError`` for an id that is in use, is given
+        twice or does not exist.
         """
         claimed = self._masks(block_ids, free=True)
         for word, mask in claimed.items():

@@ -19,7 +19,7 @@ __all__ = ["LAYOUT", "LENGTH", "blocks_of", "content_of", "hashes_of", "namespac
 LAYOUT = Layout(tokens_per_block=1, bytes_per_token=4096 - 36 - 64)
 #: The length of a record, before its content.
 LENGTH = struct.Struct("<Q")
-#: The number of records between two steps of other tasks.
+#: The number of records after which :func:`hashes_of` lets other tasks run.
 _AT_ONCE = 64
 
 
@@ -55,7 +55,10 @@ def content_of(rows: bytes) -> bytes | None:
 async def hashes_of(
     sizes: Mapping[bytes, int], meta: Callable[[Namespace, npt.ArrayLike], SequenceMeta]
 ) -> list[bytes]:
-    """Return the keys of the blocks of each record, joined. ``sizes``: bytes by key. ``meta``: of TieredStore."""
+    """Return, for each record, the joined keys of its blocks.
+
+    ``sizes``: the bytes of each record, by key. ``meta``: the method ``sequence_meta`` of a TieredStore.
+    """
     hashes: list[bytes] = []
     for number, (key, size) in enumerate(sizes.items()):
         hashes.append(meta(namespace_of(key), tokens_of(blocks_of(size))).block_hashes)

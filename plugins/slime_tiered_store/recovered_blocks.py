@@ -20,7 +20,8 @@ class RecoveredBlocks(Mapping[BlockKey, int]):
     """The ids of blocks, by key, in the order of ``ids``. ``keys``: 16 bytes a block. Of equal keys, the last counts.
 
     A dict would take 190 bytes a block; this takes 41. Blocks are found by the last eight bytes of their keys, which
-    are digests, so these bytes hardly ever repeat. Blocks that are put back come last, and take as much as in a dict.
+    are digests, so these bytes hardly ever repeat. Blocks that are put back come last, and take as much memory as
+    in a dict.
     """
 
     def __init__(self, keys: bytes, ids: npt.ArrayLike) -> None:
@@ -32,7 +33,7 @@ class RecoveredBlocks(Mapping[BlockKey, int]):
         self._ends = ends[order].data
         self._is_there = bytearray(b"\1") * len(ends)
         self._count = len(ends)
-        #: No block before this place is there.
+        #: All blocks before this place have been removed.
         self._first = 0
         self._put_back = OrderedDict[BlockKey, int]()
         for *former, _ in repeated(keys):
@@ -41,7 +42,7 @@ class RecoveredBlocks(Mapping[BlockKey, int]):
 
     @classmethod
     def of(cls, found: Mapping[BlockKey, int]) -> RecoveredBlocks:
-        """Return ``found``, or a copy of it if it is another mapping."""
+        """Return ``found`` if it is of this class, else a copy of this class."""
         if isinstance(found, cls):
             return found
         return cls(b"".join(found), np.fromiter(found.values(), np.int64, len(found)))
@@ -60,7 +61,7 @@ class RecoveredBlocks(Mapping[BlockKey, int]):
         return chain(map(self._key, self._places()), self._put_back)
 
     def ids(self) -> Iterator[int]:
-        """Yield the ids, in the order of the keys."""
+        """Yield the ids, in the order in which iteration yields the keys."""
         return chain(map(self._ids.__getitem__, self._places()), self._put_back.values())
 
     def take(self, key: BlockKey) -> int | None:
@@ -72,11 +73,11 @@ class RecoveredBlocks(Mapping[BlockKey, int]):
         return self._ids[place]
 
     def contains(self, keys: bytes) -> npt.NDArray[np.bool_]:
-        """Return for each of ``keys``, 16 bytes a key, if it is there. No block may have been put back."""
+        """Return, for each of ``keys`` (16 bytes a key), whether it is there. Call this before blocks are put back."""
         return self._places_of(keys) >= 0
 
     def without(self, keys: bytes) -> list[BlockKey]:
-        """Return the keys of all blocks but those of ``keys``, 16 bytes a key. No block may have been put back."""
+        """Return the keys of all blocks, except ``keys`` (16 bytes a key). Call this before blocks are put back."""
         rest = np.frombuffer(self._is_there, bool).copy()
         places = self._places_of(keys)
         rest[places[places >= 0]] = False
@@ -110,7 +111,7 @@ class RecoveredBlocks(Mapping[BlockKey, int]):
             place = self._next(place + 1)
 
     def _next(self, place: int) -> int:
-        """Return the first place from ``place`` on with a block that is there."""
+        """Return the first place from ``place`` on with a block that is there, else the number of all places."""
         found = self._is_there.find(1, place)
         return found if found >= 0 else len(self._is_there)
 
@@ -133,7 +134,7 @@ class RecoveredBlocks(Mapping[BlockKey, int]):
 
 
 def repeated(keys: bytes) -> list[list[int]]:
-    """Return the places of each key that occurs more than once in ``keys``, 16 bytes a key. Places are in order."""
+    """Return the places, in ascending order, of each key that occurs more than once in ``keys`` (16 bytes a key)."""
     ends = np.frombuffer(keys, "<u8")[1::2]
     order = np.argsort(ends, kind="stable")
     alike = np.flatnonzero(ends[order[1:]] == ends[order[:-1]])
@@ -144,7 +145,10 @@ def repeated(keys: bytes) -> list[list[int]]:
 
 
 def are_whole(records: Sequence[bytes], tiers: Iterable[RecoveredBlocks]) -> list[bool]:
-    """Return for each record if each block is in some tier. ``records``: the keys of each record's blocks, joined."""
+    """Return, for each record, whether each of its blocks is in at least one tier, not necessarily the same one.
+
+    ``records``: for each record, the joined keys of its blocks.
+    """
     if not records:
         return []
     keys, ends = b"".join(records), np.cumsum([len(each) // KEY_BYTES for each in records])

@@ -28,7 +28,7 @@ class Settings:
     )  # fmt: skip
     eviction: str = flag(
         "--store-eviction", default="lru", choices=tuple(POLICIES),
-        help="which blocks leave the memory tier first, and an SSD tier with a remote store behind it",
+        help="which blocks are evicted first, from memory and from an SSD in front of a remote store",
     )  # fmt: skip
 
 

@@ -40,7 +40,8 @@ class PutResult:
 class StoredRows:
     """The rows of the first ``num_tokens`` tokens, as the store has them in memory, without a copy.
 
-    ``pieces``: the rows of each block, ``bytes_per_token`` bytes a token. Valid within the ``async with``.
+    ``pieces``: the rows of each block, ``bytes_per_token`` bytes a token. Valid within the
+    ``async with`` of :meth:`TieredStore.borrow`.
     """
 
     num_tokens: int
@@ -52,7 +53,7 @@ class TieredStore:
 
     Rows may depend only on the namespace and the tokens: equal tokens with other rows raise ``RowsDiffer``. The
     caller closes the tiers, after the store. A put waits up to ``wait_s`` seconds while transfers use the room of
-    a lower tier, then leaves out that tier. ``on_loss(keys)`` is called with the keys of blocks that have gone
+    a lower tier, then leaves out that tier. ``on_loss(keys)`` is called with the keys of blocks that were dropped
     from the last tier known to hold them. Make all calls in the event loop that entered the store. An example::
 
         layout = Layout(tokens_per_block=64, bytes_per_token=16)
@@ -91,7 +92,7 @@ class TieredStore:
 
     async def __aexit__(self, *of_the_body: object) -> None:
         self._executor = None
-        # The body's error goes on as it is; the group would wrap it, and cancel transfers.
+        # An error of the body is not given to the task group, which would wrap it and cancel transfers.
         await self._stack.__aexit__(None, None, None)
 
     def sequence_meta(self, namespace: Namespace, token_ids: npt.ArrayLike) -> SequenceMeta:
@@ -105,8 +106,8 @@ class TieredStore:
         """Store the rows of ``token_ids``, and return when each tier has them or has refused them.
 
         ``rows``: ``bytes_per_token * len(token_ids)`` bytes. They must not change before the call returns.
-        Blocks that another call writes are waited for; if that fails, they are written by this call.
-        Raises ``RowsDiffer``, ``NotStored`` when no tier took them, ``ValueError`` for bad tokens or sizes.
+        If another call writes some of the blocks, this call waits for it. If that write fails, this call writes them.
+        Raises ``RowsDiffer``, ``NotStored`` when no tier took the rows, ``ValueError`` for bad tokens or sizes.
         """
         sequence_meta, view = self.sequence_meta(namespace, token_ids), memoryview(rows).cast("B")
         checksums = await run_work(view.nbytes, partial(self.layout.checksums, view))
@@ -122,9 +123,9 @@ class TieredStore:
     async def get(self, namespace: Namespace, token_ids: npt.ArrayLike) -> bytes:
         """Return the rows of the longest stored prefix: ``bytes_per_token`` bytes for each of its tokens.
 
-        The prefix has all tokens, or ends at the end of a block. ``b""``: nothing is stored.
-        Copying long rows holds the GIL; ``borrow`` copies none.
-        Raises ``TierFailed`` when a tier that may have more cannot be read: an error is never taken for a miss.
+        The prefix has all tokens, or ends at the end of a block. Returns ``b""`` if no prefix is stored.
+        Copying long rows holds the GIL; ``borrow`` does not copy.
+        Raises ``TierFailed`` when a tier that may have a longer prefix cannot be read. An error is never a miss.
         """
         async with self.borrow(namespace, token_ids) as rows:
             return await run_work(sum(map(len, rows.pieces)), partial(b"".join, rows.pieces))
@@ -140,7 +141,7 @@ class TieredStore:
             plan.release()
 
     async def holds(self, namespace: Namespace, token_ids: npt.ArrayLike) -> bool:
-        """Return True if a tier seems to have all rows of ``token_ids``. Reads no rows. Raises ``TierFailed``."""
+        """Return True if all rows of ``token_ids`` seem to be in tiers. Reads no rows. Raises ``TierFailed``."""
         sequence = self.sequence_meta(namespace, token_ids)
         known = self._engine_of_open_store().num_known(sequence)
         return known == sequence.num_blocks or await self._shared_blocks(sequence) == sequence.num_blocks
@@ -164,11 +165,11 @@ class TieredStore:
             engine.forget(sequence_meta)
 
     def reset(self) -> None:
-        """Forget everything in all tiers."""
+        """Forget all blocks that this process knows, in all tiers."""
         self.engine.reset()
 
     async def _fetch(self, sequence_meta: SequenceMeta) -> Plan:
-        """Return a plan whose frames are in memory. A tier that fails is left out, if another tier has its blocks."""
+        """Return a plan whose frames are in memory. A tier that fails is left out if others have its blocks."""
         failed: dict[str, StoreError] = {}
         promised, shared_blocks = 0, 0
         frames: dict[BlockKey, memoryview] = {}
@@ -202,9 +203,9 @@ class TieredStore:
                 raise error
 
     async def _shared_blocks(self, sequence_meta: SequenceMeta) -> int:
-        """Return the number of leading blocks that are known or in the remote tier.
+        """Return the number of leading blocks that an index knows or, after these, the remote tier has.
 
-        Return 0 if the remote tier need not be asked: it does not exist, or all blocks are known.
+        Return 0 if there is no remote tier, or if an index knows all blocks: then the remote tier is not asked.
         """
         ready = max(
             engine.index.num_ready(sequence_meta.key, sequence_meta.num_blocks)
@@ -234,14 +235,14 @@ class TieredStore:
     async def _run(self, plan: Plan, release: bool) -> Exception | None:
         """Submit a plan, and wait until its frames are ready. Return the error of a transfer, or None.
 
-        With ``release``, wait until all transfers of the plan have ended, and release the plan meanwhile.
+        With ``release``, release the plan at once, and wait until all its transfers have ended.
         """
         assert self._executor is not None  # narrowing: the store was open just now, when the plan was made
         done, copied, errors = Event(), Event(), list[Exception]()
 
         def abort(error: Exception) -> None:
             copied.set()
-            if not done.is_set():  # else the data was ready, and only a copy in a lower tier failed
+            if not done.is_set():  # else the data was ready, and only a copy to a lower tier failed
                 errors.append(error)
                 done.set()
 

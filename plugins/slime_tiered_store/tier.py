@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 __all__ = ["Block", "BlockKey", "MemoryTier", "SharedTier", "Tier", "check_ids", "ends_of_runs"]
 
-#: The XXH3-128 digest of a block and all blocks before it: 16 bytes.
+#: An XXH3-128 digest of the namespace, and of the tokens of a block and of all blocks before it: 16 bytes.
 BlockKey: TypeAlias = bytes
 
 
@@ -51,7 +51,7 @@ class Tier(Protocol):
 
     The engine never writes and reads the same slot at once, and writes only slots that were free or forgotten.
     Several calls for different blocks may run at the same time. Each call may be cancelled: a cancelled write leaves
-    its slots undefined, and no I/O into the caller's buffers runs on once the call has ended.
+    its slots undefined. No I/O uses the caller's buffers once the call has ended.
     """
 
     name: str
@@ -64,14 +64,14 @@ class Tier(Protocol):
     async def write(self, blocks: Sequence[Block], sources: Sequence[memoryview]) -> None:
         """Store all blocks, or raise. They are durable when the call returns.
 
-        ``sources[i]`` has the bytes of ``blocks[i]``, at most ``block_bytes`` of them; the rest is undefined. If the
-        call raises, none of the blocks counts as stored; the engine forgets them.
+        ``sources[i]`` has the bytes of ``blocks[i]``, at most ``block_bytes`` of them; the rest of the block is
+        undefined. If the call raises, none of the blocks counts as stored; the engine forgets them.
 
         Raises ``TierFull`` (no space left on the device) or ``TierFailed`` (any other error, such as a short write).
         """
 
     async def read(self, blocks: Sequence[Block], into: Sequence[memoryview]) -> None:
-        """Fill ``into[i]`` with the first ``len(into[i])`` bytes of ``blocks[i]``: all of them, or raise.
+        """Fill each ``into[i]`` with the first ``len(into[i])`` bytes of ``blocks[i]``. Raise if one of them fails.
 
         The tier verifies the key and its own checksum before it returns.
 
@@ -94,12 +94,12 @@ class Tier(Protocol):
 
 @runtime_checkable
 class SharedTier(Tier, Protocol):
-    """A tier that other processes write too. Blocks are found by their keys."""
+    """A tier to which other processes write, too. Blocks are found by their keys."""
 
     async def holds(self, keys: Sequence[BlockKey]) -> int:
         """Return the number of leading ``keys`` that are stored.
 
-        Raises ``TierFailed`` when the answer is unknown: never 0 for an error.
+        Raises ``TierFailed`` when the answer is unknown, instead of returning 0.
         """
 
 
@@ -111,8 +111,8 @@ def check_ids(name: str, capacity: int, ids: Sequence[int]) -> None:
 
 
 def ends_of_runs(ids: Sequence[int]) -> list[int]:
-    """Return the end of each run of consecutive ids, as a place in ``ids``. No ids have no runs."""
-    if ids and list(ids) == list(range(ids[0], ids[0] + len(ids))):  # mostly
+    """Return, for each run of consecutive ids, the place in ``ids`` behind its last id. Return [] for no ids."""
+    if ids and list(ids) == list(range(ids[0], ids[0] + len(ids))):  # the usual case
         return [len(ids)]
     return [
         place for place in range(1, len(ids) + 1) if place == len(ids) or ids[place] != ids[place - 1] + 1

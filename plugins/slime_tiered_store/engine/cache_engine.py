@@ -46,7 +46,7 @@ class CacheEngine:
         self.evicts = True
         self._slots: Tier | None = None
         #: The number of blocks with each key, in a tier that finds blocks by key. A key has two blocks after a block
-        #: in use was detached and stored again. The tier forgets the key when the last of them is recycled.
+        #: in use was detached and stored again. The tier forgets the key when its last block is recycled.
         self._owners: Counter[BlockKey] | None = Counter() if isinstance(tier, SharedTier) else None
         self._on_settled: dict[RadixNode | BlockKey, list[Callable[[], None]]] = {}
         if not isinstance(tier, MemoryTier):
@@ -58,9 +58,9 @@ class CacheEngine:
         self, num_required_blocks: int, protected_node: RadixNode,
         on_evict: Callable[[RadixNode, int], None] | None = None,
     ) -> list[int]:  # fmt: skip
-        """Return free ids. Evict as many blocks as are missing, but neither ``protected_node`` nor its ancestors.
+        """Allocate ids. If too few are free, evict blocks, but not those of ``protected_node`` and of its ancestors.
 
-        Raises ``NotEnoughSpaceError`` when too much is in use. Nothing is evicted then.
+        Raises ``NotEnoughSpaceError`` when too many blocks are in use. Then nothing is evicted.
         """
         missing = num_required_blocks - self.mempool.num_free_blocks
         if missing > 0:
@@ -95,7 +95,7 @@ class CacheEngine:
         return missing > self.mempool.num_free_blocks + len(self.recovered) + evictable
 
     def claim(self, keys: Iterable[BlockKey]) -> list[Block]:
-        """Take those blocks of ``keys`` that are in ``recovered`` out of it. They belong to the caller then."""
+        """Remove the blocks of ``keys`` from ``recovered``. Return those that were there: they belong to the caller."""
         taken = [(self.recovered.take(key), key) for key in keys]
         return [Block(block_id, key) for block_id, key in taken if block_id is not None]
 
@@ -164,7 +164,7 @@ class CacheEngine:
         return blocks
 
     def end_reading(self, blocks: list[Block], sequence_meta: SequenceMeta, epoch: int) -> None:
-        """Put blocks of ``begin_reading`` back at the end of ``recovered``, so that they are evicted last.
+        """Put blocks of ``begin_reading`` back at the end of ``recovered``: they are evicted last of the blocks there.
 
         Blocks that were forgotten meanwhile, or that the index knows by now, are recycled instead.
         """
@@ -224,7 +224,10 @@ class CacheEngine:
         self.reading.difference_update(keys)
 
     def on_settled(self, subject: RadixNode | BlockKey, callback: Callable[[], None]) -> None:
-        """Call back once an unready node is ready or discarded, or :meth:`settle_reading` gets the block of a key."""
+        """Call ``callback`` once, when ``subject`` settles.
+
+        A node settles when it is ready or discarded, a key when :meth:`settle_reading` is called for its block.
+        """
         self._on_settled.setdefault(subject, []).append(callback)
 
     def _settle(self, subject: RadixNode | BlockKey) -> None:
@@ -232,6 +235,6 @@ class CacheEngine:
             callback()
 
     def reset(self) -> None:
-        """Forget all blocks. Blocks in use are recycled when their last user ends."""
+        """Forget all known blocks. Blocks in use are recycled when their last user ends."""
         self.epoch += 1
         self.recycle_blocks(self.claim(list(self.recovered)) + self.index.reset())

@@ -25,9 +25,9 @@ __all__ = ["GlobalCacheEngine"]
 class GlobalCacheEngine:
     """Decides from which tier blocks are read, and into which they are written. It does no I/O.
 
-    A frame is the memory of one block. Frames are in the tier ``memory`` as long as it has room. All tiers have blocks
-    of ``layout.block_bytes``. ``losses`` collects the keys of blocks that were dropped from the last tier known to have
-    them; the caller empties the list.
+    A frame is the memory of one block. Frames are in the tier ``memory`` as long as it has room, else in private
+    buffers. All tiers have blocks of ``layout.block_bytes``. ``losses`` collects the keys of blocks that were dropped
+    from the last tier known to have them; the caller empties the list.
     """
 
     def __init__(
@@ -123,10 +123,10 @@ class GlobalCacheEngine:
     ) -> tuple[RadixNode | None, list[memoryview]]:
         """Set the frames of a plan: first the blocks that the memory tier has, then frames for the missing blocks.
 
-        The frames for missing blocks are new blocks in the memory tier. If it is full, or has other tokens under the
-        next key, or there are ``usable`` frames (which another plan has read), they are these frames and then private
-        buffers. Return the unready leaf of the new blocks in memory, or None; and the memory to fill: views of one or
-        more blocks each.
+        Normally, the frames for missing blocks are new blocks in the memory tier. If there are ``usable`` frames (which
+        another plan has read), or the memory tier is full or has other tokens under the next key, the frames for
+        missing blocks are the usable frames, followed by private buffers. Return the unready leaf of the new blocks in
+        memory, or None; and the memory to fill: views of one or more blocks each.
         """
         memory, ready = self.cpu_cache_engine, found.num_matched_blocks
         plan.hold(found.last_node)
@@ -158,7 +158,7 @@ class GlobalCacheEngine:
     def _reads(
         self, plan: Plan, sources: list[Source], known: int, start: int, undo: ExitStack
     ) -> list[TransferOp]:
-        """Add the operations that read the blocks from ``start`` on, each from the fastest tier.
+        """Add the operations that read the blocks from ``start`` on, each block from the fastest tier that has it.
 
         Blocks from ``known`` to ``start`` are only counted: another plan has read them.
         """
@@ -178,7 +178,7 @@ class GlobalCacheEngine:
         return reads
 
     def _fill_memory(self, plan: Plan, leaf: RadixNode | None, op: TransferOp) -> None:
-        """Add ``op`` to ``plan``. When it ends without an error, all frames are filled, and ``leaf`` becomes ready."""
+        """Add ``op`` to ``plan``. If ``op`` ends without an error, all frames are filled, and ``leaf`` is ready."""
         memory = self.cpu_cache_engine
 
         def end(error: Exception | None) -> Exception | None:
@@ -274,12 +274,12 @@ class GlobalCacheEngine:
         return any(tier.engine.is_crowded(sequence_meta) for tier in self._lower)
 
     def reset(self) -> None:
-        """Forget all blocks in all tiers. Plans under way end as usual, and leave nothing behind."""
+        """Forget all known blocks in all tiers. Plans under way end as usual, and leave nothing behind."""
         for engine in self.cache_engines:
             engine.reset()
 
     def _note_loss(self, engine: CacheEngine, node: RadixNode, start: int) -> None:
-        """Add to ``losses`` the blocks of ``node`` from ``start`` on, unless a tier other than ``engine`` has them."""
+        """Add to ``losses`` those blocks of ``node`` from ``start`` on that only ``engine`` was known to have."""
         path = PathKeys(node)
         others = [other for other in self.cache_engines if other is not engine]
         held = max((other.index.num_ready(path.key, len(path)) for other in others), default=0)

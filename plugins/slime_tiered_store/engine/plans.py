@@ -18,9 +18,9 @@ __all__ = ["InFlight", "Plan"]
 class InFlight:
     """Blocks that a plan needs are on their way already. Plan again when the callback given to ``subscribe`` is called.
 
-    It is called once, when the transfer of the blocks has ended or failed. ``frames`` then has the bytes, by key, of
-    blocks that were read although the memory tier has no room for them. The next plan uses these frames, so that each
-    block is read only once.
+    The callback is called once, when the transfer of the blocks has ended or failed. ``frames`` then has the bytes, by
+    key, of blocks that were read although the memory tier has no room for them. The next plan uses these frames, so
+    that each block is read only once.
     """
 
     subscribe: Callable[[Callable[[], None]], None]
@@ -49,7 +49,7 @@ class Plan:
     node: RadixNode | None = None
 
     def hold(self, node: RadixNode) -> None:
-        """Lock the memory of the frames, which belong to ``node``, until ``release``. Unlock an earlier node."""
+        """Lock ``node``, which has the memory of the frames, until ``release``. Unlock the node of an earlier call."""
         self.memory.index.lock(node)
         self.release()
         self.node = node

@@ -18,8 +18,9 @@ __all__ = ["LowerTier", "Source"]
 class Source:
     """A lower tier, its match, and ``stop``: the number of leading blocks that can be read from the tier now.
 
-    ``reach``: the number of leading blocks that it may have once the transfers of these blocks have ended.
-    ``on_settled(callback)`` calls back at the end of the first such transfer; it is None if none is under way.
+    ``reach``: the number of leading blocks that the tier may have once transfers of further blocks have ended.
+    ``on_settled(callback)`` calls ``callback`` at the end of the first of these transfers. ``on_settled`` is None if no
+    such transfer is under way.
     """
 
     tier: LowerTier
@@ -38,7 +39,7 @@ class LowerTier:
     write_type: TransferType
 
     def source(self, sequence_meta: SequenceMeta, shared_blocks: int) -> Source:
-        """Find a sequence. ``shared_blocks``: how many leading blocks a shared tier itself says it holds; else 0."""
+        """Find a sequence. ``shared_blocks``: how many leading blocks a shared tier says that it holds, else 0."""
         engine = self.engine
         match_result = engine.index.match_prefix(sequence_meta)
         stop = match_result.num_ready_matched_blocks

@@ -19,7 +19,7 @@ class Staging:
         self.reads: dict[BlockKey, StagedRead] = {}
 
     def begin(self, keys: Sequence[BlockKey], buffers: Sequence[memoryview]) -> StagedRead:
-        """Add a read of the blocks ``keys`` into ``buffers``. It is removed when it ends."""
+        """Add a read of the blocks ``keys`` into ``buffers``. The read is removed when it ends."""
         read = StagedRead(self, dict(zip(keys, buffers, strict=True)))
         self.reads.update(dict.fromkeys(keys, read))
         return read
@@ -39,7 +39,7 @@ class StagedRead:
         self._callbacks: list[Callable[[], None]] = []
 
     def subscribe(self, callback: Callable[[], None]) -> None:
-        """Call back once, when the read has ended."""
+        """Call ``callback`` once, when the read has ended."""
         self._callbacks.append(callback)
 
     def end(self, error: Exception | None) -> Exception | None:
@@ -64,10 +64,10 @@ def usable_frames(
     layout: Layout, sequence_meta: SequenceMeta, sources: Sequence[Source], start: int,
     frames: Mapping[BlockKey, memoryview],
 ) -> list[memoryview]:  # fmt: skip
-    """Return the ``frames`` of the blocks from ``start`` on, up to a block without a usable frame.
+    """Return the ``frames`` of the blocks from ``start`` on, up to the first block without a usable frame.
 
-    A frame is usable if it equals the block in its tier. The block may have been forgotten since it was read, and
-    stored again with other rows.
+    A frame is usable if it has the tokens of the sequence. If the tier's index has a checksum of the block, the frame
+    must have this checksum, too: the block may have been forgotten since it was read, and stored again with other rows.
     """
     usable: list[memoryview] = []
     for source in sources if frames else ():

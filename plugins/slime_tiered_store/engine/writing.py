@@ -16,7 +16,7 @@ __all__ = ["WriteOp"]
 
 
 class WriteOp:
-    """Writes the blocks of a plan that a tier lacks. In the tier's index they are unready until they are durable.
+    """Writes those blocks of a plan that a tier lacks. In the tier's index they are unready until they are durable.
 
     The memory of the frames is locked meanwhile. If the constructor raises ``NotEnoughSpaceError``, nothing is locked.
     """

@@ -53,7 +53,7 @@ class MatchResult:
 
 
 def common_blocks(node: RadixNode, key: Callable[[int], BlockKey], start: int, stop: int) -> int:
-    """Return how many of the first keys of a node are ``key(start)``, ``key(start + 1)`` and so on, before ``stop``.
+    """Return the number of leading keys of a node that equal ``key(start)``, ``key(start + 1)``, ... before ``stop``.
 
     A key covers all blocks before it. So one comparison, of the last key, finds that all are equal; otherwise a binary
     search finds the first difference. Cost: O(log(blocks)).

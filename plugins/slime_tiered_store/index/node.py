@@ -19,7 +19,7 @@ T = TypeVar("T", bytearray, "array[int]")
 
 
 class RadixNode:
-    """A run of blocks that follow one another. Only the last block may have fewer tokens.
+    """A run of blocks that follow one another. Only the last block may be shorter than the others.
 
     ``block_hashes``: the keys, 16 bytes a block. ``tokens``: 4 bytes a token. ``checksums``: 8 bytes a block. All
     three are byte arrays, because a byte array can lose its end without a copy of the rest. ``physical_blocks``: the

@@ -9,7 +9,7 @@ from slime_tiered_store.index.node import RadixNode
 
 __all__ = ["POLICIES", "Policy"]
 
-#: Orders nodes for eviction.
+#: Returns the priority of a node.
 Policy: TypeAlias = Callable[[RadixNode], int]
 
 #: The number of hits from which on the segmented LRU protects a node.

@@ -21,7 +21,7 @@ class RadixTreeIndex:
 
     A node is unready while its bytes are on their way. Nothing is inserted behind an unready node, so such a node
     has no children and is never split: an abort removes it and leaves no hole. A lock counts on all ancestors, too;
-    an unready node holds one lock. All calls are synchronous, so one event loop needs no mutex.
+    the index itself locks an unready node once. All calls are synchronous, so one event loop needs no mutex.
     """
 
     def __init__(self, tokens_per_block: int, policy: str = "lru") -> None:
@@ -273,7 +273,7 @@ class RadixTreeIndex:
         return self._clock
 
     def _common_tokens(self, node: RadixNode, sequence_meta: SequenceMeta, first: int, most: int) -> int:
-        """Return how many of a node's first ``most`` blocks have the tokens of a sequence's blocks.
+        """Return the number of a node's leading blocks, at most ``most``, that have the tokens of a sequence's blocks.
 
         ``first``: the block of ``sequence_meta`` that is compared with the node's first block.
         """

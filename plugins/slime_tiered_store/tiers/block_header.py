@@ -69,7 +69,7 @@ def header_of(data: Buffer) -> tuple[bytes, int, int]:
 
 
 def mismatch(block: memoryview, key: bytes, at_least: int) -> str | None:
-    """Compare the content of a block with the header before it. Return None if both are right, else what is wrong.
+    """Compare ``key`` and the content of a block with its header. Return None if they agree, else what is wrong.
 
     Bytes past the length in the header are ignored. ``at_least``: the number of bytes that the reader wants.
     """
@@ -113,7 +113,7 @@ class HeaderRows:
         return differing
 
     def fill(self, keys: Sequence[bytes], contents: Sequence[Buffer]) -> None:
-        """Write the headers that :func:`block_header` returns to the first slots. ``data`` must be writable."""
+        """Write into the first slots the headers that :func:`block_header` returns. ``data`` must be writable."""
         count = len(keys)
         self._found[:count] = self._rows(keys, contents)
         self._found[:count, -1] = self._sums(count)

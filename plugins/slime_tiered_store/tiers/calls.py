@@ -18,8 +18,8 @@ async def settled(calls: Sequence[Future[Any]]) -> None:
     """Return when all calls have ended, with a result or an error.
 
     A cancellation drops calls that have not begun, and waits for the end of the others. ``anyio.to_thread`` is
-    no substitute: if ``Task.cancel`` cancels the task, as ``asyncio.timeout`` does, the call ends at once, but the
-    thread runs on.
+    no substitute: if ``Task.cancel`` cancels the task, as ``asyncio.timeout`` does, the ``await`` ends at once, but
+    the thread runs on.
     """
     if not calls:
         return

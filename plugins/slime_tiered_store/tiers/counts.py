@@ -18,8 +18,8 @@ class TierCounts:
 
     ``waits``: writes that waited for others, for ``waited_s`` seconds in all. ``refused``: writes that gave up waiting.
     ``pending_bytes``: bytes of the writes under way. ``errors``: failed calls. ``last_error``: the message of the last
-    failed call. ``is_failing``: True from a failure until a write succeeds, or also until a read succeeds if only reads
-    have failed. ``missing``, ``corrupt``: blocks that reads did not find, or found corrupt.
+    failed call. ``is_failing``: True from a failure until a write succeeds. If only reads have failed, it is True only
+    until a read or a write succeeds. ``missing``, ``corrupt``: blocks that reads did not find, or found corrupt.
     """
 
     written_blocks: int = 0

@@ -68,7 +68,7 @@ class TierSettings:
         default=10.0,
         above=0,
         metavar="SECONDS",
-        help="longest time for one call to the remote store; a call that fails is tried four times",
+        help="longest time for one attempt of a call to the remote store; a call has up to four attempts",
     )
     wait_s: float = flag(
         "--store-wait-secs",
@@ -122,7 +122,7 @@ def _blocks_in(flag: str, size: int, block_bytes: int) -> int:
 def _remote_blocks(settings: TierSettings, block_bytes: int, ssd_blocks: int) -> int:
     """Return the number of blocks of the remote tier. Raises SettingsError unless it has more than the SSD tier.
 
-    With fewer, the remote store could not keep all records, and other routers find only what is in it.
+    With fewer, the remote tier could not keep all records, and other routers find only the records in it.
     """
     size = HEADER_BYTES + block_bytes
     if settings.remote_bytes is None:

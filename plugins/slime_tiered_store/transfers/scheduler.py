@@ -18,7 +18,7 @@ class TransferScheduler:
     """The operations that are ready to start, from all graphs, first in, first out.
 
     Only a submission or the end of an operation changes what is ready, so graphs that wait cost nothing.
-    It does no I/O and has no clock. Callbacks run within ``submit``, ``finish`` and ``abort``.
+    The scheduler does no I/O and has no clock. Callbacks run within ``submit``, ``finish`` and ``abort``.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,10 @@ class TransferScheduler:
         self._ready: deque[TransferOp] = deque()
 
     def submit(self, graph: TransferOpGraph) -> None:
-        """Take over a graph. An empty graph is complete at once. Raises ``ValueError`` if it was submitted before."""
+        """Take over a graph. An empty graph is complete at once.
+
+        Raises ``ValueError`` if operations of the graph were submitted before.
+        """
         if graph in self.graphs or any(op.status is not OpStatus.PENDING for op in graph.ops):
             raise ValueError("this graph has been submitted already")
         self.graphs[graph] = None

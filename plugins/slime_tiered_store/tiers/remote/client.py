@@ -9,7 +9,7 @@ from slime_tiered_store.tiers.block_header import Buffer
 
 __all__ = ["NOTES_FOLDER", "RemoteClient", "RemoteError"]
 
-#: The only folder whose objects are listed. The others are blocks, too many to list.
+#: The only folder whose objects are listed. The other folders have blocks, which are too many to list.
 NOTES_FOLDER = "notes"
 
 
@@ -44,9 +44,9 @@ class RemoteClient(Protocol):
         """Return True if the store says that there is an object."""
 
     async def list(self, folder: str) -> list[str]:
-        """Return the names of all objects that begin with ``folder`` and a slash, in any order.
+        """Return those names of objects that begin with ``folder`` and a slash, in any order.
 
-        A client may support no folder but NOTES_FOLDER.
+        A client need not support any folder except NOTES_FOLDER.
         """
 
     async def delete(self, names: Sequence[str]) -> None:
@@ -55,7 +55,7 @@ class RemoteClient(Protocol):
     async def is_there(self, format_name: str) -> bool:
         """Return True if the store itself is there. Other calls take a missing bucket or directory for an empty store.
 
-        ``format_name``: the name of an object that was written at the start.
+        ``format_name``: the name of an object that each store gets when it is first opened.
         """
 
     async def aclose(self) -> None:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class DirectoryClient:
-    """A file for each object, with this ``mode``. A file gets its name when its content is on the device."""
+    """A file for each object. ``mode``: mode of new files. A file gets its name when its content is on the device."""
 
     calls_at_once = 8
     objects_per_put = 16

@@ -26,16 +26,18 @@ __all__ = ["RedisClient"]
 T = TypeVar("T")
 
 _PREFIX = "slime-store:"
-#: The key of a set with the names of all notes. SCAN would walk all blocks, too.
+#: The key of a set with the names of all notes. Without the set, a SCAN for notes would walk all blocks, too.
 _NAMES = f"{_PREFIX}{NOTES_FOLDER}"
-#: A member of this set that is no name. Without it the set may lack notes, and the database is scanned once.
+#: A member of the set that is no name of a note. While it is missing, the set may lack names of notes. Then the
+#: database is scanned, which adds the names and this member.
 _COMPLETE = f"{NOTES_FOLDER}/"
 
 
 class RedisClient:
     """Objects under the keys ``slime-store:NAME``, and a set with the names of the notes.
 
-    A transaction writes or deletes notes and changes the set. So the set always has the names of the notes that exist.
+    A transaction writes or deletes notes, and changes the set. So once the set is complete, it always has the names of
+    all notes that exist.
 
     ``url``: ``redis[s]://[USER:PASSWORD@]HOST[:PORT][/DB]``. Raises SettingsError.
     """
@@ -102,9 +104,9 @@ class RedisClient:
         return {name.decode() for name in cast("set[bytes]", await self._redis.smembers(_NAMES))}
 
     async def _complete(self) -> None:
-        """Scan the database for notes that were written before there was a set, and add them to the set.
+        """Scan the database for notes that were written before there was a set, and add their names to the set.
 
-        Raises WatchError if a note is deleted meanwhile: a name without a note must not get into the set.
+        Raises WatchError if a note is deleted meanwhile: the name of a deleted note must not get into the set.
         """
         found = self._redis.scan_iter(match=f"{_NAMES}/*", count=10_000)
         keys = {key async for key in found}  # a scan may return a key twice

@@ -69,7 +69,7 @@ class RemoteTier:
         self._unwritten: set[BlockKey] = set()
 
     async def open(self) -> None:
-        """Check that the store is there, and has blocks of this size. Raises StartupError."""
+        """Check that the store has blocks of this size, or write the size to a new store. Raises StartupError."""
         wanted = str(self.block_bytes).encode()
         try:
             found = await self.call(partial(self.client.get, _FORMAT_NAME))
@@ -203,7 +203,7 @@ class RemoteTier:
         return False
 
     async def _confirm(self) -> None:
-        """Raise RemoteError if the store is not there at all. Then nobody knows which of its blocks are missing."""
+        """Raise RemoteError if the store is not there at all. Then it is not known which of its blocks are missing."""
         if not await self.call(partial(self.client.is_there, _FORMAT_NAME)):
             raise RemoteError(f"it has no object {_FORMAT_NAME}: the store was emptied, or is not mounted")
 

@@ -29,7 +29,7 @@ class BlockFile:
     cache may be larger than a block. So direct writes and cached writes must not run at the same time, not even at
     different places of the file.
 
-    If the file system refuses a direct transfer, no other is tried. Offsets and sizes must be multiples of
+    If the file system refuses a direct transfer, no further one is tried. Offsets and sizes must be multiples of
     ``ALIGNMENT``, and so must the memory addresses of direct transfers. All methods block, raise OSError, and are
     thread-safe.
     """
@@ -61,7 +61,7 @@ class BlockFile:
     def write_directly(self, data: memoryview, offset: int) -> bool:
         """Write past the page cache. The bytes are on the device after the next :meth:`sync`.
 
-        Return False if the file system refuses to, or stops within a page: then :meth:`write` must write all of it.
+        Return False if the file system refuses this, or stops within a page: then :meth:`write` must write all bytes.
         """
         return self._transfer_directly(self._ops.pwritev, data, offset) == len(data)
 

@@ -28,7 +28,8 @@ class Committer:
     """Writes blocks to a directory. Blocks of calls that come while a batch is written are in the next batch.
 
     A batch has three steps, and each of them waits for the device: record the slots that become free, write the blocks,
-    record the blocks. So at any moment the index names only slots whose blocks are complete on the device.
+    record the blocks. A step without work is left out. So at any moment the index names only slots whose blocks are
+    complete on the device.
 
     A process that ends without :meth:`close` waits for all calls, as for those of any ``ThreadPoolExecutor``: a block
     whose removal was not recorded would come back. The constructor raises OSError, RuntimeError and MemoryError.
@@ -49,7 +50,7 @@ class Committer:
         self._free: list[SlotRun] = []
 
     def write(self, runs: Write) -> Future[None]:
-        """Start to write blocks. The future ends when they are on the device. Its result raises OSError."""
+        """Start to write blocks. The future ends when they are on the device, or with an error, such as an OSError."""
         done: Future[None] = Future()
         with self._lock:  # which the commit takes, too
             self._thread.submit(
@@ -59,7 +60,7 @@ class Committer:
         return done
 
     def free(self, runs: Sequence[SlotRun]) -> None:
-        """Free the slots of ``runs`` that still hold their keys: at once for readers, and soon on the device."""
+        """Free those slots of ``runs`` that still hold the given keys: at once for readers, and soon on the device."""
         table = self._directory.log.table
         freed: list[SlotRun] = []
         for run in runs:
@@ -77,7 +78,7 @@ class Committer:
 
     def close(self) -> None:
         """Wait for all calls, and end the threads. Blocks the caller."""
-        if self._free:  # the record of these slots could not be written before
+        if self._free:  # perhaps an earlier record of these slots has failed
             self._thread.submit(self._commit)
         self._thread.shutdown()
         self._writers.close()

@@ -139,7 +139,7 @@ class SsdDirectory:
         return blocks * self.layout.slot_bytes >= runs * self._ops.direct_bytes
 
     def is_direct(self, run: SlotRun) -> bool:
-        """Return True if a write of the run may bypass the page cache: it is long, and no slot has unused pages."""
+        """Return True if a write of the run may bypass the cache: the run is long, and uses all pages of its slots."""
         unused = self.layout.slot_bytes - HEADER_BYTES - min(map(len, run.buffers))
         return unused < ALIGNMENT and self.is_long(len(run.keys), 1)
 

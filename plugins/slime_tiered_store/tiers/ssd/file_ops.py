@@ -25,10 +25,10 @@ class FileOps:
 
     ``direct_bytes`` decides which transfers bypass the page cache:
 
-    - writes of runs that use all pages of their slots and have at least ``direct_bytes`` bytes, if all such runs of a
-      batch have at least 4 times ``direct_bytes`` bytes together;
+    - writes of runs (blocks in adjacent slots) that use all pages of their slots and have at least ``direct_bytes``
+      bytes, if all such runs of a batch have at least 4 times ``direct_bytes`` bytes in total;
     - reads of a call whose runs have at least ``direct_bytes`` bytes on average, and at least 16 times ``direct_bytes``
-      bytes together.
+      bytes in total.
     """
 
     os_open: Callable[[Path, int, int], int] = os.open

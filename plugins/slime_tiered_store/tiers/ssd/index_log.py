@@ -11,10 +11,10 @@ offset  bytes   content
 24      8       XXH3-64 of the bytes before, seeded with the file's seed
 ======  ======  ====================================================
 
-The log lies in one of two files of a fixed, preallocated size, so it never runs out of space. The live records go to
-the other file at each start, after a failed write, and when the file is full. The other file gets a new random seed,
-and its header is written last. So records of an earlier use of the file, and torn records, do not count. A damaged
-record costs its own slot only.
+The log lies in one of two files of a fixed, preallocated size, so it never runs out of space. At each start, after a
+failed write, and when the file is full, the records of all held slots are written to the other file. That file gets a
+new random seed, and its header is written last. So records of an earlier use of the file, and torn records, do not
+count. A damaged record costs its own slot only.
 
 ``slime_journal`` is no base for it: its logs grow, are written on the event loop, and never wait for the disk.
 """
@@ -108,7 +108,8 @@ class IndexLog:
     """The log of a directory whose files are allocated. ``table``: the content of the log.
 
     ``skipped``: the number of unreadable records that were found. All methods block and raise OSError. Call them in one
-    thread at a time. The constructor also raises ValueError, if neither file has an intact header.
+    thread at a time. The constructor also raises ValueError if neither file has an intact header, unless ``is_new`` is
+    set.
     """
 
     def __init__(self, directory: Path, slots: int, ops: FileOps, *, is_new: bool) -> None:
@@ -160,7 +161,7 @@ class IndexLog:
             self.table.apply(kind, run.slot, of_run)
 
     def rewrite(self) -> None:
-        """Write all live records to the other file, which takes over."""
+        """Write the records of all held slots to the other file, which takes over."""
         self._next = None
         generation, current = self._generation + 1, 1 - self._current
         fd, former = self._fds[current], self._fds[self._current]

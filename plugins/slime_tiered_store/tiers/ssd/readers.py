@@ -17,18 +17,19 @@ from slime_tiered_store.tiers.ssd.threads import StartedThreads
 __all__ = ["Readers"]
 
 _THREADS = 4
-#: A call bypasses the page cache if it has at least the bytes of so many of the shortest long runs. Fewer bytes in any
-#: order would be read faster through the cache.
+#: A call bypasses the page cache only if it reads at least this many times ``FileOps.direct_bytes`` bytes. Fewer bytes
+#: are read faster through the cache, whether their blocks are adjacent or scattered.
 _LEAST_LONG_RUNS = 16
-_PART_BYTES = 4 << 20  # read through the page cache by one call in a thread
-_SEEK_BYTES = 128 << 10  # an NVMe disk reads about as many bytes in the time that it takes to answer
+_PART_BYTES = 4 << 20  # how much a thread reads through the page cache at a time
+_SEEK_BYTES = 128 << 10  # an NVMe disk reads about as many bytes in the time in which it answers a short read
 
 
 class Readers:
     """Threads that read blocks of ``directory``.
 
-    A call fails when the device does not answer: a thread has read for ``limit_s`` seconds, or no thread has ended a
-    read in that time. A stuck thread stays until the device answers. While all threads are stuck, calls fail at once.
+    A call fails when the device does not answer: a thread reads for the call for ``limit_s`` seconds, or the call waits
+    for a thread and no thread ends a read for ``limit_s`` seconds. A thread that reads for ``limit_s`` seconds is
+    *stuck*, and stays until the device answers. While all threads are stuck, calls fail at once.
     """
 
     def __init__(self, directory: SsdDirectory, name: str, limit_s: float) -> None:
@@ -92,7 +93,7 @@ class Readers:
 
 
 class _Part:
-    """Runs that one thread reads. ``began``: its start, in seconds of the monotonic clock; 0 before the start."""
+    """Runs that one thread reads. ``began``: the start, in seconds of the monotonic clock; 0 before it."""
 
     def __init__(self, runs: Sequence[SlotRun]) -> None:
         self.began = 0.0
@@ -100,17 +101,18 @@ class _Part:
 
 
 class _Call:
-    """A call of :meth:`Readers.read`. ``parts``: those that have not ended yet. ``ended``: is done at the end.
+    """A call of :meth:`Readers.read`. ``parts``: those that have not ended yet. ``ended``: done at the end.
 
-    ``damaged`` is complete at the end. Only the event loop changes the fields, except ``parts`` and ``damaged``.
+    ``damaged`` is complete when ``ended`` is done. Threads change ``parts`` and ``damaged``. Only the event loop
+    changes the other fields.
     """
 
     def __init__(self, directory: SsdDirectory, runs: Sequence[SlotRun]) -> None:
         self.loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = self.loop.create_future()
         self.watch: asyncio.TimerHandle | None = None
-        # A long call bypasses the page cache. Each run is a part, so that all threads end at about the same time. A
-        # short call uses the cache: Linux reads ahead.
+        # A long call bypasses the page cache. Each of its runs is a part, so that all threads end at about the same
+        # time. A short call uses the cache: Linux reads ahead.
         blocks = sum(len(run.keys) for run in runs)
         self._is_direct = directory.is_long(blocks, max(len(runs), _LEAST_LONG_RUNS))
         parts = [[run] for run in runs] if self._is_direct else _cut(runs)
@@ -157,7 +159,7 @@ class _Call:
 
 
 def _cut(runs: Sequence[SlotRun]) -> Iterator[Sequence[SlotRun]]:
-    """Cut reads into parts of about 4 MiB, or less if they are scattered. A thread reads a part."""
+    """Cut runs into parts of about 4 MiB, or less if the runs are short. One thread reads a part."""
     size = begin = 0
     for end, run in enumerate(runs, 1):
         size += _SEEK_BYTES + sum(map(len, run.buffers))

@@ -80,7 +80,7 @@ class RunBuffer:
     ) -> tuple[list[memoryview], dict[bytes, str]]:
         """Return the beginning of each block, and what is wrong with each damaged block, by key.
 
-        A beginning is as long as the buffer in ``run``, and valid until the next read. Checksums are of whole blocks.
+        A beginning is as long as the buffer in ``run``, and valid until the next read. Whole blocks are verified.
         The buffers of ``run`` stay as they are. ``direct``: bypass the page cache. Raises OSError.
         """
         count = len(run.keys)
@@ -122,7 +122,7 @@ class RunBuffers:
 
 
 def device_memory(size: int) -> memoryview:
-    """Return memory for direct transfers, which begins at a huge page.
+    """Return memory for direct transfers. It begins at the beginning of a huge page.
 
     A huge page is one piece for the device. Small pages are up to 256 pieces for each MiB, which takes twice the time.
     """

@@ -14,7 +14,7 @@ _RUN_BYTES = 1 << 20  # so that the buffer of a read stays in the processor's ca
 
 
 class SlotRun(NamedTuple):
-    """Blocks in the slots from ``slot`` on. ``buffers``: the bytes to write, or memory to read the beginnings into."""
+    """Blocks in the slots from ``slot`` on. ``buffers``: the bytes to write, or memory for the bytes to read."""
 
     slot: int
     keys: Sequence[bytes]

@@ -16,8 +16,8 @@ class StartedThreads:
     """``count`` threads, which begin calls in the order of :meth:`submit`. The constructor raises RuntimeError.
 
     A process that ends without :meth:`close` does not wait for calls. ``ThreadPoolExecutor`` waits, and starts threads
-    in ``submit``. If the system refuses a thread, its ``submit`` raises, but leaves the call in the queue. The call
-    would run later, on memory that its caller uses for something else.
+    in ``submit``. If the system refuses a thread, that ``submit`` raises, but leaves the call in the queue. The call
+    would run later, on memory that its caller then uses for something else.
     """
 
     def __init__(self, count: int, name: str) -> None:

@@ -46,8 +46,8 @@ class SsdTier:
     With ``n`` directories, the block ``id`` lies in slot ``id // n`` of directory ``id % n``.
 
     All directories have equal numbers of slots: as many as fit into ``size_bytes`` over all directories. If one has
-    more slots from an earlier start, all get as many. ``wait_s``: longest time that a write waits for others, and a
-    read for the device, in seconds. ``counts``: the counters of the tier. Use :meth:`open`.
+    more slots from an earlier start, all get as many as that one. ``wait_s``: longest time that a write waits for other
+    writes, and a read for the device, in seconds. ``counts``: the counters of the tier. Use :meth:`open`.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class SsdTier:
         return RecoveredBlocks(b"".join(keys for _, keys in held), ids)
 
     async def write(self, blocks: Sequence[Block], sources: Sequence[memoryview]) -> None:
-        """Store all blocks. They are on the devices when the call returns, else it raises.
+        """Store all blocks, or raise. They are on the devices when the call returns.
 
         Raises TierBusy, TierFull and TierFailed.
         """
@@ -114,7 +114,7 @@ class SsdTier:
             try:
                 for number, part in parts.items():
                     calls[number] = self._committers[number].write(part)
-            finally:  # if one cannot start, others already use the sources
+            finally:  # if a call cannot start, earlier calls already use the sources
                 await settled(list(calls.values()))
         for number, call in calls.items():
             if (error := call.exception()) is not None:
@@ -215,7 +215,7 @@ def _opened(
     ops: FileOps,
     check_capacity: Callable[[int], object] | None,
 ) -> list[SsdDirectory]:
-    """Open directories with equal numbers of slots, or none. Raises StartupError."""
+    """Open all directories, with equal numbers of slots, or none of them. Raises StartupError."""
     if len({path.resolve() for path in paths}) < len(paths):
         raise StartupError("--store-ssd: wanted different directories, got one twice")
     layout = Layout.within(size_bytes // len(paths), block_bytes)

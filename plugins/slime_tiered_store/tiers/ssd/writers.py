@@ -15,8 +15,9 @@ from slime_tiered_store.tiers.ssd.threads import StartedThreads
 __all__ = ["Writers"]
 
 _THREADS = 4  # the caller's thread is one of them
-#: A run of at least a certain length may bypass the page cache. The long runs of a batch bypass it only if the sum of
-#: their lengths is at least this many times that length: a smaller sum is written faster through the page cache.
+#: A long run (see ``SsdDirectory.is_direct``) may bypass the page cache. The long runs of a batch bypass it only if
+#: they have at least this many times ``FileOps.direct_bytes`` bytes in total: fewer bytes are written faster through
+#: the cache.
 _LEAST_LONG_RUNS = 4
 
 
@@ -29,7 +30,7 @@ class Writers:
         self._threads = StartedThreads(_THREADS - 1, name)
 
     def write(self, calls: Sequence[Sequence[SlotRun]]) -> dict[int, BaseException]:
-        """Write the runs of each call. Return the first error of each call that failed, by its place in ``calls``.
+        """Write the runs of each call. Return the first error of each failed call, by the call's place in ``calls``.
 
         Blocks the caller until no thread uses the buffers of any run.
         """
@@ -53,7 +54,7 @@ class Writers:
 class _Batch:
     """Runs to write past the page cache (``direct``) or through it (``cached``), each with the place of its call.
 
-    ``errors``: the first error of each call that failed, by its place. The later runs of such a call are left out.
+    ``errors``: the first error of each failed call, by the call's place. The later runs of such a call are left out.
     """
 
     def __init__(self, directory: SsdDirectory, buffers: RunBuffers) -> None:
