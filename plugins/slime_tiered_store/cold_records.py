@@ -116,14 +116,14 @@ class ColdRecords:
     async def mend_notes(
         self, notes: Sequence[StoredNote], damage: Sequence[str], contents: Mapping[str, bytes]
     ) -> list[StoredNote]:
-        """Count the ``damage`` of ``notes``, and replace damaged notes by ``contents``. See ColdStore."""
+        """Count each ``damage`` as a loss, and replace damaged ones of ``notes`` by ``contents``. See ColdStore."""
         self.losses.in_notes(damage)
         for log in self.logs.values():
             await log.mend(contents)
         return [note._replace(content=contents.get(note.place, note.content)) for note in notes]
 
     async def move(self) -> None:
-        """Copy the records of ``uncopied`` to the home, once :meth:`copy` was called. Run this in the background."""
+        """Wait for :meth:`copy`, then copy the records of ``uncopied`` to the home. Run this in the background."""
         await self._move_is_known.wait()
         if self._move is not None:
             await self._move.run()

@@ -27,7 +27,7 @@ _PAUSE_S = 60.0
 
 
 class Move:
-    """Copies the blocks that earlier runs left in ``tier`` to ``home``, unless ``home`` has them.
+    """Copies to ``home`` the blocks that earlier runs left in ``tier`` and that ``home`` lacks.
 
     ``engine`` is the engine of ``tier``. It evicts nothing until all blocks are copied, since some may be in no other
     tier. ``log``: the log of ``home``. ``latest``: the latest run in the log of ``tier``. A copy that fails is repeated

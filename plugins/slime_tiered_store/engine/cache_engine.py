@@ -164,7 +164,7 @@ class CacheEngine:
         return blocks
 
     def end_reading(self, blocks: list[Block], sequence_meta: SequenceMeta, epoch: int) -> None:
-        """Put blocks of ``begin_reading`` back at the end of ``recovered``: they are evicted last of the blocks there.
+        """Put blocks of ``begin_reading`` back at the end of ``recovered``: blocks at its beginning are evicted first.
 
         Blocks that were forgotten meanwhile, or that the index knows by now, are recycled instead.
         """

@@ -71,7 +71,7 @@ class ReadOp:
         return error
 
     def _verify(self, frames: list[memoryview]) -> None:
-        """Raise BlockCorrupt unless each frame holds its block, with the checksum that the index has, if it has one."""
+        """Raise BlockCorrupt if a frame does not hold its block, or if the index has another checksum for the block."""
         sequence_meta, name = self._plan.sequence_meta, self._engine.name
         for at, (block, frame) in enumerate(zip(self._blocks, frames, strict=True), self._start):
             checksum = self._layout.verify(name, frame, block.key, sequence_meta.tokens(at, at + 1))
@@ -79,7 +79,7 @@ class ReadOp:
                 raise BlockReplaced(name, block.key)
 
     def _adopt(self, frames: list[memoryview]) -> None:
-        """Insert the claimed blocks into the index if they continue what it knows, else give them back."""
+        """Insert the claimed blocks into the index if they continue a prefix there, else give them back."""
         if not self._claimed:
             return
         engine, first = self._engine, self._start + len(frames) - len(self._claimed)

@@ -27,9 +27,9 @@ _SEEK_BYTES = 128 << 10  # an NVMe disk reads about as many bytes in the time in
 class Readers:
     """Threads that read blocks of ``directory``.
 
-    A call fails when the device does not answer: a thread reads for the call for ``limit_s`` seconds, or the call waits
-    for a thread and no thread ends a read for ``limit_s`` seconds. A thread that reads for ``limit_s`` seconds is
-    *stuck*, and stays until the device answers. While all threads are stuck, calls fail at once.
+    A call fails when the device does not answer: one of its reads has taken ``limit_s`` seconds, or the call waits for
+    a thread and no thread has ended a read for ``limit_s`` seconds. A thread whose read has taken ``limit_s`` seconds
+    is *stuck*, and stays until the device answers. While all threads are stuck, calls fail at once.
     """
 
     def __init__(self, directory: SsdDirectory, name: str, limit_s: float) -> None:

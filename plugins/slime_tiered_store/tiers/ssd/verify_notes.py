@@ -13,7 +13,7 @@ __all__ = ["DamagedNotes", "verify_notes"]
 
 @dataclass(frozen=True, slots=True)
 class DamagedNotes:
-    """A file of notes with which a router starts only with ``--store-on-loss mark``.
+    """A damaged or missing file of notes. A router starts in spite of it only with ``--store-on-loss mark``.
 
     ``offset``: the beginning of the damaged notes in the file.
     """
