@@ -41,7 +41,7 @@ class ColdRecords:
     A store evicts blocks, but a record must stay until it is forgotten. So a record counts as kept only when it is in
     the *home*: the remote tier; without one the SSD, and without both memory. Records use at most 15/16 of the blocks
     of the home: the rest is for forgotten blocks that are still in use. Further records wait until others are
-    forgotten. A remote tier has more blocks than the SSD (see ``open_tiers``), so it can become the home of all records
+    forgotten. A remote tier has more blocks than the SSD (see tiers.settings), so it can become the home of all records
     whose home was the SSD. Notes about records are in the log of the home. Memory has no log: if it is the home,
     neither records nor notes outlive the router. For other methods and attributes see slime_radix_cache.cold_store.
     """
