@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 __all__ = ["Metrics", "Read", "Totals", "Traffic"]
 
-#: Returns a metric's value. For a metric with labels, returns its values by the values of the labels: a string for one
-#: label, a pair of strings for two labels. None: there is no value now.
+#: Returns a metric's value; None: there is no value now. For a metric with labels, returns a mapping. Each key is the
+#: value of the one label, or the pair of the values of two labels.
 Read: TypeAlias = Callable[[], "float | Mapping[str, float] | Mapping[tuple[str, str], float] | None"]
 
 

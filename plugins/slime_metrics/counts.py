@@ -17,9 +17,10 @@ from slime_metrics.labels import OTHER, Labels, error_codes
 
 __all__ = ["REMOVED", "Counts", "Kind", "Series"]
 
-#: Value of the label ``worker`` for workers that were removed more than ``_REMOVED_S`` ago.
+#: Value of the label ``worker`` for workers that were removed some time ago.
 REMOVED = "removed"
-#: Seconds for which the numbers of a removed worker keep its URL, and the largest number of workers with such numbers.
+#: Seconds for which the numbers of a removed worker keep its URL. If more than ``_MAX_REMOVED`` workers are removed in
+#: this time, the earliest lose it sooner.
 _REMOVED_S = 600.0
 _MAX_REMOVED = 100
 
@@ -59,7 +60,7 @@ class Series:
         self.at_worker.observe(whole_s - to_worker_s)
 
     def observe_all(self, times_s: list[float]) -> None:
-        """Count many requests. ``times_s``: of each in turn the times when it began, ended, and was sent."""
+        """Count many requests. ``times_s``: three times for each: when it began, ended, and was sent to the worker."""
         packed = pack(f"{len(times_s)}d", *times_s)  # numpy takes three times as long to read a list
         began, ended, sent_at = np.frombuffer(packed).reshape(-1, 3).T
         self.whole.observe_all(ended - began)
@@ -84,7 +85,7 @@ class Counts:
     def __init__(self, bounds: Sequence[float], clock: Callable[[], float]) -> None:
         self._series: dict[Any, Series] = {}  # by Kind
         #: By worker and path: the times of requests that are not counted yet, as :meth:`Series.observe_all` takes them.
-        #: Only of whole answers 200 of workers to POST requests, not of streams.
+        #: These are POST requests that a worker answered whole, with status 200, and not as a stream.
         self._new: dict[str, dict[str, list[float]]] = {}
         #: Errors by status and code.
         self.errors: Counter[tuple[int, str]] = Counter()
@@ -109,7 +110,7 @@ class Counts:
         return self._series
 
     def add(self, request: ObservedRequest) -> None:
-        """Count ``request``. Its times may be counted only at the next :meth:`settle`."""
+        """Count ``request``, now or at the next :meth:`settle`."""
         scope = request.scope
         if (
             request.status == 200
@@ -131,7 +132,7 @@ class Counts:
             self._add_now(request)
 
     def _add_now(self, request: ObservedRequest) -> None:
-        """Count ``request`` now, and collect the times of the next one with its worker and path."""
+        """Count ``request`` now. If a worker got it, :meth:`add` may collect later ones with its worker and path."""
         scope, status, began = request.scope, request.status, request.began
         state = scope["state"]
         path = state.get(PATH, scope["path"])
@@ -185,14 +186,17 @@ class Counts:
         self._workers.add(worker)
 
     def worker_removed(self, worker: str) -> None:
-        """Keep the numbers of ``worker`` for a while, since its last requests still run."""
+        """Keep the numbers of ``worker`` for a while, since its last requests may still run."""
         self.settle()  # while the URL is a label
         self._workers.discard(worker)
         self._removed[worker] = self._clock()
         self.tidy()
 
     def tidy(self) -> None:
-        """Count all requests, and add up the numbers of workers that were removed a while ago: no counter falls."""
+        """Count all requests. Add the numbers of workers that were removed a while ago to those of ``REMOVED``.
+
+        So no counter falls when workers are removed.
+        """
         self.settle()
         too_many, latest = len(self._removed) - _MAX_REMOVED, self._clock() - _REMOVED_S
         old = {

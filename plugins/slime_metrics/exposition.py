@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 
 
 class Exposition:
-    """Answers scrapes, in the text format 0.0.4 of Prometheus or in OpenMetrics, as the scraper asks."""
+    """Answers scrapes, in the text format of Prometheus or in OpenMetrics, as the scraper asks."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     def route(self) -> ControlRoute:
-        """Return the route of the router. The metrics name the workers, so it needs the same key as ``/workers``."""
+        """Return the router's route. The metrics name the workers, so this route needs the same key as ``/workers``."""
         return ControlRoute("/metrics", self._answer, methods=["GET"])
 
     async def _answer(self, request: Request) -> Response:

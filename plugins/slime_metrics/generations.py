@@ -14,7 +14,8 @@ from slime_metrics.labels import ENDPOINTS
 
 __all__ = ["generation_families"]
 
-#: Statuses of refusals by keys or by a limit. The gateway refuses such requests before it counts them as routed.
+#: Statuses of requests that are refused for their key or for a limit. The gateway refuses such requests before it
+#: counts them as routed.
 _REFUSED = (401, 403, 408, 429)
 _CLIENT_GONE = 499
 
@@ -50,7 +51,7 @@ def generation_families(counts: Counts) -> Iterator[Metric]:
 
 
 def _error_type(kind: Kind) -> str:
-    """Return the gateway's word for a failure: a 503 without a worker, else a word for the status."""
+    """Return the gateway's word for a failure, by its status. For a 503, the word also depends on ``kind.worker``."""
     status = kind.status
     if status == 404 or (status == 503 and not kind.worker):
         return "no_workers"

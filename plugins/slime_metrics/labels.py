@@ -29,7 +29,7 @@ _GROUP = re.compile(r"\(\?P<(\w+)>[^)]*\)")
 
 
 class Labels:
-    """The closed sets of a router. A value that is a label already stays as it is.
+    """The closed sets of label values of a router. A value that is in its set already stays as it is.
 
     ``own_paths``: the patterns of the router's own routes.
     """

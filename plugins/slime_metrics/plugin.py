@@ -50,7 +50,7 @@ def make_plugin(options: argparse.Namespace) -> MetricsPlugin:
 class MetricsPlugin:
     """Measures requests, and offers the component ``"metrics"`` to plugins with numbers of their own."""
 
-    _measured: Measured  # from the start of the application on
+    _measured: Measured  # set by ``asgi_middleware``
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -86,7 +86,7 @@ class MetricsPlugin:
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
         self._measured.time = asyncio.get_running_loop().time
-        # Requests that have ended are kept in memory until ``settle`` counts them: each time that the lag is measured.
+        # The times of ended requests stay in memory until ``settle`` counts them, at each measurement of the lag.
         router.tasks.start_soon(watch_lag, self._lag, self._counts.settle)
         async with AsyncExitStack() as stack:
             if self.settings.port is not None:

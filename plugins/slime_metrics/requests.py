@@ -34,7 +34,7 @@ class Answer(ObservedRequest):
         self.is_whole = self._streams = False
 
     def send(self, message: Message) -> Awaitable[None]:
-        """Pass ``message`` on."""
+        """Observe ``message``, and pass it on."""
         if not self.status:
             self.status = message.get("status", 0)
         else:
@@ -49,7 +49,7 @@ class Answer(ObservedRequest):
 
 
 class Measured:
-    """ASGI middleware that measures requests. Our own server is asked to measure, which costs less.
+    """ASGI middleware that measures requests. The router's own server measures them itself, which costs less.
 
     ``is_observing``: the server reports its requests. The application to serve is the method ``serve``, since calling
     an object costs more.
