@@ -14,7 +14,10 @@ __all__ = ["GivenPrompts"]
 
 
 class GivenPrompts:
-    """Compares a prompt's ids, which a client gave, with the tokenizer's, when another client first uses its text."""
+    """Compares the ids of a prompt that was given as ids with the tokenizer's ids for the same text.
+
+    This is done when a text of another session, or of no session, first leads to this prompt.
+    """
 
     def __init__(self, encoder: Encoder, spelling: Spelling) -> None:
         self._encoder = encoder

@@ -41,7 +41,7 @@ class StreamRecorder:
 
     @property
     def feed(self) -> Callable[[bytes], None]:
-        """The function that takes the next bytes of the reply: the method of the stream itself, which saves a call."""
+        """The function that takes the next bytes of the reply. It is the stream's own method, which saves a call."""
         return self._stream.feed
 
     @property
@@ -55,7 +55,10 @@ class StreamRecorder:
         return self._stream.reading
 
     def close(self, complete: bool) -> None:
-        """Record the rest. ``complete``: the body of the reply came to its end."""
+        """Record the rest, and end the recording. ``complete``: the body of the reply came to its end.
+
+        In a complete stream without errors, a sequence without any event counts as lost.
+        """
         self._streams.closed(self)
         self._stream.record_all()
         if complete and not self._stream.failed and not self._failed:
@@ -78,7 +81,7 @@ class StreamRecorder:
         self._stream.record_all()
 
     def so_far(self) -> AnswerSoFar:
-        """Return a copy of the only sequence, as far as it was passed on."""
+        """Return a copy of the answer so far. Only for a stream of one sequence."""
         return self._stream.so_far()
 
     def keep(self, answer: dict[str, Any]) -> None:
@@ -102,7 +105,10 @@ class StreamRecorder:
         self._responses[index].record(answer, doubt, is_whole=False)
 
     def failed(self, error: Exception) -> None:
-        """Count an event that was not understood, and record the stream again as not exact."""
+        """Count an event that was not understood.
+
+        At the first such event, mark all sequences as lost, and record again as not exact those that were recorded.
+        """
         had_failed, self._failed = self._failed, True
         self._tally.unrecorded("stream_not_understood", error, self._worker)
         if not had_failed:

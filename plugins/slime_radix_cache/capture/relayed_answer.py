@@ -1,6 +1,6 @@
 """A large answer that is passed on and recorded while it comes.
 
-For the record, arrays such as the routed experts are cut out before the answer is parsed; see ArrayCutter.
+The answer is parsed to be recorded. Arrays such as the routed experts are cut out before that; see ArrayCutter.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ __all__ = ["RELAYED_BYTES", "RelayedAnswer"]
 
 #: Smaller answers are read whole before they are passed on: they arrive at once, and may still be resumed.
 RELAYED_BYTES = 1 << 20
-#: Bytes at the beginning of the body in which the finish reason is searched: SGLang writes it right after the text and
-#: the ids.
+#: The finish reason is looked for in about this many bytes at the beginning of the body: SGLang writes it right after
+#: the text and the ids.
 _SEARCHED = 1 << 20
 #: Bytes of a finish reason that are enough to read its type.
 _TELLING = 64
@@ -50,9 +50,9 @@ class RelayedAnswer:
         self._cutter: ArrayCutter | None = cutter
 
     async def is_ended(self) -> bool:
-        """Return True if the first bytes have the finish reason "stop" or "length". Raises HTTPError.
+        """Return True if the first bytes have the finish reason "stop" or "length": then the answer is not resumed.
 
-        Such an answer is not resumed.
+        Raises HTTPError.
         """
         held = BytesIO()
         while held.tell() < _SEARCHED and (piece := await self._source.read()):

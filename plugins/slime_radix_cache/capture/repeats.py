@@ -18,11 +18,11 @@ from slime_sglang.event_facts import names_last_version, versions_agree
 __all__ = ["RepeatedEvents"]
 
 _TEXT, _IDS, _META = b'{"text":"', b'","output_ids":[', b'],"meta_info":'
-#: Facts that no event may change. They are compared as bytes.
+#: Facts that no event may change. Only the last event may change ``finish_reason``. They are compared as bytes.
 _CONSTANT = ("id", "finish_reason", "prompt_tokens", "weight_version")
 _SPANS = "weight_versions"
 _FINISH, _GOES_ON = b'"finish_reason":', b'"finish_reason":null'
-#: Facts that differ in each event.
+#: Facts that may differ in each event.
 _COUNTS = ("completion_tokens", _SPANS)
 _FACTS = frozenset((*_CONSTANT, *PER_TOKEN, _SPANS))
 #: Bytes that may follow a value.
@@ -88,7 +88,7 @@ class RepeatedEvents:
         self._fixed: dict[str, Any] | None = None
         #: Lists that are not in ``_head``.
         self._lists: list[_List] = []
-        #: There are such lists, or spans.
+        #: True if there are lists or spans that are not in ``_head``.
         self._has_more = False
         #: ``_keys``: the names of all facts that are parsed. ``_spans`` and ``_version``: the values of
         #: ``weight_versions`` and ``weight_version``.
@@ -98,7 +98,8 @@ class RepeatedEvents:
         #: The event that was taken last is ``_piece[_begin:_end]``. ``_count``: its ``completion_tokens``.
         self._piece = b""
         self._begin = self._end = self._count = 0
-        #: What :meth:`take_seen` remembers of the event that :meth:`see_next` saw last. ``new_text``: the text it adds.
+        #: ``_seen``: the values that :meth:`take_seen` takes over, from the event for which :meth:`see_next` returned
+        #: True last. ``new_text``: the text that this event adds.
         self._seen: tuple[Any, ...] = ()
         self.new_text = ""
 
@@ -145,7 +146,7 @@ class RepeatedEvents:
         self._spans, self._version = meta.get(_SPANS) or [], meta.get("weight_version")
         self._has_more = bool(self._lists) or _SPANS in rest
         self._is_ready = True
-        # An event whose bytes are as expected repeats itself.
+        # If the bytes of ``data`` are as expected, ``data`` repeats itself.
         self._is_ready = self.see_next(data, 0, len(data))
         if self._is_ready:
             self.take_seen()
@@ -153,11 +154,11 @@ class RepeatedEvents:
         return self._is_ready
 
     def stop(self) -> None:
-        """Let :meth:`see_next` see no event until the next call of :meth:`expect`."""
+        """Let :meth:`see_next` return False until the next call of :meth:`expect`."""
         self._is_ready = False
 
     def _head_of(self, meta: dict[str, Any], names: list[str], lists: list[str]) -> list[str]:
-        """Return the first names in ``meta`` whose bytes the next event repeats."""
+        """Return the names at the beginning of ``meta`` whose bytes the next event is expected to repeat."""
         end = first_list = 0
         for place, name in enumerate(names, 1):
             if name in _COUNTS:
@@ -168,16 +169,16 @@ class RepeatedEvents:
             if name in _CONSTANT:
                 end = place
         fixed = {name: meta[name] for name in names[: first_list - 1] if name not in _CONSTANT}
-        # A fact that has changed will change again. Then the head ends with a constant fact before the lists.
+        # A fact that has changed will change again. In this case the head ends with a constant fact before the lists.
         self._has_list &= first_list > 0 and self._fixed in (None, fixed)
         self._fixed = fixed
         return names[: first_list if self._has_list else end]
 
     def see_next(self, piece: bytes, begin: int, end: int) -> bool:
-        """Return True if the event ``piece[begin:end]`` repeats the event taken before, and is not the last one.
+        """Return True if the event ``piece[begin:end]`` repeats the event taken before, and has no finish reason.
 
-        Then :meth:`take_seen` can take it. Bytes are compared in place, since copies would take more time for long
-        answers. Bytes with a line break are never accepted: an event may end there.
+        If True, :meth:`take_seen` can take the event. Bytes are compared in place, since copies would take more time
+        for long answers. Bytes with a line break are never accepted: an event may end there.
         """
         text, ids, head, after = self._text, self._ids, self._head, self._after
         behind = end - len(after)
@@ -233,7 +234,7 @@ class RepeatedEvents:
         return True
 
     def take_seen(self) -> None:
-        """Take the event that :meth:`see_next` has seen last: the next event is compared with it."""
+        """Take the event for which :meth:`see_next` returned True last: the next event is compared with this one."""
         (
             self._text, self._ids, self._head, self._lists, self._spans,
             self._piece, self._begin, self._end, self._count,

@@ -92,7 +92,8 @@ def _tokens(ids: Any, triples: Any, columns: Columns | None) -> tuple[bytes, byt
 def pack_logprobs(values: Sequence[float | None]) -> bytes:
     """Pack ``values`` without loss: as float32 if all of them fit exactly, else as float64. None becomes NaN.
 
-    Engines compute logprobs in float32, so float32 is the usual case. Raises TypeError if a value is no number.
+    Engines compute logprobs in float32, so float32 is the usual case. Raises TypeError if a value is no number, and
+    OverflowError if an integer is too large for a float.
     """
     try:
         floats = array("f", values)  # type: ignore[type-var]  # None raises

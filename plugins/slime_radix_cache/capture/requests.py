@@ -56,7 +56,7 @@ _PER_PROMPT = (
 
 
 class GenerationRequest(NamedTuple):
-    """Prompts to continue, ``copies`` times each: texts, or packed token ids.
+    """The prompts of a request: texts, or packed token ids. Each prompt is to be continued ``copies`` times.
 
     Ids that the client sent go to the engine unchanged. ``batch``: the body has a list of prompts. ``adapters``: the
     LoRA adapter for each prompt. ``doubt``: why no answer can be exact (an unknown field), or None.
@@ -91,7 +91,7 @@ def check_size(body: Any, most: int) -> None:
 
 
 def longest_ids(body: Any) -> int:
-    """Return the number of ids in the longest prompt of ``body`` that is given as ids."""
+    """Return the number of ids in the longest prompt of ``body`` that is given as ids; 0 if there is none."""
     return max([len(one) for one in _prompts(body) if isinstance(one, _LISTS)], default=0)
 
 
@@ -190,7 +190,7 @@ def rewritten(
 
 
 def rids_of(body: dict[str, Any], wanted: GenerationRequest) -> list[str | None]:
-    """Return the ``rid`` of each sequence of the answer; None if the engine chooses it."""
+    """Return, for each sequence of the answer, its ``rid``, or None if the engine chooses the rid."""
     rid = body.get("rid") if wanted.copies == 1 else None
     count = wanted.sequences
     if wanted.batch and isinstance(rid, str):

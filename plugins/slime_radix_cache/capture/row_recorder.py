@@ -36,8 +36,8 @@ class RowRecorder:
     def keep_in(self, store: TokenRows | None, cold: ColdTrajectories | None) -> None:
         """Use ``store`` from now on, and let it forget each response that is removed for good.
 
-        The rows of demoted responses, which moved to another store, stay. ``cold``: the demoted trajectories, with
-        notes about the rows of earlier runs; None if nothing is ever demoted.
+        A demoted response has only moved to another store, so its rows stay. ``cold``: the demoted trajectories, with
+        notes about the rows that earlier runs of the router recorded; None if nothing is ever demoted.
         """
         self.store = store
         if store is None:

@@ -17,7 +17,7 @@ __all__ = ["GenerationStream"]
 #: The bytes before and behind the data of an event of one line.
 _BEGIN, _END = b"data: ", b"\n\n"
 _OF_A_SEQUENCE = {"text", "output_ids"}
-#: Facts that no event after the end may change, beside the facts that ``AnswerSoFar`` compares.
+#: Values in ``meta_info`` that no event after a sequence's end may change. ``AnswerSoFar`` compares further values.
 _AT_THE_END = (
     "completion_tokens",
     "weight_version",
@@ -32,8 +32,8 @@ class GenerationStream:
     """One streamed ``/generate`` answer: takes its bytes, and makes the answers that an unstreamed request would get.
 
     ``record(index, answer, took_back)`` is called for each sequence when its last event has come, before the client
-    gets that event. :meth:`record_all` calls it with the answer so far. ``took_back``: an event took back or changed a
-    statement of an event before it. Errors are not raised; ``fail(error)`` is called with each.
+    gets that event. :meth:`record_all` calls it with the answer so far. ``took_back``: an event contradicted itself, or
+    changed a statement of an event before it. Errors are not raised; ``fail(error)`` is called with each.
     ``keeps_arrays``: see :func:`slime_sglang.bodies.parsed`.
     """
 
@@ -49,25 +49,26 @@ class GenerationStream:
         self._fail = fail
         self._events = EventSplitter()
         self._answers: dict[int, AnswerSoFar] = {}
-        #: The events of each sequence that has not ended, if they are cumulative and as SGLang writes them. The
-        #: sequence's answer in ``_answers`` may lack the last event.
+        #: The comparison of the events of each sequence that has cumulative events and has not ended. The sequence's
+        #: answer in ``_answers`` may lack the last event.
         self._repeats: dict[int, RepeatedEvents] = {}
         #: One of ``_repeats``, if its events have no number: then the reply has only one sequence.
         self._only: RepeatedEvents | None = None
         #: ``meta_info`` of the last event of each sequence that has ended.
         self._ended: dict[int, dict[str, Any]] = {}
         self._recorded: set[int] = set()
-        #: The last argument of :meth:`growth`, and the result. ``_is_ahead``: :meth:`feed` has not taken the piece yet.
+        #: ``_piece``: the last argument of :meth:`growth`. ``_growth``: its result. ``_is_ahead``: :meth:`feed` has not
+        #: taken the piece yet.
         self._piece = b""
         self._growth: Growth | None = None
         self._is_ahead = False
-        #: The data of each event that ended in the last piece, unless ``_growth`` is the reading of that piece.
+        #: The data and the reading of each event that ended in the last piece. Not used while ``_growth`` is not None.
         self._read: list[tuple[bytes, Reading]] = []
         #: The engine has sent an error event.
         self.failed = False
 
     def growth(self, piece: bytes) -> Growth | None:
-        """See EventReader. The event is compared now; :meth:`feed` takes it."""
+        """See EventReader. The event in ``piece`` is compared now, and taken by :meth:`feed`."""
         if self._is_ahead and piece is self._piece:
             return self._growth
         self._piece, self._is_ahead, self._growth = piece, True, None
@@ -100,7 +101,7 @@ class GenerationStream:
                     reading = self._event(data)
                 except Exception as error:
                     for repeats in self._repeats.values():
-                        repeats.stop()  # another reader of the stream may have understood the event
+                        repeats.stop()  # another reader may have taken this event: no Growth may skip it
                     self._fail(error)
             self._read.append((data, reading))
 
@@ -140,7 +141,7 @@ class GenerationStream:
         return answer.copy() if answer is not None else AnswerSoFar()
 
     def _hold(self, index: int) -> None:
-        """Give the last event of sequence ``index`` to its answer, if it is not there yet."""
+        """Give the last event of sequence ``index`` to the sequence's answer, if the answer lacks this event."""
         repeats = self._repeats.get(index)
         if repeats is not None and (event := repeats.take_held()) is not None:
             self._answers[index].hold(event)

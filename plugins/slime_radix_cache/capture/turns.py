@@ -37,13 +37,13 @@ _BROKEN = "\ufffd".encode()
 class PromptTurn:
     """A ``prompt`` in UTF-8, and the recording of its answer.
 
-    ``context``: a recorded context, pinned in memory; it covers the first ``position`` bytes of the prompt. ``node``:
-    the node at which the context's text ends, if known. ``rest``: packed ids of the bytes after ``position``. ``ids``:
-    packed ids of context and rest. ``giver``: set if the client gave the ids. ``adapter``: the LoRA adapter of the
-    answer. ``doubt``: why the record of the answer will not be exact, or None. ``rid``: the engine's id of the request,
-    if known. ``response``: the response that was recorded last. ``row_start``: the first token whose row the engine is
-    to send. ``held``: records of the answer, which stay in memory until the turn ends. ``lost``: the text that was last
-    marked as lost.
+    ``context``: a recorded context, pinned in memory, or None. ``node``: the node at which the context's text ends, if
+    known. ``position``: the number of bytes that the context covers in a text prompt; all bytes in a prompt of ids.
+    ``rest``: packed ids after the context. ``ids``: packed ids of context and rest. ``giver``: set if the prompt was
+    given as ids, by the client or by a plugin. ``adapter``: the LoRA adapter of the answer. ``doubt``: why the record
+    of the answer will not be exact, or None. ``rid``: the engine's id of the request, if known. ``response``: the
+    response that was recorded last. ``row_start``: the first token whose row the engine is to send. ``held``: records
+    of the answer, which stay in memory until the turn ends. ``lost``: the text that was last marked as lost.
     """
 
     prompt: bytes
@@ -151,9 +151,9 @@ class Turns:
         return PromptTurn(text, match.context, session, match.position, node=match.node)
 
     async def encode(self, turn: PromptTurn, prompt: str | bytes, *, is_tokenised: bool = False) -> None:
-        """Tokenise the part of ``prompt`` after the context of its ``turn``. Raises PromptTooLong.
+        """Tokenise the part of a text ``prompt`` after the context of ``turn``, and count the tokens of the turn.
 
-        ``is_tokenised``: a plugin has tokenised ``prompt``, if it is packed ids; else the client gave them.
+        ``is_tokenised``: packed ids in ``prompt`` come from a plugin, not from the client. Raises PromptTooLong.
         """
         known, responses = read_context(turn.context)
         if turn.position < len(turn.prompt):
@@ -178,15 +178,15 @@ class Turns:
         turn.held.clear()
         self._trajectories.unpin(turn.context)
         if turn.running is not None:
-            # A response is found by the text of its prompt, but no text leads to a prompt with half a character.
+            # A response is found by its prompt's text. No text leads to a prompt that ends in an incomplete character.
             is_found = turn.response is not None and turn.running.prompt == turn.prompt
             self._trajectories.end(turn.running, is_recorded=is_found)
         self._cold.check()
 
     def lose(self, turns: Sequence[PromptTurn], answers: Sequence[Any] = ()) -> None:
-        """Mark the ``answers`` to ``turns``, as far as known, as lost. Surplus answers belong to the last turn.
+        """Mark the answers to ``turns`` as lost. ``answers``: the known ones; any surplus belongs to the last turn.
 
-        If a growing response cannot be recorded, this is called for each longer text. An equal text is marked once.
+        A growing response that cannot be recorded is lost again with each longer text. The same text is marked once.
         """
         for turn, answer in zip_longest(turns, answers):
             turn = turn if turn is not None else replace(turns[-1], lost=None)
@@ -280,7 +280,7 @@ class Turns:
         return turn.response
 
     def _hold(self, turn: PromptTurn, *responses: Response | None) -> None:
-        """Keep ``responses`` in memory until ``turn`` ends: longer records may replace them. Only with a store."""
+        """Keep ``responses`` in memory until ``turn`` ends: longer records may replace them. No-op without a store."""
         for response in responses if self._cold.is_on else ():
             if response is not None and response not in turn.held and response in response.node.ends:
                 turn.held.append(response)

@@ -17,7 +17,7 @@ _NOT_EXACT = (b"x-slime-exact", b"false")
 
 
 def mark_untouched(exchange: Exchange, trajectories: Trajectories, tally: Tally) -> None:
-    """Mark the answer as not exact, and the session as incomplete, if ``exchange`` may be a generation."""
+    """Mark an answer that is no error as not exact, and its session as incomplete, if it may be a generation."""
     reply, request, worker = exchange.reply, exchange.request, exchange.worker
     if reply is None or worker is None or reply.status >= 400:
         return

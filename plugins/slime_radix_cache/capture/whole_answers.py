@@ -56,9 +56,9 @@ class WholeAnswers:
     async def pass_on(self, reply: Reply) -> bool:
         """Read, resume and record ``reply``. Raises the errors of reading it.
 
-        If the reply is no answer, or has a wrong number of sequences, all sequences count as lost. Returns True for a
-        large answer that will not be resumed. Such an answer is passed on while it comes, and recorded before its last
-        piece is passed on.
+        If the reply is no answer, or has a wrong number of sequences, all sequences count as lost. A large answer with
+        one sequence that will not be resumed is not read here: it is passed on while it comes, and recorded before its
+        last piece is passed on. Returns True for such an answer, else False.
         """
         is_large = reply.body is None and _size(reply) >= RELAYED_BYTES
         if is_large and len(self._turns) == 1 and await self._relay(reply):
@@ -151,7 +151,7 @@ class WholeAnswers:
         return cutter.put_back(await self._long_work.run(steps, self._exchange.client))
 
     async def _record(self, answers: list[Any], aborted: Collection[int]) -> None:
-        """Record the ``answers`` that were not ``aborted``, with breaks for the work of other clients."""
+        """Record ``answers``, without those numbered in ``aborted``. Take breaks for the work of other clients."""
         breaks = self._long_work.breaks(self._turns[0].client)
         for number, (turn, answer) in enumerate(zip(self._turns, answers, strict=True)):
             try:
