@@ -183,7 +183,7 @@ class _Choice:
         """Return the logprobs of the tokens since the last call; None if the client wants neither these nor token ids.
 
         A stream may send them before the text of these tokens. With ``echo``, the first call also returns the logprobs
-        of the prompt.
+        of the prompt, if the engine sent any.
         """
         output, count = self.output, self._request.logprobs
         if count is None and not self._request.return_token_ids:

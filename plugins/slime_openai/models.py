@@ -44,8 +44,8 @@ class Models:
     def engine_fields(self, request: Options) -> dict[str, Any]:
         """Return ``request.engine``, with the LoRA adapter that ``request.model`` names, if it names one.
 
-        The form is ``MODEL:ADAPTER``, as in SGLang's OpenAIServingBase._parse_model_parameter. It names an adapter if a
-        worker serves MODEL, and none serves a model with the whole name.
+        The form is ``MODEL:ADAPTER``, as in SGLang's OpenAIServingBase._parse_model_parameter. A name in this form
+        names an adapter if a worker serves MODEL, and no worker serves a model with the whole name.
 
         Raises InvalidRequest when ``lora_path`` names another adapter.
         """

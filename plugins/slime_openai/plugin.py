@@ -119,9 +119,9 @@ class OpenAI:
 
     @hookimpl
     async def pre_request(self, exchange: Exchange) -> Reply | None:
-        """Answer OpenAI's requests, with errors in OpenAI's form.
+        """Answer requests for chats, completions and models, with errors in OpenAI's form.
 
-        Requests with media go to a worker. If the workers are passthrough workers, all requests go to a worker.
+        Chats with media and all other requests go to a worker. With passthrough workers, all requests go to a worker.
         """
         request = exchange.request
         path = request.path

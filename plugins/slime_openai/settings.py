@@ -15,7 +15,7 @@ from slime_openai.requests.unknown_parameters import UnknownMode
 __all__ = ["Settings", "add_openai_options"]
 
 _HISTORY_BYTES = 1 << 30
-#: One byte in this many of the history's memory is for messages that were read.
+#: The history's memory divided by this is for messages of recent requests, see KnownMessages.
 _KNOWN_SHARE = 8
 
 
@@ -52,7 +52,7 @@ class Settings:
 
     @property
     def known_messages_max_bytes(self) -> int:
-        """The part of ``history_max_bytes`` for messages that were read. This part has a limit in any case."""
+        """The part of ``history_max_bytes`` for KnownMessages; without a limit (0), the same part of the default."""
         return (self.history_max_bytes or _HISTORY_BYTES) // _KNOWN_SHARE
 
     @classmethod

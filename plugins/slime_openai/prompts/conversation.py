@@ -61,7 +61,8 @@ def shortened(whole: Conversation, place: int, proof: Proof) -> tuple[Conversati
     if found is None or again is None:
         return None
     left_out = place - 2
-    # Only rounds from this message on matter. They are behind an index that was found before it.
+    # Only rounds from the message at ``place`` on matter. If both found indexes are before this message, all of these
+    # rounds are behind them.
     same = [
         index == other + left_out or (index < place and other < 2)
         for index, other in zip(found, again, strict=True)

@@ -37,7 +37,7 @@ class DirectTemplate:
         self._apply: Any = tokenizer.apply_chat_template
         self._override = {} if source is None else {"chat_template": source}
         self._compiled: Any = None
-        #: Names that every text sees: the functions of templates, and the tokenizer's special tokens.
+        #: Names that the template may use in every text: functions, and the tokenizer's special tokens.
         self._globals: dict[str, Any] = {}
         #: Names of variables that would be arguments of transformers' functions.
         self._reserved = {"messages", "self"}

@@ -114,7 +114,7 @@ class History:
 
     def add(self, turn: Turn) -> None:
         """Keep ``turn`` and all turns before it; evict the least recently used turns if there is no room."""
-        for one in turn.chain():  # a parent is used after its child here, so leaves are evicted first
+        for one in turn.chain():  # each turn counts as used before its parent, so leaves are evicted first
             if one in self._used:
                 self._used.move_to_end(one)
             else:

@@ -1,7 +1,7 @@
 """Messages of recent requests, as they were read, with their keys. The next turn of a chat repeats all of them.
 
-A message that equals a known one has been validated, and is not validated again. If all messages before it equal the
-known ones, too, its key is known.
+If a request begins with the known messages of its chat, these are not validated again. Their keys are known, too, if
+the request also has the same tools and template variables.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Beginning", "KnownMessages", "read_question"]
 #: and parts or calls in it; names and values in such a part. The first message beyond a limit is not kept, nor are
 #: those behind it.
 _LARGEST_CHAT, _MOST_MEMBERS, _MOST_PARTS, _MOST_VALUES = 1 << 22, 16, 32, 32
-#: The first answer of a chat names it. It is looked for among this many messages.
+#: A chat is named by its first answer, which is looked for among this many messages at the beginning.
 _NEAR = 8
 #: Bytes of memory of a kept message, and of a part or a call in it, without their text.
 _MESSAGE_BYTES, _PART_BYTES = 768, 1_280
@@ -51,8 +51,8 @@ class Beginning(NamedTuple):
 class KnownMessages:
     """Messages of recent chats; the least recently used chats are evicted. ``size_bytes``: their memory, roughly.
 
-    Messages are equal if Python takes their JSON for equal. To Python, 1, 1.0 and true are equal. In a message they
-    have no effect, except in arguments that are an object. So the caller does not keep messages with such arguments.
+    Messages are equal if Python takes their JSON for equal. To Python, 1, 1.0 and true are equal. Such values have an
+    effect only in call arguments that are an object. So the caller does not keep messages with such arguments.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -131,7 +131,7 @@ def read_question(
 
 
 def _name_of(items: Any, session: str | None) -> Hashable:
-    """Return a name that other chats hardly have: the session, and the first answer. None without an answer.
+    """Return a name that other chats are unlikely to have: the session, and the first answer. None without an answer.
 
     ``items`` may be any JSON.
     """
@@ -149,7 +149,7 @@ def _name_of(items: Any, session: str | None) -> Hashable:
 def _size_of(item: Mapping[str, Any]) -> int | None:
     """Return the bytes of memory that ``item`` and the message read from it take, at most. None: it is not kept.
 
-    Only usual messages are kept: their members are text or null, or they are a list of parts or calls.
+    Only usual messages are kept. In these, each member is text, null, or a list of parts or calls.
     """
     if len(item) == 2 and type(text := item.get("content")) is str and text.isascii():
         return _MESSAGE_BYTES + len(text)  # most messages have only a role and a text
@@ -173,7 +173,7 @@ def _size_of(item: Mapping[str, Any]) -> int | None:
 
 
 def _text_bytes(part: Mapping[str, Any]) -> int | None:
-    """Return the bytes of the text of a part or a call, twice: parts are joined to a copy. None: see _size_of."""
+    """Return twice the bytes of the text in a part or a call, since parts are joined to a copy. None: see _size_of."""
     size = 0
     values: list[Any] = [part]
     for value in values:

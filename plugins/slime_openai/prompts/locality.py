@@ -44,7 +44,7 @@ class Proof(NamedTuple):
 
 @lru_cache(maxsize=8)
 def prove(source: str) -> Proof | None:
-    """Return the proof that the template in ``source`` is local. None proves nothing."""
+    """Return the proof that the template in ``source`` is local. If there is no proof, return None."""
     try:
         tree = Environment(autoescape=False).parse(source)
     except TemplateError:

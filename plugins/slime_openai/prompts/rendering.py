@@ -112,8 +112,8 @@ class Renderer:
         If the template does not show this content, the text begins within the arguments of the message's last call.
 
         ``is_known``: the template has rendered the messages before this one. A local template (see ``locality``) then
-        renders only the last of those messages, and what follows. Return None when the template does not show where the
-        message ends. Raises InvalidRequest.
+        usually renders only the last of those messages, and what follows. Return None when the template does not show
+        where the message ends. Raises InvalidRequest.
         """
         proof = self._proof
         shorter = None
@@ -174,18 +174,18 @@ class Renderer:
         """Return True if the text behind ``place`` is the same when earlier messages are left out."""
         shorter = shortened(trial, place, proof)
         if shorter is None:
-            return True  # such a conversation is rendered as a whole
+            return True  # a conversation that cannot be shortened is rendered as a whole
         try:
             return self._text_behind(*shorter) == self._text_behind(trial, place)
         except InvalidRequest:
-            return True  # such a conversation, too
+            return True  # a conversation that is refused when shortened is rendered as a whole, too
 
     def end_of_turn(self, conversation: Conversation) -> str | None:
         """Return the text behind the content of an assistant's message that ends a conversation and has no calls.
 
         The template is tried on other messages, with the variables of ``conversation``, and with a tool if
-        ``conversation`` has tools. Return None if the text depends on the messages before or is not found, if the cache
-        is full, or if the variables are too long.
+        ``conversation`` has tools. Return None if the text depends on earlier messages or is not found, if the cache is
+        full, or if the variables are too long.
         """
         tools = None if conversation.tools is None else [_TOOL]
         key = f"{tools is None} {conversation.variables or ''}"

@@ -162,7 +162,10 @@ def _is_search(loop: nodes.For, spaces: Container[str]) -> bool:
 
 
 def _reads_little(node: nodes.Node, message: str, spaces: Container[str]) -> bool:
-    """Return True if ``node`` has no output, and reads only the number of messages and the ``_READ`` of ``message``."""
+    """Return True if ``node`` has no output but white space, and reads of the messages only what a search may read.
+
+    A search may read the number of messages, and the members ``_READ`` of ``message``, the variable of its loop.
+    """
     if isinstance(node, nodes.NSRef):
         return node.name in spaces
     if isinstance(node, nodes.Getattr) and is_name(node.node, _LOOP):

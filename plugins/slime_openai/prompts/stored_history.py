@@ -105,8 +105,8 @@ class StoredHistory(History):
     async def _load(self, records: SideRecords, names: list[bytes], places: list[bytes]) -> None:
         """Load the turns of ``names`` and ``places``; ``places`` are those of the session that asks.
 
-        Records that may not be in the store yet are read only if they are the session's own, or if another turn needs
-        them. Such a record of another session is not needed: this session may continue any turn instead.
+        Some records may not be in the store yet. These are left out if none of them is the session's own, and none is
+        the parent of a turn that was read. Without them, this session continues another turn, or none.
         """
         keys = [key for key in records.find([*names, *places]) if key not in self._by_record]
         coming = {key for key in keys if records.is_coming(key)}
@@ -125,7 +125,7 @@ class StoredHistory(History):
     def _restore(
         self, records: SideRecords, keys: Sequence[bytes], contents: Iterable[bytes | None]
     ) -> list[bytes]:
-        """Add turns, and return the keys of missing parents, whose turns are left out."""
+        """Add the turns of ``keys``, except turns whose parent is missing. Return the keys of the missing parents."""
         missing: list[bytes] = []
         found = {key: read for key, content in zip(keys, contents, strict=True) if (read := _read(content))}
         self._is_loading = True
@@ -165,10 +165,10 @@ class StoredHistory(History):
             super()._make_room()
 
     def _is_anyones(self, turn: Turn) -> bool:
-        """See History. If turns without a session are lost, a request without a session may continue a lost one.
+        """See History. If turns without a session are lost, a client without a session may mean one of the lost turns.
 
-        Such a request may still continue turns without a session. It may continue the turn of a session only if this
-        run of the router recorded the turn.
+        So its request may continue only turns without a session, and turns that this run of the router recorded. If no
+        such turn is lost, the request may continue any turn.
         """
         records = self._records
         return (

@@ -30,8 +30,8 @@ class Trim:
     def of(self, content: str) -> str:
         """Return ``content`` without these characters.
 
-        If nothing would be left, return it unchanged: a template that tests ``if content`` treats it unlike an empty
-        content.
+        If nothing would be left, return ``content`` unchanged: a template that tests ``if content`` treats white space
+        unlike an empty content.
         """
         trimmed = content
         if self.left != "":

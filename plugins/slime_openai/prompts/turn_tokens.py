@@ -1,4 +1,4 @@
-"""Prompts as tokens: the stored tokens of the last turn, and the tokens of the new text behind them."""
+"""Prompts as tokens: the stored tokens up to the end of a recorded turn, and the tokens of the new text behind them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ __all__ = ["HistoryMode", "Origin", "Prompt", "Prompts"]
 #: the template's tokens.
 HistoryMode = Literal["exact", "template"]
 #: The source of the first tokens. ``exact``: the turn of the last answer. ``restored``: the same turn, although the
-#: client changed an answer. ``template``: an earlier turn, and then the template's text; or only the template's text,
-#: although a turn was found. ``fresh``: no turn can be continued. ``given``: the client gave all ids.
+#: template writes the client's messages differently than the recorded ones. ``template``: an earlier turn, and then the
+#: template's text; or only the template's text, although a turn was found. ``fresh``: no turn can be continued.
+#: ``given``: the client gave all ids.
 Origin = Literal["exact", "restored", "template", "fresh", "given"]
 
 #: Of a prompt that the client gave as ids, only this many ids at the end are decoded: enough to see if the prompt ends
@@ -43,7 +44,7 @@ _LONGEST_CONTENT = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The ids of ``parent``, and then the packed ids ``asked``. ``text``: the text of ``asked``.
+    """The ids up to the end of ``parent``, and then the packed ids ``asked``. ``text``: the text of ``asked``.
 
     If the client gave the ids, ``text`` may be only the text of their end. ``begun``: the recorded answer that the
     client wants to have continued, if there is one.
@@ -194,7 +195,7 @@ class Prompts:
         return ids
 
     async def _as_rendered(self, chat: Conversation, turn: Turn, origin: Origin) -> Prompt:
-        """Continue the last turn that the template writes as recorded. Without such a turn, encode the whole text."""
+        """Continue the latest turn that the template writes as recorded. Without such a turn, encode the whole text."""
         text = await self._renderer.render(as_recorded(chat, turn))
         for one in turn.chain():
             known = one.whole_text()

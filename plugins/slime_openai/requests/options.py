@@ -65,7 +65,10 @@ class Options:
 
 
 def _stream_options(param: str, value: Any) -> bool:
-    """Return ``include_usage``. Refuse other options, unless they are known, and false or null."""
+    """Return ``include_usage``. Refuse all other options.
+
+    Two exceptions are accepted if they are false or null: ``include_obfuscation`` and ``continuous_usage_stats``.
+    """
     for key in mapping(param, value):
         if key not in ("include_usage", "include_obfuscation", "continuous_usage_stats"):
             raise UnsupportedParameter(f"{param}.{key}", "only 'include_usage' can be honoured")

@@ -30,7 +30,7 @@ class StreamedChoice(Protocol):
 
     @property
     def wants_text_only(self) -> bool:
-        """True when only the new text of each event is needed, except for the last event."""
+        """True when the client needs only the new text of each event, the last event aside."""
         ...
 
     def chunks(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
