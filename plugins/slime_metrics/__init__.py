@@ -1,4 +1,4 @@
-"""Prometheus metrics of the router, at ``/metrics`` and on a port of their own."""
+"""Prometheus metrics of the router, at ``/metrics``, and with ``--prometheus-port`` also on a port of their own."""
 
 from slime_metrics.plugin import MetricsPlugin, add_options, make_plugin
 from slime_metrics.registry import Metrics

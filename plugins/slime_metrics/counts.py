@@ -118,7 +118,7 @@ class Counts:
             and not request.streamed_at
             and scope["method"] == "POST"
         ):
-            state = scope["state"]  # each look-up here is a part of what metrics cost
+            state = scope["state"]  # each look-up here adds to the cost of metrics
             try:
                 sent_at = state[SENT_AT]
                 new = self._new[state[WORKER].url][state[PATH] if PATH in state else scope["path"]]

@@ -44,7 +44,7 @@ class ReasoningFormat:
         return asked.endswith(self.start) or (self.always and not asked.endswith(self.end))
 
     def read(self, source: Source, writer: Writer, *, inside: bool, calls: bool) -> Reading[None]:
-        """Read the thoughts, if the text begins with them. ``calls``: the text may have calls."""
+        """Read the thoughts, if there are any. ``inside``: the text begins within them. ``calls``: calls may follow."""
         if not (yield from source.attempt(self._opening(source))) and not inside:
             return
         yield from source.run(NEWLINES)

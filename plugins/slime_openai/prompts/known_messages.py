@@ -1,4 +1,4 @@
-"""Messages of recent requests, as they were read, with their keys. The next turn of a chat repeats all of them.
+"""Messages of recent requests, as they were read, with their keys. The next request of a chat repeats its messages.
 
 If a request begins with the known messages of its chat, these are not validated again. Their keys are known, too, if
 the request also has the same tools and template variables.
@@ -18,9 +18,10 @@ from slime_openai.requests.messages import Message, PartlyRead, exact_messages, 
 
 __all__ = ["Beginning", "KnownMessages", "read_question"]
 
-#: Limits of one chat, so that its messages are compared within a millisecond: bytes of memory; members of a message,
-#: and parts or calls in it; names and values in such a part. The first message beyond a limit is not kept, nor are
-#: those behind it.
+#: Limits with which the messages of one chat are compared within a millisecond. ``_LARGEST_CHAT``: bytes of memory of
+#: the kept messages. ``_MOST_MEMBERS``: members of a message. ``_MOST_PARTS``: items in a list of parts or calls.
+#: ``_MOST_VALUES``: names and values in such an item. The first message beyond a limit, and the messages behind it, are
+#: not kept.
 _LARGEST_CHAT, _MOST_MEMBERS, _MOST_PARTS, _MOST_VALUES = 1 << 22, 16, 32, 32
 #: A chat is named by its first answer, which is looked for among this many messages at the beginning.
 _NEAR = 8

@@ -26,7 +26,9 @@ class Parent:
 
 
 class Parents:
-    """Finds the parent of a conversation in ``history``. ``ownership``: says if a session may continue another's turn.
+    """Finds the parent of a conversation in ``history``.
+
+    ``ownership``: says if a session may continue the turn of another session.
 
     Clients change white space, thoughts and the format of JSON in answers. Turns are looked up by keys of their
     messages, and these keys ignore such changes. So several turns may match. The parent is the turn whose recorded

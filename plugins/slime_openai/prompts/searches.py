@@ -38,7 +38,7 @@ def _is_string(value: object) -> bool:
     return isinstance(value, str)
 
 
-#: This is no sandbox, which would be slow. So searches may read only known attributes.
+#: The environment is no sandbox, since a sandbox would be slow. So searches may read only known attributes.
 _ENVIRONMENT = Environment(autoescape=False)
 _ENVIRONMENT.tests["string"] = _is_string
 
@@ -78,7 +78,7 @@ class SearchNodes(NamedTuple):
 
 
 class Search:
-    """Runs the searches of a template alone. Each of ``members`` is a number that they find."""
+    """Runs only the searches of a template. Each of ``members`` is a number that the searches find."""
 
     def __init__(self, searches: SearchNodes, members: Collection[Member]) -> None:
         parts: list[nodes.Node] = [*searches.statements]

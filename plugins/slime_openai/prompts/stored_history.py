@@ -29,7 +29,7 @@ _DIGEST_BYTES = 16
 class Behind(NamedTuple):
     """The first part of each stored turn. ``parent``: the key of the parent's record, or empty.
 
-    The name of this class is stored, too, so it cannot change.
+    The name of this class is stored, too, so the name must not change.
     """
 
     parent: bytes

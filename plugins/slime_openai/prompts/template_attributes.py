@@ -1,7 +1,7 @@
-"""Look-ups of attributes in a sandboxed template, with a short way for the members of messages.
+"""Look-ups of attributes in a sandboxed template, with a shortcut for the members of messages.
 
-Jinja's sandbox reads ``message.role`` by an attribute that fails, an exception and then the item. For each attribute
-that it finds, it also checks if a template may have it.
+To read ``message.role``, Jinja's sandbox first looks for an attribute. This raises an exception, and then the sandbox
+reads the item. If the sandbox finds an attribute, it also checks if a template may read the attribute.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jinja2.runtime import LoopContext
 
 __all__ = ["with_short_lookups"]
 
-#: Attributes of every dict: these, not the items of these names, are what a template reads.
+#: Attributes of every dict. A template reads these attributes, not items with the same names.
 _OF_DICTS = frozenset(dir(dict))
 #: Attributes of a loop whose values are numbers and booleans, which every template may read.
 _OF_LOOPS = frozenset(("first", "index", "index0", "last", "length", "revindex", "revindex0"))

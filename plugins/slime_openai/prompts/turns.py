@@ -19,7 +19,7 @@ from slime_openai.responses.outputs import Output
 __all__ = ["Turns"]
 
 
-#: The number of stop tokens whose kind, special or not, is cached.
+#: For at most this many stop tokens, it is cached whether they are special tokens.
 _TOKENS = 1 << 10
 
 

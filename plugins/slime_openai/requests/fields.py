@@ -122,7 +122,7 @@ def strings(param: str, value: Any) -> list[str]:
 
 
 def token_ids(param: str, value: Any) -> Sequence[int]:
-    """Read a list of token ids; a long list comes in an ``array``. Optimised for whole prompts."""
+    """Read a list of token ids; a long list may come in an ``array``. Optimised for whole prompts."""
     if isinstance(value, array):
         if not np.frombuffer(value, np.int32).min() < 0:
             return value

@@ -24,7 +24,7 @@ _ODD = re.compile(r"[^A-Za-z0-9_.\-]")
 #: Longer names are cut to this many characters.
 _LONGEST_NAME = 64
 _MOST_IN_HEADER = 16
-#: The number of names that are logged, once each. Clients choose the names, so a limit is needed.
+#: At most this many names are logged, once each. Clients choose the names, so a limit is needed.
 _MOST_LOGGED = 256
 #: Members of ``/generate`` that only the router sets: a client's value would change the request.
 _WRITTEN_HERE = frozenset(

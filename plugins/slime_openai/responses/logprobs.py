@@ -12,7 +12,7 @@ __all__ = ["BROKEN", "Logprobs"]
 
 #: The replacement character, which a decoder writes for bytes that are not a whole character.
 BROKEN = "\ufffd"
-#: The number of tokens whose text is cached.
+#: The text of at most this many tokens is cached.
 _MOST_KNOWN = 65_536
 
 

@@ -103,7 +103,8 @@ def usage(
 ) -> dict[str, Any]:
     """Return OpenAI's ``usage``. ``prompt_tokens``: tokens of all prompts, each counted once.
 
-    ``outputs``: ``samples`` outputs of each prompt. As in SGLang, cached tokens are those of each first output.
+    ``outputs``: ``samples`` outputs of each prompt. As in SGLang, the cached tokens of a prompt are counted only in the
+    first of these outputs.
     """
     metas = [output.meta for output in outputs]
     tokens = [meta.get("completion_tokens", len(one.ids)) for meta, one in zip(metas, outputs, strict=True)]

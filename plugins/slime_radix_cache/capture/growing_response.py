@@ -29,5 +29,5 @@ class GrowingResponse:
             self._part = response
 
     def begin_anew(self) -> None:
-        """Keep the record so far as it is: the next answer is another response."""
+        """Let the recorded part stay unchanged: the next answer is another response."""
         self._part = self._turn.lost = None

@@ -93,7 +93,7 @@ class StreamRecorder:
             self.failed(error)
 
     def begin_anew(self) -> None:
-        """Keep the response so far as it is: the next attempt samples another response."""
+        """Let the recorded response stay unchanged: the next attempt samples another response."""
         self._responses[0].begin_anew()
         self.doubt = _no_doubt
 

@@ -54,7 +54,7 @@ class GenerationStream:
         self._repeats: dict[int, RepeatedEvents] = {}
         #: One of ``_repeats``, if its events have no number: then the reply has only one sequence.
         self._only: RepeatedEvents | None = None
-        #: ``meta_info`` of the last event of each sequence that has ended.
+        #: ``meta_info`` of the event that ended a sequence, for each sequence that has ended.
         self._ended: dict[int, dict[str, Any]] = {}
         self._recorded: set[int] = set()
         #: ``_piece``: the last argument of :meth:`growth`. ``_growth``: its result. ``_is_ahead``: :meth:`feed` has not
@@ -135,7 +135,7 @@ class GenerationStream:
         return index in self._answers
 
     def so_far(self) -> AnswerSoFar:
-        """Return a copy of the only sequence, as far as it has come."""
+        """Return a copy of the answer so far. Only for a stream of one sequence."""
         self._hold(0)
         answer = self._answers.get(0)
         return answer.copy() if answer is not None else AnswerSoFar()
