@@ -54,7 +54,7 @@ class Shape:
     turns: int
 
 
-#: With the question of a sixth turn, a text of 8.9 kB in eleven segments: six prompts and five answers.
+#: Five turns. With the question of a sixth turn, they make a text of 8.9 kB: six prompts and five answers.
 TALK = Shape(opening=269, question=28, answer=258, turns=5)
 #: 2,000 tokens in five turns.
 LONG = Shape(opening=310, question=28, answer=307, turns=5)

@@ -48,7 +48,7 @@ def recorded(record: Mapping[str, Any]) -> Sample:
 def tokenised_again(rollout: Rollout, tokenizer: Tokenizer) -> Sample:
     """Return the sample of a trainer that gets only the text: it has no log-probabilities.
 
-    An answer is trained on with the end-of-turn token that the chat template writes after it.
+    The mask covers each answer, and the end-of-turn token that the chat template writes after it.
     """
     encoding = tokenizer.encode(rollout.text + _END_OF_TURN, add_special_tokens=False)
     mask = np.zeros(len(encoding.ids), np.bool_)

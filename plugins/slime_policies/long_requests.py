@@ -21,9 +21,9 @@ class LongRequests:
 
     The limit is ``max_new_tokens``. The mean is about that of the last 256 requests with a limit. If all limits are
     equal, each request counts as one. The load of a worker depends on the request that is to be placed. For a long
-    request, each long request of the worker counts in full. For a short request, the further requests of all long
-    requests of the worker count, in sum, as less than one. So a short request prefers a worker that can begin it at
-    once.
+    request, each long request of the worker counts in full. For a short request, each long request of the worker counts
+    as one, and what all of them count beyond that adds less than one. So a short request prefers a worker that can
+    begin it at once.
     """
 
     def __init__(self) -> None:

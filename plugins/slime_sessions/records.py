@@ -18,8 +18,8 @@ def records_of(source: SessionTurns, turns: Sequence[Turn], texts: Sequence[str]
 
     ``texts``: the text that the client got in each of ``turns``. In a record, ``request.input_ids`` has all tokens
     before the response. It is a numpy array, which is smaller than a list: the records repeat many tokens.
-    ``output_token_logprobs`` has ``[logprob, id, null]`` for each token of the response. Messages and times are not
-    kept. ``timestamp`` is 0, since miles requires a number.
+    ``output_token_logprobs`` has ``[logprob, id, null]`` for each token of the response. The messages of requests, and
+    times, are not kept. ``timestamp`` is 0, since miles requires a number.
     """
     return [_record(source, turn, turns, text) for turn, text in zip(turns, texts, strict=True)]
 

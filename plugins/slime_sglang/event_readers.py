@@ -11,7 +11,8 @@ __all__ = ["EventReader", "Growth", "Reading", "reader_of", "tap_events"]
 
 _NOTE = "sglang.event_reader"
 
-#: The number of a sequence, and the text that an event adds to it. The event repeats all else, and is not the last.
+#: The number of a sequence, and the text that an event adds to it. All else is as in the event before it of this
+#: sequence, except what differs in each event, such as counts. The event is not the last one of the sequence.
 Growth: TypeAlias = tuple[int, str]
 #: What was read of an event: a Growth, or the parsed event, which nobody may change. None: read the event yourself.
 Reading: TypeAlias = Growth | dict[str, Any] | None
@@ -32,7 +33,7 @@ class EventReader(Protocol):
         ...
 
     def growth(self, piece: bytes) -> Growth | None:
-        """Return the Growth if ``piece`` is exactly one event, and repeats the events before it; else None.
+        """Return the Growth if ``piece`` is exactly one event, and only adds text to the event before it; else None.
 
         ``piece``: the next piece of the stream, which the taps have not got yet.
         """

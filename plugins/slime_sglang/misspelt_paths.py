@@ -29,9 +29,14 @@ class UnknownPath(HTTPError):
 
 
 class WrongMethod(HTTPError):
-    """The engine has the path of the request, but for other methods."""
+    """The engine has the path of the request, but only for the methods ``allowed``."""
 
     status, type, code = 405, "invalid_request_error", "HTTP_405"
+
+    def __init__(self, allowed: Iterable[str]) -> None:
+        wanted = ", ".join(sorted(allowed))
+        super().__init__(f"Method Not Allowed: wanted {wanted}")
+        self.headers = ((b"allow", wanted.encode()),)
 
 
 class MisspeltPaths:
@@ -42,7 +47,7 @@ class MisspeltPaths:
         self._known = (*sorted(path.decode() for path in GENERATION_PATHS), "/v1/models", *literal)
 
     async def check(self, path: str, reply: Reply) -> None:
-        """Raise UnknownPath if ``path`` looks misspelt, and WrongMethod for another method than the path has.
+        """Raise UnknownPath if ``path`` looks misspelt, and WrongMethod for another method than a known path has.
 
         Both only if ``reply``, an engine's error, gives no hint of its own, or is a redirect to the path without its
         last slash. The redirect names the engine, so a client that followed it would leave the router out.
@@ -55,11 +60,11 @@ class MisspeltPaths:
         length = reply.header(b"content-length") or b""
         if not length.isdigit() or int(length) > _LONGEST_BODY or len(path) > _LONGEST_PATH:
             return
-        if reply.status == 405:
-            allowed = sorted(re.findall("[A-Z]+", (reply.header(b"allow") or b"").decode("latin-1")))
+        if reply.status == 405 and path in self._known:
+            allowed = re.findall("[A-Z]+", (reply.header(b"allow") or b"").decode("latin-1"))
             if allowed and _BARE.fullmatch(await reply.read(_LONGEST_BODY)):
-                raise WrongMethod(f"Method Not Allowed: wanted {', '.join(allowed)}")
+                raise WrongMethod(allowed)
             return
-        meant = closest(path, self._known)
+        meant = closest(path, self._known) if reply.status == 404 else None
         if meant not in (None, path) and _BARE.fullmatch(await reply.read(_LONGEST_BODY)):
             raise UnknownPath(f"Not Found: no engine has the path {path}; did you mean {meant}?")

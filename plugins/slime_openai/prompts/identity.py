@@ -1,8 +1,8 @@
 """Keys of conversations. A key ignores what clients change in answers that they send back.
 
 Clients serialise arguments again, drop thoughts and call ids, strip white space, or turn content into parts. Such
-changes leave the key as it is; a changed word in an answer changes the key. So conversations with the same key may
-differ in their answers, see Parents. All other messages are compared as the template writes them.
+changes leave the key as it is, so answers of conversations with the same key may differ in them, see Parents. A changed
+word in an answer changes the key. All other messages are compared as the template writes them.
 """
 
 from __future__ import annotations

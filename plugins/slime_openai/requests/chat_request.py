@@ -1,4 +1,7 @@
-"""The body of ``/v1/chat/completions``, read once. A parameter is honoured, without effect, refused, or unknown."""
+"""The body of ``/v1/chat/completions``, read once.
+
+A parameter is honoured, or accepted without an effect, or refused, or unknown.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ class ChatRequest(Options):
 
     With ``tools.choice`` "required", ``sampling`` has the JSON schema of :func:`calls_schema`: the answer is a list of
     calls in JSON, not in the model's own format. Otherwise the model may call ``tools.callable`` in its own format.
-    Only the first call counts without ``parallel_tool_calls``, which is False if the client chose one tool by name.
+    If ``parallel_tool_calls`` is False, only the first call counts. It is False if the client chose one tool by name.
     ``input_ids``: the prompt, instead of the rendered ``messages``.
     """
 

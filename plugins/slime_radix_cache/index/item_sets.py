@@ -10,7 +10,8 @@ __all__ = ["MANY", "ItemSet", "Items", "item_set", "items_of", "sorted_set", "wi
 _T = TypeVar("_T")
 #: Several items: a few in a tuple, many in a dict, which grows and shrinks without a copy.
 Items: TypeAlias = "tuple[_T, ...] | dict[_T, None]"
-#: A set of items. A single item, the most frequent case, is its own set: a tuple would take 48 bytes. None: no item.
+#: A set of items. A single item, the most frequent case, is its own set, or what is left of a dict: a tuple would
+#: take 48 bytes. None: no item.
 ItemSet: TypeAlias = "_T | Items[_T] | None"
 #: Maximum length of a tuple, which is searched item by item and copied for each new item.
 MANY = 64

@@ -134,12 +134,12 @@ class Search:
         return Match(context, position, candidates, at_least, inside)
 
     def _begun(self, ends: Collection[Segment]) -> int:
-        """Count the contexts before responses that begin at the end of the text.
+        """Count the contexts that responses continue from the end of the text.
 
         Segments that end there, and responses that are cut there, are counted elsewhere. The remaining contexts are of
         two kinds. One kind leaves out the hidden tail of a response that ends there, such as a stop token. The other
-        kind was recorded for another text with the same tokens: one of the two texts spells out a special token, and
-        the other does not.
+        kind has the tokens of this text, but was recorded with another text: only one of the two texts spells out a
+        special token.
         """
         node = self._path.node
         begun = node.begins if self._is_at_node else ()
@@ -189,11 +189,12 @@ class Search:
         return None
 
     def _longer_cut(self, floor: int, fitting: ContextFilter, *, exhaustive: bool) -> Found | None:
-        """Return the longest context that ends with a cut response, after a whole token, and where it ends.
+        """Return the longest context found that ends with a cut response, after a whole token, and where it ends.
 
-        None if no such context covers more than ``floor`` bytes of the text.
+        None if no context found covers more than ``floor`` bytes of the text. Unless ``exhaustive``, only some of the
+        responses are tried, so a longer context may be missed.
         The search goes from the end of the text towards the root. It does not stop at the first cut: a response that
-        has less of the text may still have a whole token that ends later.
+        agrees with less of the text may still have a token that ends further along.
         """
         best: Found | None = None
         spelt: list[tuple[int, bytes]] = []

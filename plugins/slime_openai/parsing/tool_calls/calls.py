@@ -61,8 +61,9 @@ def settle(source: Source, writer: Writer, known: bool) -> None:
 def arguments(source: Source, writer: Writer, name: str, *end: str) -> Reading[bool]:
     """Begin the call of ``name``, and stream its arguments: the JSON object that is next.
 
-    Return False if this call is not allowed: the object is read, but not written. ``end``: tags of the format. Outside
-    of a valid string, such a tag ends an unclosed object. Raises Malformed if no object begins here.
+    Return False if this call is not allowed: the object is read, but not written. ``end``: tags of the format. Such a
+    tag ends the object, even an unclosed one, unless it stands in a valid JSON string. Raises Malformed if no object
+    begins here.
     """
     opening = yield from source.expect("{")
     opening += yield from source.run(SPACE)
