@@ -27,8 +27,8 @@ class LogKind:
     ``adds``: kinds of records that add an item. Each has the ``serial`` and ``size`` of the item, and as ``parent`` the
     serial of the item that this item depends on (0: none). ``removes``: the kind of records that remove an item; each
     has the ``serial`` and ``size`` of the item. ``others``: kinds that neither add nor remove an item. ``name``: the
-    suffix of the files. ``foreign``: words for an error about a file whose header names another ``reader`` (see Header):
-    what such a file has. ``what_to_move``: the files to move away to start without the log, "" for the directory.
+    suffix of the files. ``foreign``: words for an error about a file with another ``reader`` (see Header): what such
+    a file has. ``what_to_move``: the files to move away to start without the log, "" for the directory.
     """
 
     name: str

@@ -200,7 +200,7 @@ class Encoder:
             ids = self._batch([guard + text], False)[0]
             if list(ids[: len(ahead)]) == ahead:
                 return ids[len(ahead) :]
-        return self._batch([text], False)[0]  # each guard merged with the text: the tokenizer may add a space
+        return self._batch([text], False)[0]  # no guard stays apart from the text
 
     def as_dict(self) -> dict[str, Any]:
         """Return the tokenizer's abilities and the counts of tokenisation, ready for JSON."""
