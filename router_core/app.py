@@ -30,7 +30,7 @@ from router_core.request_ids import log_prefix
 from router_core.router import Router
 from router_core.routes import ControlRoute
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
-from slime_http.asgi import EXPLAIN
+from slime_http.asgi import EXPLAIN, note_failure
 from slime_http.message_faults import reply_fault
 
 __all__ = ["make_app"]
@@ -121,7 +121,7 @@ class _App:
         return counted
 
     async def _proxied(self, scope: Scope, receive: Receive, send: Send) -> None:
-        router, request, reply = self._router, None, None
+        router, request, reply, raw = self._router, None, None, scope["raw_path"]
         try:
             headers = scope["headers"]
             try:
@@ -129,8 +129,7 @@ class _App:
             except PayloadTooLarge as error:
                 await send_error(error, send, unread=receive)
                 return
-            query = scope["query_string"]
-            target = scope["raw_path"] + b"?" + query if query else scope["raw_path"]
+            target = raw + b"?" + query if (query := scope["query_string"]) else raw
             request = Request(scope["method"], target, headers, body)
             address, _ = scope.get("client") or (None, 0)
             exchange = Exchange(request, sources=router.session_sources, address=address, scope=scope)
@@ -142,6 +141,7 @@ class _App:
             return
         except asyncio.CancelledError:
             if reply is not None:
+                note_failure(scope, ShuttingDown.code)
                 raise
             # The grace period is over. Raising again would make some servers log a traceback for each request.
             await send_error(ShuttingDown("the router is shutting down"), send)
@@ -149,11 +149,11 @@ class _App:
             if reply is not None:
                 # The server closes the connection early, so the client sees that the body is incomplete.
                 logger.warning("%sa reply broke off: %s", log_prefix(scope), error)
+                note_failure(scope, error.code)
                 return
             if error.status >= 500:
                 # The decoded path may have line breaks.
-                path = scope["raw_path"].decode("latin-1")
-                prefix = log_prefix(scope)
+                path, prefix = raw.decode("latin-1"), log_prefix(scope)
                 logger.warning("%s%s %s: %d, %s", prefix, scope["method"], path, error.status, error)
             await send_error(error, send)
         except Exception as error:

@@ -12,6 +12,7 @@ from typing import Any
 from router_core import Worker
 from router_core.request_ids import request_id_of
 from router_core.types import Scope
+from slime_http.asgi import FAILED
 from slime_http.error_codes import code_in
 from slime_logging.waits import Wait
 
@@ -105,7 +106,7 @@ class Record:
         if self.status:
             found["status"] = self.status
         found["outcome"] = self._outcome
-        if self.error and (code := _code(self.error)) is not None:
+        if (code := self._code) is not None:
             found["error"] = code
         if self.session is not None:
             found["session"] = self.session[:_MAX_CHARS]
@@ -146,9 +147,20 @@ class Record:
 
     @property
     def _outcome(self) -> str:
-        if self.complete:
-            return "complete"
-        return "client_gone" if self.client_gone else "broke_off"
+        if self.client_gone:
+            return "client_gone"
+        return "complete" if self.complete and self._failure is None else "broke_off"
+
+    @property
+    def _failure(self) -> str | None:
+        """The code of the error that ended the answer after its head was sent."""
+        return self.scope.get("state", {}).get(FAILED) if not self.client_gone else None
+
+    @property
+    def _code(self) -> str | None:
+        """The code of the answer's error, or None."""
+        code = code_in(self.error) if self.error else self._failure
+        return code if code is not None and _CODE.fullmatch(code) else None
 
 
 def _address(scope: Scope) -> str | None:
@@ -162,9 +174,3 @@ def _trace_id(scope: Scope) -> str | None:
         if name == b"traceparent" and (found := _TRACE_PARENT.match(value)) is not None:
             return found[1].decode()
     return None
-
-
-def _code(error: bytes) -> str | None:
-    """Return the code in ``error``, the beginning of an error's body."""
-    code = code_in(error)
-    return code if code is not None and _CODE.fullmatch(code) else None

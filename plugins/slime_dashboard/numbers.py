@@ -16,7 +16,8 @@ __all__ = ["Cumulative", "Numbers"]
 
 @dataclass(frozen=True, slots=True)
 class Cumulative:
-    """Totals since the router started. ``failed``: 5xx, and 2xx answers that broke off; ``refused``: 4xx.
+    """Totals since the router started. ``failed``: 5xx, and 2xx answers that broke off or failed in mid-stream;
+    ``refused``: 4xx.
 
     Token and prompt counts are None without the plugin that counts them. For ``bounds``, ``whole`` and ``first_byte``
     see ``slime_metrics.contracts.Totals``.

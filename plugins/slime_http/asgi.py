@@ -7,6 +7,7 @@ from typing import Any
 
 __all__ = [
     "EXPLAIN",
+    "FAILED",
     "ASGIApp",
     "Headers",
     "Message",
@@ -14,6 +15,7 @@ __all__ = [
     "Scope",
     "Send",
     "SendNow",
+    "note_failure",
     "send_now_of",
     "send_whole",
 ]
@@ -21,6 +23,8 @@ __all__ = [
 #: Key in the ASGI state. Its value is a function: given an exception that the application raised, the function returns
 #: the HTTPError to answer with.
 EXPLAIN = "slime_http.explain"
+#: Key in the ASGI state. Its value is the code of the error that ended an answer after its head was sent.
+FAILED = "slime_http.failed"
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -32,6 +36,11 @@ SendNow = Callable[[Any, Iterable[Callable[[bytes], object]]], bool]
 
 #: Names of headers in lower case, and their values as on the wire. The order and duplicates are kept.
 Headers = list[tuple[bytes, bytes]]
+
+
+def note_failure(scope: Scope, code: str) -> None:
+    """Note that the answer to ``scope`` failed after its head was sent. Only the first ``code`` is kept."""
+    scope.setdefault("state", {}).setdefault(FAILED, code)
 
 
 def send_now_of(send: Send) -> SendNow | None:

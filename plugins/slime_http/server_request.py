@@ -10,10 +10,10 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from slime_http.asgi import EXPLAIN, ASGIApp, Message, Scope
+from slime_http.asgi import EXPLAIN, ASGIApp, Message, Scope, note_failure
 from slime_http.client_connection import ClientConnection
-from slime_http.error_codes import MAX_ERROR_BYTES
-from slime_http.errors import error_body
+from slime_http.error_codes import MAX_ERROR_BYTES, code_in
+from slime_http.errors import HTTPError, error_body
 from slime_http.observed import ObservedRequest
 from slime_http.response_head import error_answer, response_lines
 
@@ -156,8 +156,11 @@ class ServerRequest(ObservedRequest):
             self.started = self.written = self.is_whole = True
             self.status = status
             self.transport.write(error_answer(status, message, to_head=self._is_head, body=body))
-        elif self._left is None:
-            self._connection.flow.reset()
+        else:
+            code = "SHUTTING_DOWN" if status == 503 else code_in(body or b"") or HTTPError.code
+            note_failure(self.scope, code)  # unless the application has noted a code
+            if self._left is None:
+                self._connection.flow.reset()
         self.keep_alive = False
         self._finish()
 
@@ -263,7 +266,10 @@ class ServerRequest(ObservedRequest):
                 body = b"%x\r\n%b\r\n" % (len(body), body)
             if is_last:
                 body += _LAST_CHUNK
-        elif self._left is not None:
+        elif self._left is None:
+            if body:
+                self.streamed_at = self.streamed_at or asyncio.get_running_loop().time()
+        else:
             self._left -= len(body)
             if self._left < 0:
                 raise RuntimeError("the body is longer than its Content-Length")

@@ -39,9 +39,9 @@ class Totals(NamedTuple):
     """Generations that have ended since the start, of all paths and workers.
 
     ``by_class``: their number by the first digit of the status. ``incomplete``: likewise, but only of those whose
-    answer broke off. ``bounds``: upper bounds of durations in seconds. ``whole``: the numbers of durations to the end
-    of the answer, one for each bound and one for all longer durations. ``first_byte``: the numbers of durations to the
-    first byte of a streamed answer.
+    answer broke off, or failed after its head was sent. ``bounds``: upper bounds of durations in seconds. ``whole``:
+    the numbers of durations to the end of the answer, one for each bound and one for all longer durations.
+    ``first_byte``: the numbers of durations to the first byte of a streamed answer.
     """
 
     by_class: Mapping[int, int]

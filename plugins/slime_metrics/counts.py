@@ -10,15 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from router_core.proxy import PATH, SENT_AT, WORKER
+from slime_http.asgi import FAILED
 from slime_http.error_codes import code_in
 from slime_http.observed import ObservedRequest
 from slime_metrics.histogram import Histogram
 from slime_metrics.labels import OTHER, Labels, error_codes
 
-__all__ = ["REMOVED", "Counts", "Kind", "Series"]
+__all__ = ["CLIENT_GONE", "REMOVED", "Counts", "Kind", "Series"]
 
 #: Value of the label ``worker`` for workers that were removed some time ago.
 REMOVED = "removed"
+#: Value of the label ``error`` for answers that broke off since the client left.
+CLIENT_GONE = "client_gone"
 #: Seconds for which the numbers of a removed worker keep its URL. If more than ``_MAX_REMOVED`` workers are removed in
 #: this time, the earliest lose it sooner.
 _REMOVED_S = 600.0
@@ -38,7 +41,8 @@ class Series:
     """The requests of one kind.
 
     ``whole``: durations from the head of the request to the end of the answer.
-    ``to_first_byte``: to the first byte of a stream. ``incomplete``: answers that broke off.
+    ``to_first_byte``: to the first byte of a stream. ``incomplete``: answers that broke off or failed after their head
+    was sent, by the code of the error, or ``CLIENT_GONE``.
 
     ``to_worker``: from the head of the request until the worker that answered got it; 0 if no worker answered.
     ``at_worker``: from then to the end of the answer.
@@ -51,7 +55,7 @@ class Series:
         self.to_first_byte = Histogram(bounds)
         self.to_worker = Histogram(bounds)
         self.at_worker = Histogram(bounds)
-        self.incomplete = 0
+        self.incomplete: Counter[str] = Counter()
 
     def observe(self, whole_s: float, to_worker_s: float) -> None:
         """Count a request by its whole duration, and by the time until its worker got it."""
@@ -143,8 +147,11 @@ class Counts:
         series.observe(request.ended - began, state.get(SENT_AT, began) - began)
         if request.streamed_at:
             series.to_first_byte.observe(request.streamed_at - began)
-        if not request.is_whole:
-            series.incomplete += 1
+        failure = state.get(FAILED) if status < 400 else None
+        if failure is not None:  # the last event of a stream may be an error: then the answer is whole
+            series.incomplete[failure if failure in self._codes else OTHER] += 1
+        elif not request.is_whole:
+            series.incomplete[CLIENT_GONE] += 1
         if status >= 400:
             self._error(status, request.error)
 

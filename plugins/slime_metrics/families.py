@@ -34,11 +34,11 @@ def request_families(counts: Counts) -> Iterator[Metric]:
     )  # fmt: skip
     incomplete: Counter[_Labels] = Counter()
     for kind, series in counts.series.items():
-        if series.incomplete:
-            incomplete[kind.path, kind.worker] += series.incomplete
+        for error, number in series.incomplete.items():
+            incomplete[kind.path, kind.worker, error] += number
     yield counter_family(
-        "slime_incomplete_answers_total", "Answers that broke off, since the client or the worker left.",
-        ["path", "worker"], incomplete,
+        "slime_incomplete_answers_total", "Answers that broke off or failed after their head was sent.",
+        ["path", "worker", "error"], incomplete,
     )  # fmt: skip
     yield counter_family(
         "slime_worker_failed_attempts_total", "Attempts at a worker that failed or were given up.",

@@ -26,7 +26,7 @@ class GenerationTraffic:
         for kind, series in self.counts.series.items():
             if kind.path in ENDPOINTS:
                 by_class[kind.status // 100] += series.whole.count
-                incomplete[kind.status // 100] += series.incomplete
+                incomplete[kind.status // 100] += series.incomplete.total()
                 whole.add(series.whole)
                 first_byte.add(series.to_first_byte)
         return Totals(by_class, incomplete, whole.bounds, whole.counts, first_byte.counts)

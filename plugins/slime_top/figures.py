@@ -14,6 +14,8 @@ __all__ = ["Figures", "History", "Latency", "WorkerFigures"]
 
 #: Seconds of the past that the rates, and the latencies, are computed from.
 _RATE_S, _LATENCY_S = 10.0, 60.0
+#: Values of the label ``error`` that say that the client left, or (None, of an older router) nothing.
+_NO_ERRORS = (None, "client_gone")
 _BREAKERS = {0.0: "closed", 1.0: "open", 2.0: "half-open"}
 _Take = Callable[[Samples], float | None]
 
@@ -217,6 +219,9 @@ def _errors(samples: Samples) -> dict[str, int]:
     for labels, value in samples.of("smg_http_responses_total"):
         if labels["status_code"] >= "400" and value:
             found[labels["error_code"] or labels["status_code"]] += int(value)
+    for labels, value in samples.of("slime_incomplete_answers_total"):
+        if labels.get("error") not in _NO_ERRORS and value:
+            found[labels["error"]] += int(value)
     return dict(found.most_common())
 
 

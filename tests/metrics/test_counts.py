@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from router_core.proxy import PATH, SENT_AT, WORKER
+from slime_http.asgi import FAILED
 from slime_http.observed import ObservedRequest
-from slime_metrics.counts import _MAX_REMOVED, _REMOVED_S, REMOVED, Counts
+from slime_metrics.counts import _MAX_REMOVED, _REMOVED_S, CLIENT_GONE, REMOVED, Counts
 from slime_metrics.labels import ENDPOINTS, Labels
 from slime_metrics.traffic import GenerationTraffic
 
@@ -73,10 +74,17 @@ class OneByOne:
             kind: (
                 *(histogram(times) for times in zip(*map(times_of, requests), strict=True)),
                 histogram([one.streamed_at - one.began for one in requests if one.streamed_at]),
-                sum(not one.is_whole for one in requests),
+                Counter(filter(None, map(failure_of, requests))),
             )
             for kind, requests in found.items()
         }
+
+
+def failure_of(request: Any) -> str | None:
+    failure: str | None = request.scope["state"].get(FAILED)
+    if failure is not None and request.status < 400:
+        return failure if failure == "WORKER_BROKE" else "other"
+    return None if request.is_whole else CLIENT_GONE
 
 
 def times_of(request: Any) -> tuple[float, float, float]:
@@ -114,6 +122,8 @@ def ended(some: random.Random, worker: str) -> ObservedRequest:
     request.streamed_at = some.choice([0.0, 0.0, end])
     request.status = some.choice(STATUSES)
     request.is_whole = some.random() < 0.9
+    if request.streamed_at and some.random() < 0.2:
+        state[FAILED] = some.choice(["WORKER_BROKE", "ITS_OWN"])
     request.error = some.choice(ERRORS)
     return request
 

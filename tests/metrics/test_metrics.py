@@ -19,17 +19,19 @@ from starlette.routing import Route
 
 from core.real import on_uvicorn
 from deadlines import until
+from http_.conversations import alone
 from metrics.scrapes import EVERYTHING, names_of, scraped
 from ports import free_port
 from router_core.app import make_app
 from router_core.cli import build
 from router_core.errors import PluginError, SettingsError, StartupError
 from routers import BARE, Start, answering
-from slime_http.asgi import ASGIApp
+from slime_http.asgi import ASGIApp, Receive, Scope, Send
 from slime_http.serving import serving
 from slime_metrics import Metrics
 from slime_metrics.counts import Counts
 from slime_metrics.histogram import Histogram
+from slime_metrics.requests import Measured
 from slime_testing import FakeEngine
 
 pytestmark = pytest.mark.anyio
@@ -81,7 +83,7 @@ async def test_streams_have_a_time_to_first_byte(
             found = await scraped(client)
     assert found["smg_router_ttft_seconds_count", "endpoint=generate"] == 1
     assert found["slime_requests_total", f"path=/generate status=200 worker={worker}"] == 1
-    assert ("slime_incomplete_answers_total", f"path=/generate worker={worker}") not in found
+    assert not [name for name, _ in found if name == "slime_incomplete_answers_total"]
 
 
 @pytest.mark.parametrize("is_outermost", [True, False])
@@ -129,7 +131,7 @@ async def test_broken_stream_counts_as_incomplete(start: Start) -> None:
     assert during["slime_requests_in_flight", ""] == 1
     assert during["smg_worker_requests_active", f"worker={worker}"] == 1
     assert found["slime_requests_in_flight", ""] == 0
-    assert found["slime_incomplete_answers_total", f"path=/generate worker={worker}"] == 1
+    assert found["slime_incomplete_answers_total", f"error=client_gone path=/generate worker={worker}"] == 1
     assert found["slime_worker_failed_attempts_total", f"error=given_up worker={worker}"] == 1
 
 
@@ -146,7 +148,22 @@ async def test_answer_that_a_worker_breaks_off_is_incomplete(
             with pytest.raises(httpx.RemoteProtocolError):
                 await client.post("/generate", json={})
             found = await scraped(client)
-    assert found["slime_incomplete_answers_total", f"path=/generate worker={worker}"] == 1
+    assert found["slime_incomplete_answers_total", f"error=WORKER_BROKE path=/generate worker={worker}"] == 1
+
+
+async def test_answer_that_the_application_breaks_off_counts_as_internal_error() -> None:
+    async def half(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        raise ValueError("a plugin failed in mid-stream")
+
+    counts = Counts((1.0,), lambda: 0.0)
+    measured = Measured(alone(half), counts)
+    async with serving(measured.serve) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await client.post("/generate")
+    (series,) = counts.series.values()
+    assert series.incomplete == {"INTERNAL_ERROR": 1}
 
 
 async def test_refused_requests_count_by_code(start: Start) -> None:

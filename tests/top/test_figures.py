@@ -123,6 +123,8 @@ def test_a_frame_names_what_holds_a_worker() -> None:
         'smg_worker_cb_state{worker="http://10.0.0.7:30000"} 1\n'
         'smg_http_responses_total{status_code="429",error_code="QUEUE_FULL"} 4\n'
         'smg_http_responses_total{status_code="200",error_code=""} 9\n'
+        'slime_incomplete_answers_total{path="/generate",worker="w",error="WORKER_BROKE"} 2\n'
+        'slime_incomplete_answers_total{path="/generate",worker="w",error="client_gone"} 5\n'
         'slime_generations_total{path="/generate",reason="exact"} 5\n'
         'slime_generations_total{path="/generate",reason="batch"} 2\n'
         'slime_generations_total{path="/v1/completions",reason="batch"} 1\n'
@@ -130,7 +132,7 @@ def test_a_frame_names_what_holds_a_worker() -> None:
     )
     shown = drawn(history(scrape(0, text)))
     assert "weights 7 for 10 min" in shown
-    assert "4 QUEUE_FULL" in shown
+    assert "4 QUEUE_FULL, 2 WORKER_BROKE\n" in "\n".join(line.rstrip() for line in shown.splitlines()) + "\n"
     assert "5 retries" in shown
     assert "sampled    5 exact, 3 not: 3 batch" in shown
     row = next(line for line in shown.splitlines() if "10.0.0.7:30000" in line)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
 import orjson
 
-from router_core.errors import HTTPError, WorkerBroke
+from router_core.errors import HTTPError, ShuttingDown, WorkerBroke
 from router_core.exchange import Exchange
 from router_core.reply import Reply
+from router_core.request_ids import log_prefix
+from slime_http.asgi import note_failure
 from slime_openai.errors import error_body
 from slime_openai.responses.openai_schema import DONE, Frame, event
 from slime_openai.responses.outputs import EngineRefused, understood
@@ -18,6 +22,8 @@ from slime_sglang.event_readers import Growth, Reading, reader_of
 from slime_sglang.events import EventSplitter, data_in
 
 __all__ = ["AnswerStream", "StreamedChoice"]
+
+logger = logging.getLogger(__name__)
 
 
 class StreamedChoice(Protocol):
@@ -77,10 +83,14 @@ class AnswerStream:
         self._events = EventSplitter()
         self._reader = reader_of(exchange, reply)
         self._failure: HTTPError | None = None
+        self._take: Callable[[Callable[[], bytes]], bool] | None = None
         self.finished = False
 
     async def read(self) -> bytes:
-        """See BodySource. If the engine fails in mid-stream, the stream ends with an error event."""
+        """See BodySource. If the engine fails in mid-stream, the stream ends with an error event.
+
+        A stream that the router cuts off as it shuts down ends with an error event too, if this can be sent at once.
+        """
         ready: list[bytes] = []
         while not ready and not self.finished:
             try:
@@ -94,8 +104,12 @@ class AnswerStream:
                     if last:
                         ready += self._ending()
             except HTTPError as error:
-                ready += [b"data: %b\n\n" % error_body(error), DONE]
+                self._report(error)
+                ready.append(_last_events(error))
                 self.finished = True
+            except asyncio.CancelledError:
+                self._send_shutdown_error()
+                raise
         return b"".join(ready)
 
     async def pump(self, take: Callable[[Callable[[], bytes]], bool]) -> None:
@@ -110,10 +124,27 @@ class AnswerStream:
                 return False
             return take(lambda: self._pass_on(piece, growth, feeds))
 
+        self._take = take
         try:
             await self._reply.pump(pass_on)
         except HTTPError as error:
             self._failure = error  # for the next read
+        except asyncio.CancelledError:
+            self._send_shutdown_error()
+            raise
+
+    def _report(self, error: HTTPError) -> None:
+        """Log ``error``, and note it for the metrics and the request log: the answer began with status 200."""
+        scope = self._exchange.scope
+        if scope is not None:
+            logger.warning("%sa reply broke off: %s", log_prefix(scope), error)
+            note_failure(scope, error.code)
+
+    def _send_shutdown_error(self) -> None:
+        """Send an error event at once, unless the request was cancelled since its client has gone."""
+        if self._take is not None and not self._exchange.client_disconnected:
+            self._take(lambda: _last_events(ShuttingDown("the router is shutting down")))
+            self.finished = True
 
     def _pass_on(self, piece: bytes, growth: Growth, feeds: Iterable[Callable[[bytes], None]]) -> bytes:
         for feed in feeds:
@@ -137,6 +168,7 @@ class AnswerStream:
 
     def close(self) -> None:
         """See BodySource."""
+        self._take = None
         self._exchange.close()
         with suppress(WorkerBroke), understood():
             for choice in self._choices:
@@ -170,3 +202,7 @@ class AnswerStream:
         self.finished = True
         usage = [event(self._frame.put([], usage=self._usage()))] if self._usage is not None else []
         return [*usage, DONE]
+
+
+def _last_events(error: HTTPError) -> bytes:
+    return b"data: %b\n\n%b" % (error_body(error), DONE)
