@@ -121,7 +121,7 @@ class Turn(Protocol):
     """One response. ``before``: the number of the session's turn that this turn continues; None if there is none.
 
     ``prompt``: equal for responses to the same prompt. ``finish_reason``: None if the response's end was not seen, or
-    if the engine's value is not a JSON object.
+    if the engine's value is not a JSON object. ``is_running``: the response is streamed now, and its end has not come.
     """
 
     @property
@@ -134,6 +134,8 @@ class Turn(Protocol):
     def tokens(self) -> int: ...
     @property
     def finish_reason(self) -> dict[str, Any] | None: ...
+    @property
+    def is_running(self) -> bool: ...
 
 
 class TurnRecord(Protocol):

@@ -129,8 +129,8 @@ class RadixCache:
             long_work=router.long_work, threads=router.threads,
         )  # fmt: skip
         router.components.register("trajectories", self.retrieval)
-        session_turns = SessionTurns(self._trajectories, spelling.text_of, self._turns.rows, self._cold)
-        router.components.register("session_turns", session_turns)
+        made = SessionTurns(self._trajectories, spelling.text_of, self._turns.rows, self._cold, self._streams)
+        router.components.register("session_turns", made)
         router.components.register("session_list", RecordedSessions(self._trajectories, self._cold))
         self._aborts = Aborts(
             router=router,

@@ -31,13 +31,14 @@ class NotExact(Exception):
 def fill_sample(sample: _SampleT, answer: Mapping[str, Any], *, allow_inexact: bool = False) -> _SampleT:
     """Fill ``sample`` from ``answer``, a retrieved answer or a record of a session; return ``sample``.
 
-    ``sample`` is any object with slime's attributes. Sets ``tokens`` to the ids of the whole text. ``response_length``
-    counts the tokens from the first token with loss mask 1 on; ``loss_mask`` and ``rollout_log_probs`` have that
-    length. ``weight_versions`` has each version once, in order. ``status`` is set if the finish reason is stop, length
-    or abort, and the sample's class has a ``Status``. ``prompt`` and ``response`` are set only if ``answer`` is a
-    record of a session. ``rollout_routed_experts`` (int32, ``[tokens - 1, layers, top_k]``) is set if routed experts
-    were asked for; it is None if they are not exact. Raises NotExact for an answer that is not exact. With
-    ``allow_inexact``, such an answer is used, and missing logprobs are NaN.
+    ``sample`` is any object with slime's attributes. Sets ``tokens`` to the ids of the whole text.
+    ``response_length`` counts the tokens from the first token with loss mask 1 on; ``loss_mask`` and
+    ``rollout_log_probs`` have that length. ``weight_versions`` has each version once, in order. ``status`` is set
+    if the finish reason is stop, length or abort, and the sample's class has a ``Status``. ``prompt`` and
+    ``response`` are set only if ``answer`` is a record of a session. A record without a finish reason is aborted:
+    its stream broke off, or still runs. ``rollout_routed_experts`` (int32, ``[tokens - 1, layers, top_k]``) is set
+    if routed experts were asked for; it is None if they are not exact. Raises NotExact for an answer that is not
+    exact. With ``allow_inexact``, such an answer is used, and missing logprobs are NaN.
     """
     is_exact = answer["exact"] and answer.get("experts_exact", True)
     if not is_exact and not allow_inexact:
@@ -54,9 +55,10 @@ def fill_sample(sample: _SampleT, answer: Mapping[str, Any], *, allow_inexact: b
     if "experts_exact" in answer:
         rows = answer.get("routed_experts")
         target.rollout_routed_experts = rows.astype(np.int32) if rows is not None else None
+    ended = answer.get("finish_reason")
     if "prompt" in answer:
         target.prompt, target.response = answer["prompt"], answer["response"]
-    ended = answer.get("finish_reason")
+        ended = ended or {"type": "abort"}
     statuses = getattr(target, "Status", None)
     if ended is not None and statuses is not None and ended.get("type") in _STATUS:
         target.status = statuses[_STATUS[ended["type"]]]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from slime_sessions.tree import committed, statuses_of
+
 if TYPE_CHECKING:
     from slime_radix_cache.contracts import SessionTurns, Turn
 
@@ -21,7 +23,11 @@ def records_of(source: SessionTurns, turns: Sequence[Turn], texts: Sequence[str]
     ``output_token_logprobs`` has ``[logprob, id, null]`` for each token of the response. The messages of requests, and
     times, are not kept. ``timestamp`` is 0, since miles requires a number.
     """
-    return [_record(source, turn, turns, text) for turn, text in zip(turns, texts, strict=True)]
+    statuses = statuses_of(turns)
+    return [
+        {**_record(source, turn, turns, text), "status": statuses.get(turn.number)}
+        for turn, text in zip(turns, texts, strict=True)
+    ]
 
 
 def _record(source: SessionTurns, turn: Turn, turns: Sequence[Turn], text: str) -> dict[str, Any]:
@@ -63,8 +69,7 @@ def _record(source: SessionTurns, turn: Turn, turns: Sequence[Turn], text: str) 
     }
 
 
-def accumulated(source: SessionTurns, turns: Sequence[Turn], committed: Sequence[Turn]) -> Any:
-    """Return the tokens up to the end of the last ``committed`` turn, as an array; ``[]`` without such a turn."""
-    if not committed:
-        return []
-    return source.context(committed[-1], turns).record.tokens
+def accumulated(source: SessionTurns, turns: Sequence[Turn]) -> Any:
+    """Return the tokens up to the end of the last committed turn, as an array; ``[]`` without such a turn."""
+    found = committed(turns, statuses_of(turns))
+    return source.context(found[-1], turns).record.tokens if found else []

@@ -20,7 +20,7 @@ from slime_rows.streamed import answer_with
 from slime_sessions.created import CreatedSessions
 from slime_sessions.names import check_name
 from slime_sessions.records import accumulated, records_of
-from slime_sessions.tree import committed
+from slime_sessions.tree import committed, statuses_of
 
 if TYPE_CHECKING:
     from slime_radix_cache.contracts import SessionTurns, Turn
@@ -109,7 +109,7 @@ class SessionRoutes:
 
         def write() -> bytes:
             metadata = {
-                "accumulated_token_ids": accumulated(source, turns, committed(turns)),
+                "accumulated_token_ids": accumulated(source, turns),
                 "max_trim_tokens": 0,
                 "complete": complete,
             }
@@ -134,7 +134,7 @@ class SessionRoutes:
                     f" be missing or too short (GET /trajectories/{quote(session)} has what is kept)"
                 )
             metadata: dict[str, Any] = {
-                "accumulated_token_ids": accumulated(source, turns, committed(turns)),
+                "accumulated_token_ids": accumulated(source, turns),
                 "max_trim_tokens": 0,
                 "complete": True,
                 **({"agent": agent} if wanted.metadata is not None else {}),
@@ -147,7 +147,7 @@ class SessionRoutes:
         def encode() -> Iterator[Piece]:
             from slime_sessions.wire import encode  # numpy is heavy
 
-            empty = None if samples else "all_truncated" if committed(turns) else "no_records"
+            empty = _empty_reason(turns) if not samples else None
             shown = {key: value for key, value in agent.items() if key not in _OWN_KEYS}
             return encode(samples, metadata, empty, reward=agent.get("reward"), agent=shown)
 
@@ -191,6 +191,13 @@ class SessionRoutes:
 
 def _not_found(session: str) -> SessionNotFound:
     return SessionNotFound(f"no session {session!r:.200}: deleted, or neither created nor recorded")
+
+
+def _empty_reason(turns: Sequence[Turn]) -> str:
+    """Return why ``turns`` make no samples. The last of the reasons is not one of miles'."""
+    if committed(turns, statuses_of(turns)):
+        return "all_truncated"
+    return "no_records" if not turns else "still_running"
 
 
 async def _written(turns: Sequence[Turn], write: Callable[[], _T]) -> _T:

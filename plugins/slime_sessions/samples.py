@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from router_core.errors import HTTPError
 from slime_rows.rows import Rows
-from slime_sessions.tree import COMPLETED, committed, leaves, status_of
+from slime_sessions.tree import COMPLETED, leaves, statuses_of
 
 if TYPE_CHECKING:
     from slime_radix_cache.contracts import SessionTurns, Turn, TurnContext, TurnRecord
@@ -66,20 +66,20 @@ class _Path:
 def samples_of(
     source: SessionTurns, session: str, turns: Sequence[Turn], max_seq_len: int | None, *, retries: bool
 ) -> list[Sample]:
-    """Return the samples of ``session``, made from its committed ``turns``. Samples with the most turns come first.
+    """Return the samples of ``session``, made from its ``turns``. Samples with the most turns come first.
 
     A sample without tokens to train on is left out. O(tokens of all samples). Raises InexactSession.
     """
-    by_number = {turn.number: turn for turn in turns}
+    statuses = statuses_of(turns)
     paths = []
-    for leaf in leaves(committed(turns), retries=retries):
+    for leaf in leaves(turns, statuses, retries=retries):
         context = source.context(leaf, turns)
         if context.inexact_reason is not None:
             raise InexactSession(
                 f"the tokens of turn {leaf.number} are not exact: {context.inexact_reason}"
                 f" (GET /trajectories/{quote(session)} has what is known)"
             )
-        end, status = _kept(context, by_number, max_seq_len)
+        end, status = _kept(context, statuses, max_seq_len)
         if end:
             paths.append(_Path(leaf, context, end, status))
     trained: dict[Hashable, int] = {}
@@ -89,7 +89,7 @@ def samples_of(
     return [sample for sample in samples if sample.loss_mask.any()]
 
 
-def _kept(context: TurnContext, turns: Mapping[int, Turn], max_seq_len: int | None) -> tuple[int, str]:
+def _kept(context: TurnContext, statuses: Mapping[int, str], max_seq_len: int | None) -> tuple[int, str]:
     """Return the number of tokens of ``context`` in the sample, and the sample's status.
 
     The sample ends with the first turn that was not completed. A turn of which the client kept only a part counts as
@@ -101,7 +101,7 @@ def _kept(context: TurnContext, turns: Mapping[int, Turn], max_seq_len: int | No
     for number, start, stop, is_whole in context.spans:
         if max_seq_len is not None and stop > max_seq_len:
             return (max_seq_len, "truncated") if start < max_seq_len else (end, status)
-        end, status = stop, status_of(turns[number]) if is_whole else COMPLETED
+        end, status = stop, statuses[number] if is_whole else COMPLETED
         if status != COMPLETED:
             break
     return end, status

@@ -2,39 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from slime_radix_cache.contracts import Turn
 
-__all__ = ["COMPLETED", "committed", "leaves", "status_of"]
+__all__ = ["ABORTED", "COMPLETED", "committed", "leaves", "statuses_of"]
 
-COMPLETED = "completed"
-_STATUS = {"stop": COMPLETED, "length": "truncated", "abort": "aborted"}
-
-
-def status_of(turn: Turn) -> str:
-    """Return miles' status of a committed ``turn``. A turn without a finish reason was continued, so completed."""
-    reason = turn.finish_reason
-    return _STATUS.get(str(reason.get("type")), "aborted") if reason is not None else COMPLETED
+COMPLETED, ABORTED = "completed", "aborted"
+_STATUS = {"stop": COMPLETED, "length": "truncated", "abort": ABORTED}
 
 
-def committed(turns: Sequence[Turn]) -> list[Turn]:
-    """Return the turns that sampled a token, and that have ended or were continued by the session."""
+def statuses_of(turns: Sequence[Turn]) -> dict[int, str]:
+    """Return miles' status of each turn by its number. ``turns``: all turns of a session.
+
+    A turn without a finish reason is completed if the session continued it, and else aborted: the worker or the client
+    broke it off. But a turn that still runs has no status.
+    """
     continued = {turn.before for turn in turns}
-    return [
-        turn for turn in turns if turn.tokens and (turn.finish_reason is not None or turn.number in continued)
-    ]
+    found = {}
+    for turn in turns:
+        if turn.finish_reason is not None:
+            found[turn.number] = _STATUS.get(str(turn.finish_reason.get("type")), ABORTED)
+        elif turn.number in continued:
+            found[turn.number] = COMPLETED
+        elif not turn.is_running:
+            found[turn.number] = ABORTED
+    return found
 
 
-def leaves(turns: Sequence[Turn], *, retries: bool) -> list[Turn]:
-    """Return the turns that no other turn continues.
+def committed(turns: Sequence[Turn], statuses: Mapping[int, str]) -> list[Turn]:
+    """Return the turns that sampled a token, and that have ended or were continued by the session."""
+    return [turn for turn in turns if turn.tokens and turn.number in statuses]
+
+
+def leaves(turns: Sequence[Turn], statuses: Mapping[int, str], *, retries: bool) -> list[Turn]:
+    """Return the committed turns that no other committed turn continues.
 
     Without ``retries``, of several turns that continue one turn, all but the latest are left out. This is miles' rule.
     It keeps every turn that begins a conversation (``before`` is None). Here such a turn is left out too if it was
     aborted and its prompt came again later.
     """
+    turns = committed(turns, statuses)
     continued = {turn.before for turn in turns}
     latest = {turn.before: turn.number for turn in turns}
     asked_last = {turn.prompt: turn.number for turn in turns}
@@ -42,6 +52,6 @@ def leaves(turns: Sequence[Turn], *, retries: bool) -> list[Turn]:
     def was_tried_again(turn: Turn) -> bool:
         if turn.before is not None:
             return latest[turn.before] != turn.number
-        return status_of(turn) == "aborted" and asked_last[turn.prompt] != turn.number
+        return statuses[turn.number] == ABORTED and asked_last[turn.prompt] != turn.number
 
     return [turn for turn in turns if turn.number not in continued and (retries or not was_tried_again(turn))]

@@ -28,6 +28,10 @@ class GrowingResponse:
         if response is not None:
             self._part = response
 
+    def is_now(self, response: Response) -> bool:
+        """Return True if ``response`` is the record so far."""
+        return self._part is response
+
     def begin_anew(self) -> None:
         """Let the recorded part stay unchanged: the next answer is another response."""
         self._part = self._turn.lost = None

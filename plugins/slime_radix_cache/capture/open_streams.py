@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
+from slime_radix_cache.index.segments import Response
+
 __all__ = ["OpenStreams", "RunningStream"]
 
 
@@ -23,6 +25,10 @@ class RunningStream(Protocol):
 
     def record_all(self) -> None:
         """Record what was passed on so far."""
+        ...
+
+    def is_sampling(self, response: Response) -> bool:
+        """Return True if ``response`` is what was recorded so far of one of the stream's sequences."""
         ...
 
 
@@ -57,6 +63,10 @@ class OpenStreams:
         """Record what the running streams of ``session`` passed on so far."""
         for stream in self._of(session):
             stream.record_all()
+
+    def are_sampling(self, response: Response) -> bool:
+        """Return True if a running stream may add tokens to ``response``. O(streams of its session)."""
+        return any(stream.is_sampling(response) for stream in self._of(response.session))
 
     def _of(self, session: str | None) -> Iterator[RunningStream]:
         return iter(list(self._running.get(session, ())))

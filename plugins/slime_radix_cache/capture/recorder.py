@@ -9,6 +9,7 @@ from slime_radix_cache.capture.growing_response import GrowingResponse
 from slime_radix_cache.capture.open_streams import OpenStreams
 from slime_radix_cache.capture.streams import GenerationStream
 from slime_radix_cache.capture.turns import PromptTurn, Turns
+from slime_radix_cache.index.segments import Response
 from slime_radix_cache.tally import Tally
 from slime_sglang import CONTRADICTION, AnswerSoFar, sampled_ids
 from slime_sglang.event_readers import Growth, Reading
@@ -79,6 +80,10 @@ class StreamRecorder:
     def record_all(self) -> None:
         """See RunningStream."""
         self._stream.record_all()
+
+    def is_sampling(self, response: Response) -> bool:
+        """See RunningStream."""
+        return any(each.is_now(response) for each in self._responses)
 
     def so_far(self) -> AnswerSoFar:
         """Return a copy of the answer so far. Only for a stream of one sequence."""

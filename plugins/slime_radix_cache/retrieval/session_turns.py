@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from slime_radix_cache.capture.open_streams import OpenStreams
 from slime_radix_cache.capture.row_recorder import RowRecorder
 from slime_radix_cache.demotion.cold_trajectories import ColdTrajectories
 from slime_radix_cache.index.segments import Response, Segment, links
@@ -30,6 +31,7 @@ class Turn:
 
     Numbers are in the order in which responses came. ``prompt``: equal for responses to the same prompt.
     ``finish_reason``: from the engine; None if the end was not seen, or if the engine's value is not a JSON object.
+    ``is_running``: the response is streamed now, and its end has not come yet.
     ``wholes``: some responses were recorded first in part, then with more tokens. This mapping leads from each partial
     record in the turns' contexts to the longest record of the response. All turns share it.
     """
@@ -39,6 +41,7 @@ class Turn:
     prompt: Hashable
     tokens: int
     finish_reason: dict[str, Any] | None
+    is_running: bool
     response: Response
     wholes: Mapping[Segment, Response]
 
@@ -67,8 +70,10 @@ class SessionTurns:
         spell: Callable[[Sequence[int]], str],
         rows: RowRecorder,
         cold: ColdTrajectories,
+        streams: OpenStreams,
     ) -> None:
         self._trajectories = trajectories
+        self._streams = streams
         self._cold = cold
         self._rows = rows
         self.spell = spell
@@ -91,7 +96,8 @@ class SessionTurns:
                 self._before(response, numbers, wholes),
                 (response.parent, response.kept),
                 len(response),
-                _reason_of(response),
+                (reason := _reason_of(response)),
+                reason is None and self._streams.are_sampling(response),
                 response,
                 wholes,
             )

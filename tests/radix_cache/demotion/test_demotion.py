@@ -9,6 +9,7 @@ import pytest
 
 from radix_cache.direct import generate, read
 from radix_cache.toy import EOS, pack, sampled, spell, trajectories, unpack
+from slime_radix_cache.capture.open_streams import OpenStreams
 from slime_radix_cache.capture.row_recorder import RowRecorder
 from slime_radix_cache.demotion.cold_trajectories import ColdTrajectories
 from slime_radix_cache.demotion.demotion import Demotion
@@ -210,7 +211,7 @@ def test_longer_record_of_another_session_is_still_known(cold: Cold, kept: Traje
     kept.record(None, pack(1), b"a", sampled(2, 1), None, instead_of=part)
     generate(kept, "aba<", sampled(5), "s")
     for _ in range(3):
-        source = SessionTurns(kept, str, RowRecorder(kept), ColdTrajectories(kept))
+        source = SessionTurns(kept, str, RowRecorder(kept), ColdTrajectories(kept), OpenStreams())
         one, two = (source.context(turn, turns).sampled[0] for turns in [source.turns("s")] for turn in turns)
         assert (one[0], one[1:], two[1:]) == (two[0], (1, 2), (1, 3))
         cold.demote()
@@ -313,7 +314,7 @@ def kept_responses(kept: Trajectories) -> list[Response]:
 
 def first_keys(kept: Trajectories) -> set[Hashable]:
     """The keys of the first responses in the contexts of "s"."""
-    source = SessionTurns(kept, str, RowRecorder(kept), ColdTrajectories(kept))
+    source = SessionTurns(kept, str, RowRecorder(kept), ColdTrajectories(kept), OpenStreams())
     turns = source.turns("s")
     return {source.context(turn, turns).sampled[0][0] for turn in turns}
 

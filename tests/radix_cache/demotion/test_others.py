@@ -11,6 +11,7 @@ from radix_cache.cold_runs import SMALL, Run, run_on
 from radix_cache.direct import generate, read
 from radix_cache.shelf import Note, Shelf
 from radix_cache.toy import pack, sampled
+from slime_radix_cache.capture.open_streams import OpenStreams
 from slime_radix_cache.capture.row_recorder import RowRecorder
 from slime_radix_cache.demotion.cold_trajectories import StoreFailed
 from slime_radix_cache.demotion.notes import FORMAT, Begun, Dropped, RunBegun, packed
@@ -291,7 +292,7 @@ async def test_part_that_is_kept_here_alone_is_still_known_as_a_part() -> None:
             first.cold.forget(session)
         await first.settled()
         await second.cold.load_session("s")
-        source = SessionTurns(second.kept, str, RowRecorder(second.kept), second.cold)
+        source = SessionTurns(second.kept, str, RowRecorder(second.kept), second.cold, OpenStreams())
         turns = source.turns("s")
         sampled_in = [source.context(turn, turns).sampled for turn in turns]
         assert sorted(len(each) for each in sampled_in) == [2, 2]

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from radix_cache.toy import EOS, encode, pack, sampled, spell, trajectories, unpack
+from slime_radix_cache.capture.open_streams import OpenStreams
 from slime_radix_cache.capture.row_recorder import RowRecorder
 from slime_radix_cache.demotion.cold_trajectories import ColdTrajectories
 from slime_radix_cache.index.segment_store import Sampled
@@ -83,7 +84,9 @@ def test_part_of_a_response_that_was_not_continued_is_no_leaf() -> None:
         if is_over:
             kept.unpin(match.context)
         assert [tokens_of(branch) for branch in leaves(kept)] == [[1, 1, 2, 2]]
-        (turn,) = SessionTurns(kept, spell, RowRecorder(kept), ColdTrajectories(kept)).turns("s")
+        (turn,) = SessionTurns(kept, spell, RowRecorder(kept), ColdTrajectories(kept), OpenStreams()).turns(
+            "s"
+        )
         assert (turn.tokens, turn.wholes) == (3, {part: turn.response})
 
 
