@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from rich.console import Group, JustifyMethod, RenderableType
@@ -50,9 +51,10 @@ def _one_line(text: Text) -> Text:
 
 
 def _summary(figures: Figures) -> Table:
-    table = Table.grid(padding=(0, 2))
+    # A ratio gives a column the width that the others leave. Without it, long values would also narrow the labels.
+    table = Table.grid(padding=(0, 2), expand=True)
     table.add_column(style="dim", no_wrap=True)
-    table.add_column(no_wrap=True, overflow="ellipsis")
+    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     table.add_row("fleet", _fleet(figures))
     if not figures.has_metrics:
         table.add_row("metrics", Text("none: the router runs without the plugin metrics", "yellow"))
@@ -138,7 +140,7 @@ def _workers(workers: Sequence[WorkerFigures], rows: int) -> Group:
             _rate(worker.tokens_per_s),
             worker.weight_version or "-",
             Text(worker.breaker or "-", "bold red" if is_open else ""),
-            _why(worker.holds),
+            _why(worker),
         )
     if not ordered:
         return Group(table, Text("none: POST /workers adds one", "yellow"))
@@ -146,10 +148,11 @@ def _workers(workers: Sequence[WorkerFigures], rows: int) -> Group:
     return Group(table, Text(f"and {rest} more", "dim")) if rest else Group(table)
 
 
-def _why(holds: Mapping[str, str]) -> str:
-    """Return the reasons. ``joining`` comes last: any other reason says more."""
-    owners = sorted(holds, key=lambda owner: owner == "joining")
-    return "; ".join(f"{owner}: {holds[owner]}" for owner in owners)
+def _why(worker: WorkerFigures) -> str:
+    """Return the reasons, without the worker's own URL. ``joining`` comes last: any other reason says more."""
+    owners = sorted(worker.holds, key=lambda owner: owner == "joining")
+    own_url = re.compile(rf"(worker )?{re.escape(worker.url)}(?![.:]?[\w/@-]):? ?")
+    return "; ".join(f"{owner}: {own_url.sub('', worker.holds[owner])}" for owner in owners)
 
 
 def _rate(value: float | None) -> str:

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from slime_top.figures import History
+from slime_top.figures import Figures, History
 from slime_top.scrape import Samples, Scrape
 from slime_top.screen import frame
 
@@ -140,3 +140,39 @@ def test_a_frame_names_what_holds_a_worker() -> None:
         "10.0.0.7:30000", "quarantined", "3", "-", "-", "open",
         "health: connection refused; circuit breaker: open",
     ]  # fmt: skip
+
+
+def shown_lines(figures: Figures, width: int) -> list[str]:
+    """The lines of a frame at a terminal of ``width`` columns."""
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(frame(figures, "http://r"))
+    return console.export_text().splitlines()
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_long_values_do_not_cut_the_labels(width: int) -> None:
+    text = "".join(
+        f'smg_http_responses_total{{status_code="502",error_code="WORKER_BROKE_{number}"}} 1\n'
+        f'slime_retrieved_answers_total{{reason="uncovered_text_{number}"}} 1\n'
+        for number in range(20)
+    )
+    lines = shown_lines(history(scrape(0, text)).figures(now=100), width)
+    labels = [line.split("  ")[0] for line in lines[2:9]]
+    assert labels == ["fleet", "traffic", "errors", "latency", "tokens", "sampled", "retrieved"]
+    assert max(map(len, lines)) <= width
+    assert lines[4].endswith("…")
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("worker http://w:1 cannot be reached: Connection refused", "cannot be reached: Connection refused"),
+        ("http://w:1: no answer", "no answer"),
+        ("its weights are older than those of worker http://w:12", "its weights are older than those of worker http://w:12"),
+    ],
+)  # fmt: skip
+def test_a_reason_does_not_repeat_the_workers_own_url(reason: str, told: str) -> None:
+    worker = WORKER | {"url": "http://w:1", "holds": {"health": reason}}
+    figures = history(Scrape(0, [worker], "7", Samples(""))).figures(now=100)
+    row = next(line for line in shown_lines(figures, 140) if line.startswith("w:1 "))
+    assert row.rstrip().endswith(f" health: {told}")
