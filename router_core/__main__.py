@@ -2,7 +2,7 @@
 
 import sys
 
-from router_core.cli import main
+from slime_start.entry import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -35,9 +35,10 @@ from slime_start.banner import banner
 from slime_start.certificates import cause
 from slime_start.complaints import complaint
 from slime_start.default_plugins import DEFAULT_PLUGINS
-from slime_start.help_page import about_point, epilog, grouped, table
+from slime_start.help_page import about_point, epilog, grouped, plugin_list
 from slime_start.hints import unknown_command
 from slime_start.installed import entry_points
+from slime_start.interrupts import raise_again
 from slime_start.parsing import Parser, leave_out
 
 __all__ = ["build", "command_line", "is_compiled", "main"]
@@ -147,15 +148,6 @@ def _epilog(loaded: Loaded) -> str:
     return epilog(commands, {name: about_point(installed[name]) for name in installed.keys() - loaded.names})
 
 
-def _list_plugins() -> int:
-    rows = []
-    for name, point in installed_plugins().items():
-        source = "default" if name in DEFAULT_PLUGINS else point.dist.name if point.dist else "?"
-        rows.append((f"{name} ({source})", about_point(point)))
-    sys.stdout.write("".join(f"{line}\n" for line in table(rows)))
-    return 0
-
-
 def _serve(arguments: Sequence[str]) -> int:
     parsed = _Parsed.parse(arguments)
     settings = parsed.settings
@@ -193,7 +185,8 @@ def _command(name: str, arguments: Sequence[str]) -> int:
     if name == "plugins":
         if arguments:
             raise SettingsError(f"plugins takes no flags, got {arguments[0]!r}")
-        return _list_plugins()
+        sys.stdout.write(plugin_list(installed_plugins()))
+        return 0
     commands = _commands()
     if name not in commands:
         raise SettingsError(unknown_command(name, {"plugins", *commands}, installed_plugins()))
@@ -201,6 +194,7 @@ def _command(name: str, arguments: Sequence[str]) -> int:
         command = commands[name].load()
     except Exception as error:
         raise StartupError(f"command {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+    raise_again()
     return int(command(arguments))
 
 

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import EntryPoint
 
-__all__ = ["about", "about_point", "epilog", "grouped", "table"]
+from slime_start.default_plugins import DEFAULT_PLUGINS
+
+__all__ = ["about", "about_point", "epilog", "grouped", "plugin_list", "table"]
 
 _SOURCES = (
     "Each flag but --config can also be SLIME_ROUTER_<FLAG> in the environment, or 'name = value' in a --config file.\n"
@@ -69,6 +71,15 @@ def epilog(commands: Mapping[str, str], plugins: Mapping[str, str]) -> str:
 
 def _rows(abouts: Mapping[str, str]) -> list[str]:
     return [f"  {line}" for line in table(sorted(abouts.items()))]
+
+
+def plugin_list(points: Mapping[str, EntryPoint]) -> str:
+    """Return a line for each installed plugin, with the distribution that it is from."""
+    rows = []
+    for name, point in points.items():
+        source = "default" if name in DEFAULT_PLUGINS else point.dist.name if point.dist else "?"
+        rows.append((f"{name} ({source})", about_point(point)))
+    return "".join(f"{line}\n" for line in table(rows))
 
 
 def table(rows: Sequence[tuple[str, str]]) -> list[str]:

@@ -1,0 +1,37 @@
+"""Ctrl-C before a command is ready to catch it: the process ends at once, and quietly."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+__all__ = ["INTERRUPTED", "end_quietly", "is_run_as_module", "raise_again"]
+
+#: The exit status after SIGINT, as shells report it.
+INTERRUPTED = 128 + signal.SIGINT
+
+
+def end_quietly() -> None:
+    """Let SIGINT end the process at once from now on, unless SIGINT is ignored or has a handler already.
+
+    An exception would not do: raised within an import, it may be printed in a callback of the interpreter, or lost.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
+
+
+def raise_again() -> None:
+    """Let SIGINT raise KeyboardInterrupt again, if :func:`end_quietly` has changed that."""
+    if signal.getsignal(signal.SIGINT) is _end:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def is_run_as_module(package: str) -> bool:
+    """Return True while ``python -m package`` imports ``package``, before it runs the package's ``__main__``."""
+    given = sys.orig_argv
+    return sys.argv[:1] == ["-m"] and "-m" in given and given[given.index("-m") :][1:2] == [package]
+
+
+def _end(*_: object) -> None:
+    os._exit(INTERRUPTED)

@@ -1,0 +1,100 @@
+"""Ctrl-C in real processes: it ends each quietly, at any time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from deadlines import HANG_S
+
+_PROJECT = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text())["project"]
+_MODULE, _, _FUNCTION = _PROJECT["scripts"]["slime-router"].partition(":")
+#: The same as in the script that an installation makes.
+_SCRIPT = ("-c", f"import sys; from {_MODULE} import {_FUNCTION}; sys.exit({_FUNCTION}())")
+_AS_MODULE = ("-m", "router_core")
+_STARTS = pytest.mark.parametrize("how", [_SCRIPT, _AS_MODULE], ids=["script", "module"])
+
+
+def interrupted(command: Sequence[str], at: str, **environment: str) -> tuple[int, str]:
+    """Run Python with ``command``; send SIGINT when ``at`` is on stderr. Return the exit code, and what stderr had."""
+    with subprocess.Popen(
+        [sys.executable, *command],
+        env=os.environ | environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stderr is not None
+        seen = b""
+        while at.encode() not in seen:
+            piece = os.read(process.stderr.fileno(), 1 << 16)
+            assert piece, seen.decode()
+            seen += piece
+        process.send_signal(signal.SIGINT)
+        seen += process.communicate(timeout=HANG_S)[1]
+    return process.returncode, seen.decode()
+
+
+@_STARTS
+@pytest.mark.parametrize(
+    ("arguments", "imported"),
+    [
+        ((), "starlette.applications"),
+        ((), "uvicorn.server"),
+        ((), "slime_start.parsing"),
+        ((), "slime_health.plugin"),
+        (("plugins",), "slime_r3.plugin"),
+        (("demo",), "tokenizers"),
+        (("top", "--once"), "rich.console"),
+    ],
+)
+def test_imports_end_quietly(how: Sequence[str], arguments: Sequence[str], imported: str) -> None:
+    """The interpreter names each module on stderr once it is imported."""
+    code, told = interrupted(("-X", "importtime", *how, *arguments), f" {imported}\n")
+    assert (code, told.count("Traceback")) == (130, 0), told[-2000:]
+
+
+def test_first_import_of_a_module_run_ends_quietly() -> None:
+    code, told = interrupted(("-X", "importtime", *_AS_MODULE), " router_core.errors\n")
+    assert (code, told.count("Traceback")) == (130, 0), told[-2000:]
+
+
+def test_demo_ends_quietly_while_it_runs() -> None:
+    code, told = interrupted((*_SCRIPT, "demo", "--samples", "400"), "rolling out", FORCE_COLOR="1")
+    assert (code, told.count("Traceback")) == (130, 0), told[-2000:]
+
+
+def test_reading_a_tokenizer_ends_quietly(tmp_path: Path) -> None:
+    flags = ("--port", "0", "--plugin", "radix_cache", "--hf-checkpoint", str(tmp_path))
+    code, told = interrupted(("-X", "importtime", *_SCRIPT, *flags), " transformers.utils.hub\n")
+    assert (code, told.count("Traceback")) == (130, 0), told[-2000:]
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    """A shell ignores SIGINT for commands that it starts in the background."""
+    shell = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
+    program = [sys.executable, "-X", "importtime", *_SCRIPT, "plugins"]
+    with subprocess.Popen([*shell, *program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.endswith(b" starlette.applications\n"):
+                process.send_signal(signal.SIGINT)
+                break
+        listed, _ = process.communicate(timeout=HANG_S)
+    assert process.returncode == 0
+    assert b"radix_cache (" in listed
+
+
+def test_main_leaves_the_handlers_of_a_program_alone() -> None:
+    program = (
+        "import signal; from router_core.cli import main; main(['plugins'])\n"
+        "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=HANG_S, check=False)
+    assert done.returncode == 0, done.stderr.decode()
