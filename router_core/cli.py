@@ -182,6 +182,8 @@ def _serve(arguments: Sequence[str]) -> int:
 
 
 def _command(name: str, arguments: Sequence[str]) -> int:
+    if name == "help":
+        return main([*arguments, "--help"])
     if name == "plugins":
         if arguments:
             raise SettingsError(f"plugins takes no flags, got {arguments[0]!r}")

@@ -12,7 +12,7 @@ _SIMILAR = 0.75
 #: Flags of many other commands, each with the flag and the value that have the same effect here.
 _SAME_EFFECT = {
     "--verbose": ("--log-level", "debug"),
-    "-p": ("--port", "PORT"),
+    "-v": ("--log-level", "debug"),
     "--worker": ("--worker-urls", "URL"),
 }
 #: Flags of engines (sglang.launch_server), which users give to the router by mistake.
@@ -26,12 +26,16 @@ _OF_ENGINES = frozenset(
         "--tp", "--tp-size", "--trust-remote-code",
     )
 )  # fmt: skip
+#: Short flags of many other commands, each with the flags that may be meant. Here, only ``--help`` has a short form.
+_SHORT = {"-p": ("--port", "--plugin"), "-c": ("--config",), "-H": ("--host",)}
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
     """Return the name in ``known`` that is most like ``name``, or None. Case, ``-`` and ``_`` make no difference."""
     plain = {_plain(each): each for each in known}
     found = difflib.get_close_matches(_plain(name), plain, 1, _SIMILAR)
+    # In a short name, two letters in the wrong order make a large difference: "tpo".
+    found = found or [each for each in plain if sorted(each) == sorted(_plain(name))]
     return plain[found[0]] if found else None
 
 
@@ -63,6 +67,9 @@ def unknown_name(
         return f"unknown {kind} {spelled(flag)}: did you mean {cure}?"
     if flag in _OF_ENGINES and flag not in known and flag not in elsewhere:
         return f"{spelled(flag)} is for engines: give it to sglang.launch_server, and its address to --worker-urls"
+    short = [spelled(each) for each in _SHORT.get(flag, ()) if each in known]
+    if short:
+        return f"unknown {kind} {spelled(flag)}: did you mean {' or '.join(short)}?"
     if flag in elsewhere:
         return belongs(spelled(flag), elsewhere[flag])
     found = closest(flag, [*known, *elsewhere])

@@ -131,3 +131,24 @@ def test_purpose_of_a_module_is_the_first_line_of_its_docstring() -> None:
 
     assert about(Bare, Documented) == "The first line"
     assert about(Bare) == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        (["help"], ["--help"]),
+        (["help", "top"], ["top", "--help"]),
+        (["help", "--plugin", "r3"], ["--plugin", "r3", "--help"]),
+    ],
+)
+def test_the_command_help_prints_the_same_as_the_flag(
+    words: list[str], flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pages = []
+    for arguments in (words, flags):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 0
+        pages.append(capsys.readouterr().out)
+    assert pages[0] == pages[1]
+    assert "usage: slime-router" in pages[0]
