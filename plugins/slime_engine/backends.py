@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from slime_engine.backend import Backend
@@ -11,6 +12,8 @@ from slime_engine.settings import Settings
 from slime_engine.stateless import StatelessBackend
 
 __all__ = ["check_backend", "load_backend"]
+
+logger = logging.getLogger(__name__)
 
 
 def check_backend(settings: Settings) -> None:
@@ -24,12 +27,13 @@ def load_backend(settings: Settings) -> Backend:
     """Load the backend. Raises ValueError or OSError."""
     if settings.backend == "ngram":
         return StatelessBackend(load_model(), settings)
+    path = find_model(settings.model)
+    logger.info("loading the model %s", settings.model)  # now: the imports and the load may take minutes
     # imported here, since they need torch, which is an extra
     from slime_engine.hf.backend import TransformersBackend
     from slime_engine.hf.converted import converted  # torch
     from slime_engine.hf.weights import Checkpoint  # torch
 
-    path = find_model(settings.model)
     if path.is_file():
         cache = settings.model_cache
         path = converted(path, Path.home() / ".cache" / "slime-router" if cache is None else Path(cache))

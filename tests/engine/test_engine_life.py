@@ -14,6 +14,7 @@ import pytest
 from deadlines import HANG_S
 from engine.served import CHAT, Serve
 from slime_engine.app import make_app
+from slime_engine.backends import load_backend
 from slime_engine.model import FloatArray, NgramModel
 from slime_engine.settings import Settings
 from slime_http.serving import serving
@@ -229,3 +230,14 @@ async def test_the_latency_and_the_pace_are_kept(serve: Serve) -> None:
             times.append(anyio.current_time() - started)
     assert times[0] >= 0.079
     assert times[-1] >= 0.079 + 0.095  # a slow machine only adds to it
+
+
+def test_the_log_names_a_model_before_it_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    settings = Settings(backend="transformers", model=str(tmp_path))
+    with (
+        caplog.at_level("INFO"),
+        pytest.raises((ValueError, OSError, ImportError)),
+    ):  # no such model, or no torch
+        load_backend(settings)
+    assert caplog.messages[0] == f"loading the model {tmp_path}"

@@ -16,6 +16,8 @@ from slime_radix_cache.tokens.hub import hub_failure
 
 __all__ = ["eos_ids", "load_tokenizer", "offer_tokenizer"]
 
+logger = logging.getLogger(__name__)
+
 #: SGLang uses the EOS ids of both files and of the tokenizer.
 _CONFIGS = ("config.json", "generation_config.json")
 #: Llama's end of a message. SGLang treats it as an EOS if the vocabulary has it.
@@ -44,6 +46,7 @@ def load_tokenizer(path: str) -> Tokenizer:
         raise SettingsError(f"--hf-checkpoint {path}: no such directory; wanted {_WANTED}")
     if is_local and not Path(path).is_dir():
         raise SettingsError(f"--hf-checkpoint {path}: not a directory; wanted {_WANTED}")
+    logger.info("loading the tokenizer of %s", path)  # now: on a slow machine it takes many seconds
     unreachable = None if is_local else hub_failure()
     logging.getLogger("transformers").addFilter(_is_wanted)
     from transformers import AutoTokenizer  # slow to import, and only needed with --hf-checkpoint

@@ -77,3 +77,11 @@ def test_a_directory_does_not_need_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(checkpoint, "hub_failure", fail)
     with pytest.raises(SettingsError, match="no tokenizer files in this directory"):
         load_tokenizer(str(tmp_path))
+
+
+def test_the_log_names_the_tokenizer_before_it_is_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"), pytest.raises(SettingsError, match="no tokenizer files"):
+        load_tokenizer(str(tmp_path))
+    assert caplog.messages[0] == f"loading the tokenizer of {tmp_path}"
