@@ -98,11 +98,12 @@ class WorkerPool:
                 " passthrough workers and other workers each need a router of their own"
             )
 
-    def remove(self, worker: Worker) -> None:
-        """Remove ``worker`` with all its targets. The worker's requests in flight go on, and stay counted."""
+    def remove(self, worker: Worker, reason: str | None = None) -> None:
+        """Remove ``worker`` with its targets; log ``reason``. The requests in flight go on, and stay counted."""
         worker = worker.server
         if worker in self:
             del self._workers[worker.url]
+            worker.removal = reason
             self._set_aside.discard(worker)
             self._recount()
             self._on_change(worker, "removed")

@@ -119,7 +119,7 @@ class Registration:
     async def _leave_when_idle(self, worker: Worker) -> None:
         while worker in self._pool and DRAINING in worker.holds:
             if not worker.load:
-                self._pool.remove(worker)
+                self._pool.remove(worker, "its requests in flight have ended")
             else:
                 await anyio.sleep(_DRAINED_S)
 
@@ -166,7 +166,7 @@ class Registration:
             return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         if isinstance(trouble, Refusal):
             logger.error("worker %s is refused: %s", worker.url, trouble)
-            self._pool.remove(worker)
+            self._pool.remove(worker, "it is refused")
         elif trouble is None and JOINING in worker.holds:
             self._pool.release(worker, JOINING)
             logger.info("worker %s is ready", worker.url)

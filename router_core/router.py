@@ -281,7 +281,8 @@ class Router:
             if worker.api_key is None:
                 worker.api_key = self.settings.worker_api_key
             self.proxy.authorize(worker)
-        logger.info("worker %s: %s%s", worker.url, change, f", {why}" if (why := worker.reason) else "")
+        why = worker.removal if change == "removed" else worker.reason
+        logger.info("worker %s: %s%s", worker.url, change, f", {why}" if why else "")
         self.hooks.worker_changed(worker, change)
 
     # Weights.

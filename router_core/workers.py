@@ -112,6 +112,7 @@ class Worker:
     in_flight: int = 0
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     said_version: str | None = None
+    removal: str | None = field(default=None, repr=False)  # the reason why it was removed, for the log
     name: str = ""  # by default the URL
     targets: tuple[Worker, ...] = field(default=(), repr=False)
     server: Worker = field(init=False, repr=False)

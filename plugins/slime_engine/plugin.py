@@ -72,4 +72,4 @@ def _same(backend: Backend) -> Backend:
 def _remove(router: Router, worker: Worker) -> None:
     """Remove ``worker``, unless it was removed already, for example by an operator."""
     if worker in router.pool:
-        router.pool.remove(worker)
+        router.pool.remove(worker, "its engine ends with the router")

@@ -81,7 +81,7 @@ class PodWorkers:
         self._forget(uid)
         worker = self._worker(uid)
         if worker is not None:
-            self._router.pool.remove(worker)
+            self._router.pool.remove(worker, "its pod has ended")
 
     def _forget(self, uid: str) -> None:
         if uid in self._joined and self._joined[uid][0] == self._kind:
@@ -105,7 +105,7 @@ class PodWorkers:
             return
         elsewhere = self._worker(pod.uid)
         if elsewhere is not None and elsewhere.url != url:
-            self._router.pool.remove(elsewhere)
+            self._router.pool.remove(elsewhere, "its pod has another address now")
         if self._is_free(url, pod):
             try:
                 await self._router.add_worker(

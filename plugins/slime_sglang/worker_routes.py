@@ -88,7 +88,7 @@ class _Workers:
 
     async def remove_worker(self, request: Request) -> Response:
         url, _ = await self._named(request)
-        self._router.pool.remove(self._router.pool.find(url))
+        self._router.pool.remove(self._router.pool.find(url), "as POST /remove_worker asked")
         return JSON({"status": "success"})
 
     async def list_workers(self, _: Request) -> Response:
@@ -156,7 +156,7 @@ class _Workers:
         if drain in ("true", "1"):
             self._router.registration.drain(found)
         else:
-            self._router.pool.remove(found)
+            self._router.pool.remove(found, "as DELETE /workers/ID asked")
         return JSON({"status": "accepted", "worker_id": found.id, "url": found.url}, 202)
 
 

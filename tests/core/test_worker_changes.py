@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from core.servers import Wire, answer, scripted
+from deadlines import until
 from routers import BARE
 
 if TYPE_CHECKING:
@@ -116,3 +117,25 @@ async def test_an_unknown_worker_is_a_404(start: Start) -> None:
     async with start(*BARE) as running:
         answered = await running.client.put("/workers/nobody", json={"priority": 1})
     assert (answered.status_code, answered.json()["code"]) == (404, "WORKER_NOT_FOUND")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "reason"),
+    [
+        ("POST", "/remove_worker?url={url}", "as POST /remove_worker asked"),
+        ("DELETE", "/workers/{id}", "as DELETE /workers/ID asked"),
+        ("DELETE", "/workers/{id}?drain=true", "its requests in flight have ended"),
+    ],
+)
+async def test_the_log_says_what_removed_a_worker(
+    start: Start, worker: Scripted, caplog: pytest.LogCaptureFixture, method: str, path: str, reason: str
+) -> None:
+    """It does not blame the failure of a worker that also was quarantined."""
+    async with start(*BARE) as running:
+        await running.client.post("/workers", json={"url": worker.url})
+        (known,) = running.router.pool
+        running.router.pool.hold(known, "health", "it cannot be reached", "quarantined")
+        with caplog.at_level("INFO", "router_core.router"):
+            await running.client.request(method, path.format(url=worker.url, id=known.id))
+            await until(lambda: not len(running.router.pool))
+    assert caplog.messages[-1] == f"worker {worker.url}: removed, {reason}"

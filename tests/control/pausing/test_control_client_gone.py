@@ -17,6 +17,7 @@ import pytest
 
 from control.steered import Steered, hung, steering
 from plugged import until
+from ports import free_port
 from router_core.request import Request
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
 from routers import Start
@@ -238,5 +239,27 @@ async def test_nothing_is_kept_of_a_worker_without_aborts_in_flight() -> None:
         await until(lambda: not sender._under_way)
         assert len(worker.bodies("/abort_request")) == 3
         assert not sender._limits
+        tasks.cancel_scope.cancel()
+    sender.close()
+
+
+async def test_log_names_a_worker_that_answers_no_aborts_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with steering(Steered()) as running, anyio.create_task_group() as tasks:
+        (there,) = running.router.pool
+        sender = AbortSender(running.router)
+        tasks.start_soon(sender.run)
+        address = there.url
+
+        async def abort(url: str) -> int:
+            """Send an abort to ``url``; count the lines of the log so far."""
+            there.url = url
+            sender.end(there, "gone")
+            await until(lambda: not sender._under_way)
+            return caplog.text.count("did not answer an abort")
+
+        nowhere = f"http://127.0.0.1:{free_port()}"
+        with caplog.at_level("INFO", "slime_control"):
+            assert [await abort(nowhere) for _ in range(3)] == [1, 1, 1]
+            assert [await abort(address), await abort(nowhere)] == [1, 2]
         tasks.cancel_scope.cancel()
     sender.close()
