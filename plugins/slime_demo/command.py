@@ -20,7 +20,7 @@ from router_core.cli import build
 from router_core.errors import SettingsError
 from router_core.flags import add_flags, flag, read_flags
 from router_core.types import ASGIApp
-from slime_demo.conversations import Conversation, conversations
+from slime_demo.conversations import FOLLOW_UPS, PROMPTS, Conversation, conversations
 from slime_demo.report import as_dict, show
 from slime_demo.rollouts import FIRST_VERSION, Refused, Rollouts, Sampling, checked
 from slime_demo.verdict import judge
@@ -69,6 +69,8 @@ def main(argv: Sequence[str]) -> int:
         _, app = build((*_ROUTER, *real))
     except SettingsError as error:
         raise SettingsError(_in_own_flags(str(error))) from None
+    if not options.json:
+        sys.stderr.write(f"{_about(options)}\n")  # a pipe shows no progress bar
     sampling = Sampling(options.temperature, options.max_new_tokens)
     console = Console(stderr=True, quiet=options.json)
     result: dict[str, Any] | None = None
@@ -85,6 +87,11 @@ def main(argv: Sequence[str]) -> int:
     else:
         show(result, Console())
     return 0 if result["exact"] == result["trajectories"] else 1
+
+
+def _about(options: _Options) -> str:
+    count, turns = len(PROMPTS) * options.samples, 1 + len(FOLLOW_UPS)
+    return f"a router, two engines with {options.model or 'a tiny model'}, {count} conversations of {turns} turns ..."
 
 
 def _in_own_flags(message: str) -> str:

@@ -39,7 +39,8 @@ def test_every_trajectory_of_the_demo_is_exact() -> None:
 
 def test_the_table_tells_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--samples", "1"]) == 0
-    shown = capsys.readouterr().out
+    shown, told = capsys.readouterr()
+    assert told.startswith("a router, two engines with a tiny model, 8 conversations of 3 turns ...\n")
     assert "8 of 8" in shown
     assert "cache hits, turn 3" in shown
 
