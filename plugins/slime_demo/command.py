@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections.abc import Sequence
@@ -25,7 +26,9 @@ from slime_demo.report import as_dict, show
 from slime_demo.rollouts import FIRST_VERSION, Refused, Rollouts, Sampling, checked
 from slime_demo.verdict import judge
 from slime_http.serving import serving
+from slime_start.cancellation import cancel_once
 from slime_start.commands import CommandParser
+from slime_start.interrupts import INTERRUPTED
 
 __all__ = ["main"]
 
@@ -55,7 +58,7 @@ class _Options:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the demo. Return 0 only if every trajectory is exact. Raises SettingsError."""
+    """Run the demo. Return 0 only if every trajectory is exact, 130 after Ctrl-C. Raises SettingsError."""
     parser = CommandParser(
         failure=SettingsError,
         prog="slime-router demo",
@@ -74,14 +77,17 @@ def main(argv: Sequence[str]) -> int:
     sampling = Sampling(options.temperature, options.max_new_tokens)
     console = Console(stderr=True, quiet=options.json)
     result: dict[str, Any] | None = None
+    failure = 1
     try:
         result = anyio.run(
             _demo, app, options.samples, sampling, console, backend_options={"use_uvloop": True}
         )
     except* (Refused, httpx.HTTPError) as failed:
         sys.stderr.write(f"slime-router demo: {_first(failed)}\n")
+    except* asyncio.CancelledError:
+        failure = INTERRUPTED
     if result is None:
-        return 1
+        return failure
     if options.json:
         sys.stdout.write(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode() + "\n")
     else:
@@ -107,6 +113,7 @@ def _first(failed: BaseException) -> BaseException:
 
 async def _demo(app: ASGIApp, samples: int, sampling: Sampling, console: Console) -> dict[str, Any]:
     started = time.monotonic()
+    cancel_once()
     async with (
         serving(app) as url,
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=_TIMEOUT_S, limits=_LIMITS) as client,

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-__all__ = ["INTERRUPTED", "end_quietly", "is_run_as_module", "raise_again"]
+__all__ = ["INTERRUPTED", "end_now", "end_quietly", "is_run_as_module", "raise_again"]
 
 #: The exit status after SIGINT, as shells report it.
 INTERRUPTED = 128 + signal.SIGINT
@@ -18,12 +18,12 @@ def end_quietly() -> None:
     An exception would not do: raised within an import, it may be printed in a callback of the interpreter, or lost.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _end)
+        signal.signal(signal.SIGINT, end_now)
 
 
 def raise_again() -> None:
     """Let SIGINT raise KeyboardInterrupt again, if :func:`end_quietly` has changed that."""
-    if signal.getsignal(signal.SIGINT) is _end:
+    if signal.getsignal(signal.SIGINT) is end_now:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -33,5 +33,6 @@ def is_run_as_module(package: str) -> bool:
     return sys.argv[:1] == ["-m"] and "-m" in given and given[given.index("-m") :][1:2] == [package]
 
 
-def _end(*_: object) -> None:
+def end_now(*_: object) -> None:
+    """End the process, as a handler of SIGINT."""
     os._exit(INTERRUPTED)

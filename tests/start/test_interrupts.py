@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,8 +23,8 @@ _AS_MODULE = ("-m", "router_core")
 _STARTS = pytest.mark.parametrize("how", [_SCRIPT, _AS_MODULE], ids=["script", "module"])
 
 
-def interrupted(command: Sequence[str], at: str, **environment: str) -> tuple[int, str]:
-    """Run Python with ``command``; send SIGINT when ``at`` is on stderr. Return the exit code, and what stderr had."""
+def interrupted(command: Sequence[str], at: str, again: bool = False, **environment: str) -> tuple[int, str]:
+    """Run Python with ``command``; send SIGINT, or many, once ``at`` is on stderr. Return the exit code and stderr."""
     with subprocess.Popen(
         [sys.executable, *command],
         env=os.environ | environment,
@@ -37,6 +38,9 @@ def interrupted(command: Sequence[str], at: str, **environment: str) -> tuple[in
             assert piece, seen.decode()
             seen += piece
         process.send_signal(signal.SIGINT)
+        while again and process.poll() is None:
+            time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
         seen += process.communicate(timeout=HANG_S)[1]
     return process.returncode, seen.decode()
 
@@ -65,8 +69,10 @@ def test_first_import_of_a_module_run_ends_quietly() -> None:
     assert (code, told.count("Traceback")) == (130, 0), told[-2000:]
 
 
-def test_demo_ends_quietly_while_it_runs() -> None:
-    code, told = interrupted((*_SCRIPT, "demo", "--samples", "400"), "rolling out", FORCE_COLOR="1")
+@pytest.mark.parametrize("again", [False, True], ids=["once", "repeatedly"])
+def test_demo_ends_quietly_while_it_runs(again: bool) -> None:
+    command = (*_SCRIPT, "demo", "--samples", "400")
+    code, told = interrupted(command, "rolling out", again=again, FORCE_COLOR="1")
     assert (code, told.count("Traceback")) == (130, 0), told[-2000:]
 
 
