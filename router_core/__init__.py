@@ -4,7 +4,6 @@ A plugin needs little more than :data:`hookimpl`, :class:`Exchange` and :class:`
 ``router_core.hookspecs`` first.
 """
 
-from slime_start import as_module  # noqa: F401, I001  # first: it lets Ctrl-C end the imports below quietly
 from router_core.errors import BadRequest, HTTPError, RouterError, SettingsError, StartupError
 from router_core.exchange import Exchange
 from router_core.hookspecs import hookimpl

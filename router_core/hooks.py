@@ -7,7 +7,7 @@ pluggy calls plugins in the reverse order of their registration; this module res
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,6 @@ from router_core.errors import HTTPError, MissingComponent, PluginError, PluginF
 from router_core.exchange import Exchange
 from router_core.reply import Reply
 from router_core.request import Request
-from router_core.sender import Sender
 from router_core.weights import WeightUpdate
 from router_core.workers import Worker, WorkerChange
 from slime_http.message_faults import UnsendableRequest, reply_fault, request_fault
@@ -29,11 +28,11 @@ __all__ = ["Hooks", "attribute_errors", "failure", "hook_names", "new_plugin_man
 
 logger = logging.getLogger(__name__)
 
-#: The type of what a hook at the start returns, and the words for it.
-_RESULTS: dict[str, tuple[Any, str]] = {
-    "asgi_middleware": (Callable, "an ASGI application"),
-    "routes": (Iterable, "a list of routes"),
-    "sender": (Sender, "a Sender, or inner"),
+#: An attribute of all that a hook at the start may return, and the words for it.
+_RESULTS = {
+    "asgi_middleware": ("__call__", "an ASGI application"),
+    "routes": ("__iter__", "a list of routes"),
+    "sender": ("send", "a Sender, or inner"),
 }
 #: Removed hooks, and the hooks that replace them.
 _REPLACED = {"forward": "sender(inner, router)"}
@@ -266,12 +265,12 @@ def attribute_errors(plugin: str, doing: str) -> Iterator[None]:
 
 def _at_start(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Callable[..., Any]]]:
     """Return the functions of :func:`_in_order` for a start-up hook; errors and wrong results name plugin and hook."""
-    kind, wanted = _RESULTS.get(hook, (object, ""))
+    attribute, wanted = _RESULTS.get(hook, ("__class__", ""))
 
     def guarded(plugin: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @attribute_errors(plugin, hook)
         def call(*arguments: Any) -> Any:
-            if not isinstance(result := function(*arguments), kind):
+            if not hasattr(result := function(*arguments), attribute):
                 raise TypeError(f"returned {result!r}; wanted {wanted}")
             return result
 

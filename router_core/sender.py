@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from router_core.exchange import Exchange
 from router_core.reply import Reply
@@ -13,7 +13,6 @@ from router_core.workers import Worker
 __all__ = ["Sender"]
 
 
-@runtime_checkable
 class Sender(Protocol):
     """Sends requests to workers: the proxy, or a layer around an inner sender, see the hook ``sender``.
 

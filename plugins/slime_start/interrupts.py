@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 
-__all__ = ["INTERRUPTED", "end_now", "end_quietly", "is_run_as_module", "raise_again"]
+__all__ = ["INTERRUPTED", "end_now", "end_quietly", "raise_again"]
 
 #: The exit status after SIGINT, as shells report it.
 INTERRUPTED = 128 + signal.SIGINT
@@ -25,12 +24,6 @@ def raise_again() -> None:
     """Let SIGINT raise KeyboardInterrupt again, if :func:`end_quietly` has changed that."""
     if signal.getsignal(signal.SIGINT) is end_now:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def is_run_as_module(package: str) -> bool:
-    """Return True while ``python -m package`` imports ``package``, before it runs the package's ``__main__``."""
-    given = sys.orig_argv
-    return sys.argv[:1] == ["-m"] and "-m" in given and given[given.index("-m") :][1:2] == [package]
 
 
 def end_now(*_: object) -> None:
