@@ -7,7 +7,7 @@ import math
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 import anyio
 
@@ -43,8 +43,8 @@ class AbortSender:
         self._router = router
         self._aborts_in, self._aborts_out = anyio.create_memory_object_stream[_Abort](math.inf)
         self._under_way: dict[Worker, set[_Abort]] = defaultdict(set)
-        #: Workers whose last abort failed. The log names each once, until it answers an abort again.
-        self._silent: WeakSet[Worker] = WeakSet()
+        #: URLs of workers whose last abort failed. The log names each once, until it answers an abort again.
+        self._silent: set[str] = set()
         #: Limiters by the worker's URL. A limiter is dropped with the last abort that uses it.
         self._limits: WeakValueDictionary[str, anyio.CapacityLimiter] = WeakValueDictionary()
 
@@ -88,10 +88,11 @@ class AbortSender:
                         await reply.read(_MAX_ANSWER_BYTES)
                     finally:
                         reply.close()
-            self._silent.discard(worker)
+            self._silent.discard(worker.url)
         except Exception as error:
-            level = logging.DEBUG if worker in self._silent else logging.INFO
-            self._silent.add(worker)
+            level = logging.DEBUG if worker.url in self._silent else logging.INFO
+            self._silent.intersection_update(each.url for each in self._router.pool)  # it forgets those that left
+            self._silent.add(worker.url)
             logger.log(level, "worker %s did not answer an abort: %s", worker.url, type(error).__name__)
         finally:
             abort.over.set()
