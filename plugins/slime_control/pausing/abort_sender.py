@@ -43,7 +43,7 @@ class AbortSender:
         self._router = router
         self._aborts_in, self._aborts_out = anyio.create_memory_object_stream[_Abort](math.inf)
         self._under_way: dict[Worker, set[_Abort]] = defaultdict(set)
-        #: URLs of workers whose last abort failed. The log names each once, until it answers an abort again.
+        #: Ids of workers whose last abort failed. The log names each once, until it answers an abort again.
         self._silent: set[str] = set()
         #: Limiters by the worker's URL. A limiter is dropped with the last abort that uses it.
         self._limits: WeakValueDictionary[str, anyio.CapacityLimiter] = WeakValueDictionary()
@@ -88,11 +88,11 @@ class AbortSender:
                         await reply.read(_MAX_ANSWER_BYTES)
                     finally:
                         reply.close()
-            self._silent.discard(worker.url)
+            self._silent.discard(worker.id)
         except Exception as error:
-            level = logging.DEBUG if worker.url in self._silent else logging.INFO
-            self._silent.intersection_update(each.url for each in self._router.pool)  # it forgets those that left
-            self._silent.add(worker.url)
+            level = logging.DEBUG if worker.id in self._silent else logging.INFO
+            self._silent &= {each.id for each in self._router.pool}  # forgets workers that left
+            self._silent.add(worker.id)
             logger.log(level, "worker %s did not answer an abort: %s", worker.url, type(error).__name__)
         finally:
             abort.over.set()
