@@ -21,25 +21,36 @@ _MODULE, _, _FUNCTION = _PROJECT["scripts"]["slime-router"].partition(":")
 _SCRIPT = ("-c", f"import sys; from {_MODULE} import {_FUNCTION}; sys.exit({_FUNCTION}())")
 
 
+#: Runs the command behind it. SIGINT is not ignored there, as it is in the background of a shell, with these tests.
+_WITH_SIGINT = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
 def interrupted(command: Sequence[str], at: str, again: bool = False, **environment: str) -> tuple[int, str]:
     """Run Python with ``command``; send SIGINT, or many, once ``at`` is on stderr. Return the exit code and stderr."""
     with subprocess.Popen(
-        [sys.executable, *command],
+        [sys.executable, "-c", _WITH_SIGINT, sys.executable, *command],
         env=os.environ | environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     ) as process:
-        assert process.stderr is not None
-        seen = b""
-        while at.encode() not in seen:
-            piece = os.read(process.stderr.fileno(), 1 << 16)
-            assert piece, seen.decode()
-            seen += piece
-        process.send_signal(signal.SIGINT)
-        while again and process.poll() is None:
-            time.sleep(0.02)
+        try:
+            assert process.stderr is not None
+            seen = b""
+            while at.encode() not in seen:
+                piece = os.read(process.stderr.fileno(), 1 << 16)
+                assert piece, seen.decode()
+                seen += piece
             process.send_signal(signal.SIGINT)
-        seen += process.communicate(timeout=HANG_S)[1]
+            while again and process.poll() is None:
+                time.sleep(0.02)
+                process.send_signal(signal.SIGINT)
+            seen += process.communicate(timeout=HANG_S)[1]
+        finally:
+            process.kill()  # one that hangs, too
     return process.returncode, seen.decode()
 
 
