@@ -105,5 +105,6 @@ def test_main_leaves_the_handlers_of_a_program_alone() -> None:
         "import signal; from router_core.cli import main; main(['plugins'])\n"
         "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=HANG_S, check=False)
+    command = [sys.executable, "-c", _WITH_SIGINT, sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr.decode()
