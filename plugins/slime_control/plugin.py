@@ -32,6 +32,7 @@ from slime_control.weights.quiet_period import QuietPeriod
 from slime_logging.waits import Waits
 from slime_sglang.aborts import abort_prefix, check_rid
 from slime_sglang.generation import at_generation, generates
+from slime_sglang.misspelt_paths import WrongMethod
 
 if TYPE_CHECKING:
     from slime_metrics.contracts import Metrics
@@ -175,7 +176,7 @@ class Control:
                 raise unknown
             return await self._of_fleet(request)
         if request.method not in call.methods:
-            return _wrong_method(", ".join(call.methods))
+            raise WrongMethod(call.methods)
         if request.is_long_work and router is not None:
             await router.read_ahead(exchange, *names_read(request))
         if path == "/abort_request" and (prefix := abort_prefix(request)) is not None:
@@ -190,7 +191,7 @@ class Control:
         path = request.path
         if path in QUESTIONS:
             if request.method not in _READING:
-                return _wrong_method(", ".join(_READING))
+                raise WrongMethod(_READING)
             assert self._overview is not None  # narrowing: it is set while the router serves
             return await self._overview.answer(path)
         if (refused := refusal(path)) is not None:
@@ -293,8 +294,3 @@ class Control:
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
-
-
-def _wrong_method(wanted: str) -> Reply:
-    wrong = {"message": f"Method Not Allowed: wanted {wanted}", "type": BadRequest.type, "code": "HTTP_405"}
-    return Reply.from_json({"error": wrong}, 405, [(b"allow", wanted.encode())])

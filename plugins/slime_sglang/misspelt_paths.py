@@ -29,7 +29,7 @@ class UnknownPath(HTTPError):
 
 
 class WrongMethod(HTTPError):
-    """The engine has the path of the request, but only for the methods ``allowed``."""
+    """The path of the request is known, but only for the methods ``allowed``."""
 
     status, type, code = 405, "invalid_request_error", "HTTP_405"
 
