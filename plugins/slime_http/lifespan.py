@@ -60,13 +60,10 @@ class Lifespan(LifespanOn):
         except BaseException as error:
             self.error_occurred = True
             reason = _only_reason(error)
-            if self.startup_failed and isinstance(reason, StartupError):
-                self._error = reason
-            elif isinstance(reason, RouterError):
-                self._error = None
+            self._error = reason if self.startup_failed and isinstance(reason, StartupError) else None
+            if self._error is None and isinstance(reason, RouterError):
                 logger.error("the application ends: %s", reason)
-            else:
-                self._error = None
+            elif self._error is None:
                 logger.error("the application's lifespan failed", exc_info=error)
         finally:
             self.startup_event.set()

@@ -110,17 +110,17 @@ class Chat:
             return None
 
         def read() -> tuple[ChatRequest, Question, bool]:
-            request, question, is_exact = read_question(
+            request, question, may_be_kept = read_question(
                 body, raw, known, exchange.session, self._prompts.traits
             )
             if is_large and request.input_ids is None:
                 self._prompts.check_contents(request.messages)
-            return request, question, is_exact
+            return request, question, may_be_kept
 
-        request, question, is_exact = (
+        request, question, may_be_kept = (
             await self._router.threads.run(read, exchange.client) if is_large else read()
         )
-        if is_exact:
+        if may_be_kept:
             self._known.keep(known, question)
         return request, question
 

@@ -152,9 +152,8 @@ class Past:
             self.lost[Lost("text", *digest_of(b""))] = None
 
     def _mark_all(self) -> None:
-        if (
-            not self._is_proved
-        ):  # a router with another tokenizer does not start with this log, so one note is enough
+        # One note is enough, since a router with another tokenizer does not start with this log.
+        if not self._is_proved:
             raise _refused(f"{self._reader.damage[0]}, and no other note names the tokenizer", False)
         self._names.update(self.unanswered, self.sessions)
         self.lost |= {Lost("session", *digest_of(session)): None for session in self._names}
