@@ -1,35 +1,33 @@
 """The processor time that metrics, the request log and traces add to a request.
 
-    python -m benchmarks.metrics --rounds 12 --seconds 4
+    python -m benchmarks.metrics --rounds 40 --seconds 3
 
-All routers run at once, on one core. Each has the default plugins except ``metrics``. The first router and the last
-one, ``nothing``, have only these plugins. Each router between them has one thing more: ``metrics``, the request log, or
-traces.
+Each measurement has two routers in one process, see ``benchmarks.several_routers``. Both have the default plugins
+except ``metrics``. The second router has one thing more: ``metrics``, the request log, or traces. In the row
+``nothing`` it has nothing more, so this row shows the error of the measurement.
 
-The load is the 720-byte request of ``benchmarks.proxy``. In each turn, every router gets a slice of 2,048 requests,
-always in the same order. So at the beginning of each slice, the processor's caches have the data of another router. The
-time of a slice is the processor time of the router's process until the router's next slice. So it includes what the
-router does afterwards, such as sending spans. ``%`` is the additional time of a slice, as a share of the first router's
-slice in the same turn.
+The load is the 720-byte request of ``benchmarks.proxy``. The routers get slices of 512 requests in random order, since
+the time of a request changes by some percent within seconds on a shared machine. After some slices there is a pause.
+In the pause the process does what the second router does afterwards, such as sending spans, and its background work.
+``more`` is the difference between the medians of the two routers' slices, plus the processor time of the pauses, for
+each request. ``%`` is ``more`` as a share of the first router's time.
 
-A round starts all routers anew, since the places of a process in memory change its times by some percent. The figures
-of a round are medians of its turns, and the table has their medians over the rounds. Below it are the confidence
-intervals of the medians of ``%``. Other work on the machine makes the intervals wider, and should not shift them. The
-row ``nothing`` shows the error that is left. Nobody scrapes the metrics meanwhile.
+A round starts the process anew: the two routers have different places in memory, which changes their times by some
+percent. So many short rounds are better than a few long ones. The table has medians over the rounds, and below it are
+the confidence intervals of the medians of ``%``. Nobody scrapes the metrics meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
-from dataclasses import replace
+from contextlib import contextmanager
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -37,47 +35,47 @@ import uvloop
 
 from benchmarks import nginx
 from benchmarks.options import Options, parse
-from benchmarks.peers import Peer, Running, router, started
-from benchmarks.processes import LOAD_CORE, child, free_port, leave_cleanly, require
+from benchmarks.peers import first_answer
+from benchmarks.processes import LOAD_CORE, PROXY_CORE, Child, child, free_port, leave_cleanly, require
 from benchmarks.report import Column, Report
 from benchmarks.samples import Samples, request_body, save_tokenizer
+from benchmarks.several_routers import command
 from benchmarks.slices import Load, interval
 from benchmarks.stand_in import FACTS, Template
 from slime_start.default_plugins import DEFAULT_PLUGINS
 
-_TABLE, _BARE = "bare, 64 connections", "without metrics"
-_NONE = "--no-default-plugins"
+_TABLE = "bare, 64 connections"
 _CONNECTIONS = 64
 _REQUEST_BYTES = 720
 _SAMPLED_TOKENS = 82
-#: Requests of a slice: so many that the caches are warm for most of them.
-_SLICE = 2048
-_WARM_UP = 4
+#: Requests of a slice, and slices of each router between two pauses.
+_SLICE, _SLICES = 512, 4
+_WARM_UP = 8
+#: Longer than the half second after which ``metrics`` counts the last requests.
+_PAUSE_S = 0.6
 #: All routers name all their plugins: a plugin named beside the default plugins would have another place in the order.
-_OTHERS = [part for name in DEFAULT_PLUGINS if name != "metrics" for part in ("--plugin", name)]
+_OTHERS = ["--no-default-plugins"] + [
+    part for name in DEFAULT_PLUGINS if name != "metrics" for part in ("--plugin", name)
+]
 
 
-def _routers(options: Options, collector: str) -> Sequence[Peer]:
-    found = [
-        router("metrics", _NONE, *_OTHERS, "--plugin", "metrics"),
-        router("request log", _NONE, *_OTHERS, "--access-log"),
-        router("nothing", _NONE, *_OTHERS),
-    ]
-    if find_spec("opentelemetry.sdk") is not None:
-        flags = ("--enable-trace", "--otlp-traces-endpoint", collector)
-        found.insert(2, router("traces", _NONE, *_OTHERS, *flags))
-    found = options.pick(found, tiny=found[2:3])
-    found = [router(_BARE, _NONE, *_OTHERS), *(each for each in found if options.wants(each.name))]
-    return [_in_equal_places(each) for each in found]
-
-
-def _in_equal_places(peer: Peer) -> Peer:
-    """Return ``peer`` without address space randomisation, so that its memory has the layout of other peers."""
-    return replace(peer, command=lambda *given: ["setarch", "-R", *peer.command(*given)])
+def _candidates(options: Options, collector: str) -> dict[str, list[str]]:
+    """Return the flags that a second router has more than the first, by the name of the row."""
+    found = {
+        "metrics": ["--plugin", "metrics"],
+        "request log": ["--access-log"],
+        "traces": ["--enable-trace", "--otlp-traces-endpoint", collector],
+        "nothing": [],
+    }
+    if find_spec("opentelemetry.sdk") is None:
+        del found["traces"]
+    names = options.pick([*found], tiny=["metrics"])
+    return {name: found[name] for name in names if options.wants(name)}
 
 
 async def main(options: Options) -> int:
     os.environ["OTEL_BSP_MAX_QUEUE_SIZE"] = "1000000"  # else spans are dropped at this rate
+    os.environ["OTEL_BSP_SCHEDULE_DELAY"] = "100"  # ms: spans are sent before a pause is over
     report = Report()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
         directory = Path(name)
@@ -89,75 +87,80 @@ async def main(options: Options) -> int:
         port = free_port()
         worker = nginx.worker_command(port, answer, {**FACTS, "/v1/traces": b""}, directory)
         url = f"http://127.0.0.1:{port}"
-        peers = _routers(options, url)
         with child("worker", worker, core=LOAD_CORE, directory=directory):
             for number in range(options.rounds):
                 os.environ["PYTHONHASHSEED"] = str(number + 1)
-                async with AsyncExitStack() as stack:
-                    routers = await started(
-                        stack, peers, url, directory, request, lambda reply: reply.is_success
-                    )
-                    _add(report, await _round(routers, request, options))
+                for candidate, flags in _candidates(options, url).items():
+                    ports = [str(free_port()) for _ in range(2)]
+                    routers = [
+                        [*_OTHERS, *more, "--worker-urls", url, "--port", port]
+                        for more, port in zip(([], flags), ports, strict=True)
+                    ]
+                    with child("routers", command(routers), core=PROXY_CORE, directory=directory) as process:
+                        urls = [f"http://127.0.0.1:{port}" for port in ports]
+                        for each in urls:
+                            fault = await first_answer(process, each, request, lambda reply: reply.is_success)
+                            if fault is not None:
+                                raise RuntimeError(f"{fault}\n{process.last_words()}")
+                        bare_us, own_us, later_us = await _round(process, urls, request, options)
+                    report.add(
+                        _TABLE, candidate, bare_us=bare_us, more_us=own_us - bare_us + later_us,
+                        later_us=later_us, share=((own_us + later_us) / bare_us - 1) * 100,
+                    )  # fmt: skip
     report.show(
-        _TABLE, (Column("cpu_us", "us CPU", 2), Column("more_us", "more", 2), Column("share", "%", 2))
+        _TABLE,
+        (
+            Column("bare_us", "without, us CPU", 2),
+            Column("more_us", "more", 2),
+            Column("later_us", "in pauses", 2),
+            Column("share", "%", 2),
+        ),
     )
     for name, rounds in report.samples[_TABLE].items():
-        if name != _BARE:
-            low, high, coverage = interval([figures["share"] for figures in rounds])
-            print(f"{name}: {low:.2f} to {high:.2f} % with {coverage:.1%} confidence, {len(rounds)} rounds")
+        low, high, coverage = interval([figures["share"] for figures in rounds])
+        print(f"{name}: {low:.2f} to {high:.2f} % with {coverage:.1%} confidence, {len(rounds)} rounds")
     return report.finish(options)
 
 
-async def _round(routers: Sequence[Running], request: bytes, options: Options) -> dict[str, list[float]]:
-    """Return the processor time of a request in microseconds, for each turn, by the name of the router."""
+async def _round(
+    process: Child, urls: Sequence[str], request: bytes, options: Options
+) -> tuple[float, float, float]:
+    """Return microseconds of processor time for a request: of the first router, of the second, and in the pauses."""
     requests = options.pick(_SLICE, tiny=_CONNECTIONS)
-    with _loads(routers, request) as loads:
-        for load in loads.values():
+    found: list[list[float]] = [[], []]
+    later_s: list[float] = []
+    order = [0, 1] * _SLICES
+    with _loads(urls, request) as loads:
+        for load in loads:
             await load.run(requests * options.pick(_WARM_UP, tiny=1))
-        marks: dict[str, list[float]] = {one.name: [] for one in routers}
-        until = time.monotonic() + options.seconds * len(routers)
-        turn = 0
-        while turn < 2 or time.monotonic() < until:
-            for one in routers:
-                marks[one.name].append(one.cpu_s())
-                await loads[one.name].run(requests)
-            turn += 1
-        await asyncio.sleep(0.2)  # for the last work of the last slices
-        for one in routers:
-            marks[one.name].append(one.cpu_s())
-    return {
-        name: [(after - before) / requests * 1e6 for before, after in pairwise(found)]
-        for name, found in marks.items()
-    }
+        until = time.monotonic() + options.seconds
+        while not later_s or time.monotonic() < until:
+            random.shuffle(order)
+            for number in order:
+                before_s = process.cpu_s()
+                await loads[number].run(requests)
+                found[number].append(process.cpu_s() - before_s)
+            before_s = process.cpu_s()
+            await asyncio.sleep(_PAUSE_S)
+            later_s.append(process.cpu_s() - before_s)
+    bare_s, own_s = (median(each) for each in found)
+    return bare_s / requests * 1e6, own_s / requests * 1e6, median(later_s) / (requests * _SLICES) * 1e6
 
 
 @contextmanager
-def _loads(routers: Sequence[Running], request: bytes) -> Iterator[dict[str, Load]]:
-    found = {one.name: Load(one.url, request, _CONNECTIONS) for one in routers}
+def _loads(urls: Sequence[str], request: bytes) -> Iterator[list[Load]]:
+    found = [Load(url, request, _CONNECTIONS) for url in urls]
     try:
         yield found
     finally:
-        for load in found.values():
+        for load in found:
             load.close()
 
 
-def _add(report: Report, cpu_us: dict[str, list[float]]) -> None:
-    """Add a round: medians of the turns, and of their differences to the first router."""
-    bare_us = cpu_us[_BARE]
-    report.add(_TABLE, _BARE, cpu_us=median(bare_us))
-    for name, own_us in cpu_us.items():
-        if name != _BARE:
-            pairs = [*zip(own_us, bare_us, strict=True)]
-            report.add(
-                _TABLE, name, cpu_us=median(own_us), more_us=median(own - bare for own, bare in pairs),
-                share=median((own / bare - 1) * 100 for own, bare in pairs),
-            )  # fmt: skip
-
-
 if __name__ == "__main__":
-    require("setpriv", "taskset", "setarch", "nginx")
+    require("setpriv", "taskset", "nginx")
     leave_cleanly()
-    given = parse(__doc__.partition("\n")[0], rounds=12)
+    given = parse(__doc__.partition("\n")[0], rounds=40, seconds=3)
     os.sched_setaffinity(0, {LOAD_CORE})
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         sys.exit(runner.run(main(given)))

@@ -18,7 +18,17 @@ import httpx
 from benchmarks import nginx
 from benchmarks.processes import PROXY_CORE, Child, child, free_port
 
-__all__ = ["BASELINE", "Peer", "Running", "gateway", "httpx_proxy", "nginx_proxy", "router", "started"]
+__all__ = [
+    "BASELINE",
+    "Peer",
+    "Running",
+    "first_answer",
+    "gateway",
+    "httpx_proxy",
+    "nginx_proxy",
+    "router",
+    "started",
+]
 
 #: Ratios are against this peer.
 BASELINE = "sglang-router"
@@ -146,7 +156,7 @@ async def started(
         command = peer.command(port, worker_url, directory)
         proxy = stack.enter_context(child(peer.name, command, core=PROXY_CORE, directory=directory))
         url = f"http://127.0.0.1:{port}"
-        if (fault := await _first_answer(proxy, url, request, is_right)) is None:
+        if (fault := await first_answer(proxy, url, request, is_right)) is None:
             proxies.append(Running(peer.name, url, proxy))
         elif peer.is_ours:
             raise RuntimeError(f"{peer.name}: {fault}\n{proxy.last_words()}")
@@ -155,7 +165,7 @@ async def started(
     return proxies
 
 
-async def _first_answer(
+async def first_answer(
     proxy: Child, url: str, request: bytes, is_right: Callable[[httpx.Response], bool]
 ) -> str | None:
     """Send the request until the answer is right, and return None; else return the fault of the last attempt."""
