@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from router_core.admin import admin_routes
-from router_core.client import read_body, send_error
+from router_core.client import Watched, read_body, send_error
 from router_core.errors import BadRequest, HTTPError, PayloadTooLarge, PluginError, ShuttingDown, error_body
 from router_core.exchange import Exchange
 from router_core.proxy import relay
@@ -30,7 +30,7 @@ from router_core.request_ids import log_prefix
 from router_core.router import Router
 from router_core.routes import ControlRoute
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
-from slime_http.asgi import EXPLAIN, note_failure
+from slime_http.asgi import EXPLAIN, note_failure, take_whole
 from slime_http.message_faults import reply_fault
 
 __all__ = ["make_app"]
@@ -123,17 +123,19 @@ class _App:
     async def _proxied(self, scope: Scope, receive: Receive, send: Send) -> None:
         router, request, reply, raw = self._router, None, None, scope["raw_path"]
         try:
-            headers = scope["headers"]
-            try:
-                body = await read_body(headers, receive, router.settings.max_payload_size)
-            except PayloadTooLarge as error:
-                await send_error(error, send, unread=receive)
-                return
+            headers, limit = scope["headers"], router.settings.max_payload_size
+            body = take_whole(receive, limit)
+            if body is None:
+                try:
+                    body = await read_body(headers, receive, limit)
+                except PayloadTooLarge as error:
+                    await send_error(error, send, unread=receive)
+                    return
             target = raw + b"?" + query if (query := scope["query_string"]) else raw
             request = Request(scope["method"], target, headers, body)
             address, _ = scope.get("client") or (None, 0)
             exchange = Exchange(request, sources=router.session_sources, address=address, scope=scope)
-            with router.clients.cancelling(receive, exchange) as watched:
+            with Watched(router.clients, receive, exchange) as watched:
                 reply = await router.respond(exchange)
                 if (rest := relay(reply, scope["method"], send, watched.end)) is not None:
                     await rest

@@ -15,7 +15,7 @@ from router_core.errors import BadRequest, HTTPError, PayloadTooLarge, ShuttingD
 from router_core.exchange import Exchange
 from router_core.types import Headers, Receive, Send
 
-__all__ = ["Watch", "let_finish", "read_body", "send_error"]
+__all__ = ["Watch", "Watched", "let_finish", "read_body", "send_error"]
 
 _JSON = (b"content-type", b"application/json")
 #: Longest time in seconds before a request is watched for a disconnect.
@@ -79,7 +79,7 @@ async def send_error(error: HTTPError, send: Send, unread: Receive | None = None
 
 
 class Watch:
-    """Detects clients that hang up, and cancels the blocks ``with watch.cancelling(...):`` that serve them.
+    """Detects clients that hang up, and cancels the blocks ``with Watched(watch, ...):`` that serve them.
 
     Before a block is cancelled, ``on_disconnect`` is called. If it returns True, the block has two seconds to end. The
     exchange ends with its block. Most requests end within milliseconds, so one timer serves all requests. Only a
@@ -89,39 +89,30 @@ class Watch:
     def __init__(self, loop: asyncio.AbstractEventLoop, on_disconnect: Callable[[Exchange], bool]) -> None:
         self.loop = loop
         self.on_disconnect = on_disconnect
-        self._young: set[_Watched] = set()
-        self._old: set[_Watched] = set()
-        self._timer: asyncio.TimerHandle | None = None
+        #: The requests that came since the timer was set, and the requests that have a task.
+        self.young: set[Watched] = set()
+        self.old: set[Watched] = set()
+        self.timer: asyncio.TimerHandle | None = None
 
     @property
     def exchanges(self) -> Iterator[Exchange]:
         """The exchanges of the clients' requests in flight, and the exchanges that plugins made for these requests."""
-        for watched in chain(self._young, self._old):
+        for watched in chain(self.young, self.old):
             yield from watched.exchange.all_parts()
 
-    def cancelling(self, receive: Receive, exchange: Exchange) -> _Watched:
-        """Return the context manager of a block. Read the request's whole body from ``receive`` first."""
-        return _Watched(self, receive, exchange)
-
-    def add(self, watched: _Watched) -> None:
-        self._young.add(watched)
-        if self._timer is None:
-            self._timer = self.loop.call_later(_PATIENCE_S, self._look)
-
-    def discard(self, watched: _Watched) -> None:
-        self._young.discard(watched)
-        self._old.discard(watched)
+    def set_timer(self) -> None:
+        self.timer = self.loop.call_later(_PATIENCE_S, self._look)
 
     def _look(self) -> None:
-        self._timer = None
-        for watched in self._young:
+        self.timer = None
+        for watched in self.young:
             watched.begin()
-        self._old |= self._young
-        self._young.clear()
+        self.old |= self.young
+        self.young.clear()
 
 
-class _Watched:
-    """One request that a Watch watches."""
+class Watched:
+    """One request that ``watch`` watches, within its block. Read its whole body from ``receive`` first."""
 
     __slots__ = ("_cancelled", "_grace", "_over", "_receive", "_task", "_waiting", "_watch", "exchange")
 
@@ -133,12 +124,14 @@ class _Watched:
         self._waiting: asyncio.Task[None] | None = None
         self._grace: asyncio.TimerHandle | None = None
 
-    def __enter__(self) -> _Watched:
+    def __enter__(self) -> Watched:
         # Without the argument asyncio looks up the loop, which costs a system call.
         task = asyncio.current_task(self._watch.loop)
         assert task is not None  # narrowing: this is async code
         self._task = task
-        self._watch.add(self)
+        self._watch.young.add(self)
+        if self._watch.timer is None:
+            self._watch.set_timer()
         return self
 
     def end(self) -> None:
@@ -167,7 +160,8 @@ class _Watched:
     ) -> bool:
         self._over = True
         self.exchange.close()
-        self._watch.discard(self)
+        self._watch.young.discard(self)
+        self._watch.old.discard(self)
         if self._grace is not None:
             self._grace.cancel()
         if self._waiting is not None and kind is not None:

@@ -103,7 +103,8 @@ class Exchange:
 
     def lease(self, worker: Worker) -> None:
         """Count this request on ``worker`` until :meth:`release`, another lease or the end of the exchange."""
-        self.release()
+        if self.worker is not None:
+            self.release()
         worker.in_flight += 1
         self.worker = worker
 
@@ -156,7 +157,8 @@ class Exchange:
         if self._closed:
             return
         self._closed = True
-        self.release()
+        if self.worker is not None:
+            self.release()
         if self._reply is not None:
             self._reply.close()
         for callback in self._on_close:
@@ -225,7 +227,5 @@ def _in_headers(request: Request) -> str | None:
 
 
 def _in_body(request: Request) -> str | None:
-    if not request.may_have(b"session_id"):
-        return None
-    named = (request.json_object_or_none() or {}).get("session_id")
+    named = request.field("session_id")
     return named if isinstance(named, str) and named else None

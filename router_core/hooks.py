@@ -130,8 +130,9 @@ class Hooks:
 
     async def call_post_response(self, exchange: Exchange) -> None:
         """Call each plugin, in the reverse order of the command line."""
-        reply: Reply | None = exchange.reply
-        before, status = (reply.headers[:], reply.status) if reply is not None else ([], 0)
+        reply = exchange._reply
+        assert reply is not None  # narrowing: it has come
+        before, status = reply.headers[:], reply.status
         for plugin, function in self.post_response:
             try:
                 if (waits := function(exchange)) is not None:
@@ -140,9 +141,10 @@ class Hooks:
                 raise
             except Exception as error:
                 raise failure(plugin, "post_response", error) from error
-            reply = exchange.reply
-            if not isinstance(reply, Reply):
-                raise failure(plugin, "post_response", TypeError(f"left {reply!r} as the exchange's reply"))
+            if reply is not exchange._reply:
+                reply = exchange._reply
+                if reply is None:
+                    raise failure(plugin, "post_response", TypeError("left None as the exchange's reply"))
             if reply.headers != before or reply.status is not status:
                 _refuse(plugin, "post_response", reply_fault(reply.status, reply.headers))
                 before, status = reply.headers[:], reply.status

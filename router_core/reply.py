@@ -139,6 +139,7 @@ class Reply:
 
     def close(self) -> None:
         """Close the taps, and discard the rest of a stream. Idempotent."""
-        self._close_source()
+        if self._source is not None:
+            self._source.close()
         if self._taps:
             self._end(False)

@@ -108,11 +108,23 @@ class Request:
 
     def json_object_or_none(self) -> dict[str, Any] | None:
         """Return :meth:`json` if it is an object, else None: the worker answers any other body with its own error."""
-        try:
-            document = self.json()
-        except BadRequest:
-            return None
+        document = self._json
+        if document is _UNREAD:
+            try:
+                document = self.json()
+            except BadRequest:
+                return None
         return document if isinstance(document, dict) else None
+
+    def field(self, name: str) -> Any:
+        """Return the value of the top-level field ``name``. Returns None without that field, or without an object.
+
+        The body is parsed only if it may have the field, see :meth:`may_have`.
+        """
+        document = self._json
+        if document is _UNREAD:
+            document = self.json_object_or_none() if self.may_have(name.encode()) else None
+        return document.get(name) if isinstance(document, dict) else None
 
     def may_have(self, name: bytes) -> bool:
         """Return False if a search of the bytes, which is cheaper than parsing, finds no key ``name`` in the body.

@@ -13,6 +13,7 @@ import anyio
 from router_core import Exchange, Reply, Worker, hookimpl
 from router_core.errors import Aborted, BadRequest, HTTPError, ShuttingDown, WorkerUnreachable
 from router_core.flags import add_flags
+from router_core.pool import WorkerPool
 from router_core.request import Request
 from router_core.router import Router
 from router_core.workers import WorkerChange
@@ -63,6 +64,7 @@ class Control:
     """
 
     under_way: UnderWay  # set in setup
+    _pool: WorkerPool  # set in setup
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -90,6 +92,7 @@ class Control:
     @hookimpl
     def setup(self, router: Router) -> None:
         self._waits = Waits(router.components.find)
+        self._pool = router.pool
         self.under_way = UnderWay(lambda: router.clients.exchanges)
         router.components.register("pending_aborts", self)
         router.components.register("quiet_period", self.quiet_period)
@@ -145,18 +148,14 @@ class Control:
     @hookimpl(trylast=True)
     def pre_request(self, exchange: Exchange) -> Awaitable[Reply | None] | None:
         request = exchange.request
-        if not (self.gate.closed or request.is_long_work or self._passes_through) and generates(request):
+        if not (self.gate.closed or request.is_long_work or self._pool.passthrough) and generates(request):
             self.under_way.ensure_rid(exchange)
             return None
         return self._control(exchange)
 
-    @property
-    def _passes_through(self) -> bool:
-        return self._router is not None and self._router.pool.passthrough
-
     async def _control(self, exchange: Exchange) -> Reply | None:
         request, router = exchange.request, self._router
-        if self._passes_through:
+        if self._pool.passthrough:
             if request.path in CALLS:
                 raise not_controlled(request.path)
             return await self._of_fleet(request)

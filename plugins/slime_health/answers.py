@@ -23,7 +23,8 @@ def named_in(piece: bytes, expected: bytes) -> str | None:
 
     O(bytes), 0.1 to 0.3 us for each 1,000 bytes.
     """
-    return _version_at(piece, _found_in(piece), expected)
+    place = _found_in(piece)
+    return None if place < 0 or piece.startswith(expected, place) else _version_at(piece, place, expected)
 
 
 class NamedVersion:

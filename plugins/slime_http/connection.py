@@ -118,7 +118,8 @@ class Connection(Source):
         Unread bytes would be taken for the next request's answer. A close by the worker would cost the next
         request a second attempt. The check takes half a microsecond.
         """
-        return self.open and not self._arrivals(0)
+        transport = self._transport
+        return transport is not None and not transport.is_closing() and not self._arrivals(0)
 
     def abort(self) -> None:
         """Close at once."""

@@ -171,9 +171,8 @@ class Protocol(ClientConnection):
             keep_alive=is_1_1 and parser.should_keep_alive(),
             expects_continue=is_1_1 and self._expects_continue,
         )
-        is_first = self._is_idle
-        self._newest = request
-        if is_first:
+        before, self._newest = self._newest, request
+        if before is None or before.complete:
             self._serve(request)
         else:
             self._waiting.append(request)
@@ -223,7 +222,8 @@ class Protocol(ClientConnection):
             self._expect(now + self._client_timeout_s, rest=True)  # for a request that began meanwhile
         elif request is self._newest:
             self._expect(now + self._keep_alive_s, rest=False)
-        self.read_on()
+        if self._is_reading_paused:
+            self.read_on()
 
     def ended(self, request: ServerRequest) -> None:
         """See ClientConnection."""

@@ -91,19 +91,22 @@ class ServerRequest(ObservedRequest):
         self._body.append(piece)
         self._size += len(piece)
         self._has_news = True
-        self._wake()
+        if self._event is not None:
+            self._event.set()
         return self._size > _MAX_WAITING_BYTES
 
     def feed_end(self) -> None:
         """Mark the body as complete."""
         self._more_body = False
         self._has_news = True
-        self._wake()
+        if self._event is not None:
+            self._event.set()
 
     def disconnect(self) -> None:
         """Tell the application that the client has gone, and write nothing more."""
         self.disconnected = not self.complete
-        self._wake()
+        if self._event is not None:
+            self._event.set()
 
     def cut_off(self) -> None:
         """Answer 503 and cancel the task, if the application has not begun: a task that never ran cannot answer."""
@@ -112,10 +115,6 @@ class ServerRequest(ObservedRequest):
             self._give_up(503, _SHUTTING_DOWN)
             self._connection.ended(self)
             task.cancel()
-
-    def _wake(self) -> None:
-        if self._event is not None:
-            self._event.set()
 
     async def run(self) -> None:
         """Call the application. If the application gives no answer or an incomplete one, end the answer."""
@@ -186,6 +185,25 @@ class ServerRequest(ObservedRequest):
             self._event.clear()
             await self._event.wait()
         return {"type": "http.disconnect"}
+
+    def take_whole(self, max_bytes: int) -> bytes | None:
+        """Return the whole body. Returns None, and does nothing, when only :meth:`receive` can give it.
+
+        That is so for a body of more than ``max_bytes``, one that is still coming, and one of a client that has gone.
+        """
+        if (
+            self._more_body
+            or not self._has_news
+            or self.disconnected
+            or self.complete
+            or self._size > max_bytes
+        ):
+            return None
+        self._has_news = False
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body.clear()
+        self._size = 0
+        return body
 
     async def send(self, message: Message) -> None:
         """Send a part of the answer. Raises RuntimeError for a message out of order.
@@ -292,5 +310,6 @@ class ServerRequest(ObservedRequest):
     def _finish(self) -> None:
         self.complete = True
         self._body.clear()  # this object lives until the next request comes
-        self._wake()
+        if self._event is not None:
+            self._event.set()
         self._connection.answered(self)

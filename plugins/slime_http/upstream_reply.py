@@ -148,13 +148,15 @@ class UpstreamReply:
             self._take = None
         self._chunks.append(data)
         self._size += len(data)
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
         return self._size > _HIGH_WATER
 
     def end(self) -> None:
         self.complete = True
         self._source = None
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def fail(self, error: WorkerBroke | WorkerTimeout) -> None:
         self._error = error
@@ -174,5 +176,6 @@ class UpstreamReply:
             self._tell(self._error)
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

@@ -182,7 +182,7 @@ class Limits:
     def _abort(self, prefix: str) -> None:
         """End the wait of the requests whose rids all begin with ``prefix``; of all requests if it is empty."""
         for exchange, called in self._waiting.items():
-            rid = (exchange.request.json_object_or_none() or {}).get("rid")
+            rid = exchange.request.field("rid")
             names = rid if isinstance(rid, list) and rid else [rid]
             if not prefix or all(isinstance(name, str) and name.startswith(prefix) for name in names):
                 exchange.hang_up()

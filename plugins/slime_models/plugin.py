@@ -148,7 +148,5 @@ def _undecided(models: Sequence[str]) -> Callable[[Worker], bool]:
 
 def _named(request: Request) -> str | None:
     """Return the ``model`` in the body of ``request``; None without one, and for a body that is not JSON."""
-    if not request.may_have(b"model"):
-        return None
-    name = (request.json_object_or_none() or {}).get("model")
+    name = request.field("model")
     return name if isinstance(name, str) else None

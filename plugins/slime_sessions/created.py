@@ -17,12 +17,13 @@ class CreatedSessions:
     def __init__(self, limit: int = _MAX_NAMES) -> None:
         self._limit = limit
         self._open: OrderedDict[str, None] = OrderedDict()
-        self._deleted: OrderedDict[str, None] = OrderedDict()
+        #: The deleted sessions that are remembered. The values are None.
+        self.deleted: OrderedDict[str, None] = OrderedDict()
 
     def create(self, name: str | None = None) -> str:
         """Open the session ``name``, or a session with a name of 128 random bits. Returns the name."""
         name = name or secrets.token_hex(16)
-        self._deleted.pop(name, None)
+        self.deleted.pop(name, None)
         self._add(self._open, name)
         return name
 
@@ -34,16 +35,7 @@ class CreatedSessions:
         """Delete ``name``; do nothing if it is not open."""
         if name in self._open:
             del self._open[name]
-            self._add(self._deleted, name)
-
-    @property
-    def has_deleted(self) -> bool:
-        """True when a deleted session is remembered."""
-        return bool(self._deleted)
-
-    def is_deleted(self, name: str) -> bool:
-        """Return True when ``name`` was deleted, and not created again. Old names are forgotten."""
-        return name in self._deleted
+            self._add(self.deleted, name)
 
     def _add(self, names: OrderedDict[str, None], name: str) -> None:
         names[name] = None

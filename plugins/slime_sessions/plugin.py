@@ -61,9 +61,10 @@ class Sessions:
     @hookimpl
     def pre_request(self, exchange: Exchange) -> None:
         """Refuse requests of a deleted session: nobody will fetch its samples. Remove a key that names a session."""
-        if self._created.has_deleted and exchange.parent is None:  # a child of an accepted request goes on
+        deleted = self._created.deleted
+        if deleted and exchange.parent is None:  # a child of an accepted request goes on
             name = exchange.session
-            if name is not None and self._created.is_deleted(name):
+            if name is not None and name in deleted:
                 raise SessionNotFound(f"session {name!r:.200} was deleted")
         if self._keys is not None and self._keys(exchange.request) is not None:
             self._take_key(exchange)

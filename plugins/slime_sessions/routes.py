@@ -184,7 +184,7 @@ class SessionRoutes:
             raise PluginNotLoaded("nothing is recorded without --plugin radix_cache")
         await source.load(session)
         turns = source.turns(session)
-        if self._created.is_deleted(session) or (not turns and session not in self._created):
+        if session in self._created.deleted or (not turns and session not in self._created):
             raise _not_found(session)
         return session, source, turns
 

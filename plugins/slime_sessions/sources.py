@@ -18,15 +18,13 @@ __all__ = ["ApiKeySessions", "from_metadata", "from_user"]
 
 def from_metadata(request: Request) -> str | None:
     """Return ``metadata.session_id`` of the body, or None."""
-    if not request.may_have(b"metadata"):
-        return None
-    metadata = _field(request, "metadata")
+    metadata = request.field("metadata")
     return _usable(metadata.get("session_id")) if isinstance(metadata, dict) else None
 
 
 def from_user(request: Request) -> str | None:
     """Return ``user`` of the body, OpenAI's name for an end user, or None."""
-    return _usable(_field(request, "user")) if request.may_have(b"user") else None
+    return _usable(request.field("user"))
 
 
 class ApiKeySessions:
@@ -59,10 +57,6 @@ class ApiKeySessions:
 def _is_jwt(key: str) -> bool:
     """Return True for three parts, the first of them a JSON object in base64url (RFC 7519)."""
     return key.startswith("eyJ") and key.count(".") == 2
-
-
-def _field(request: Request, name: str) -> Any:
-    return (request.json_object_or_none() or {}).get(name)
 
 
 def _usable(name: Any) -> str | None:

@@ -70,11 +70,11 @@ async def coroutines_of_a_request(app: ASGIApp) -> list[str]:
 
 
 @pytest.mark.skipif(is_compiled(), reason="a compiled coroutine has no frame")
-async def test_a_request_without_plugins_runs_seven_coroutines() -> None:
+async def test_a_request_without_plugins_runs_five_coroutines() -> None:
     async with scripted(echo) as worker:
         router, _ = build([*NO_PLUGINS, "--worker-urls", worker.url])
         ran = await coroutines_of_a_request(make_app(router))
-    assert ran == ["_proxied", "read_body", "receive", "request", "respond", "run", "send"]
+    assert ran == ["_proxied", "request", "respond", "run", "send"]
 
 
 @pytest.mark.skipif(is_compiled(), reason="a compiled coroutine has no frame")
@@ -83,8 +83,7 @@ async def test_default_plugins_add_a_coroutine_for_hooks_and_for_retries() -> No
         router, _ = build(["--worker-urls", worker.url])
         ran = await coroutines_of_a_request(make_app(router))
     assert ran == [
-        "_proxied", "call_post_response", "call_pre_request", "read_body", "receive", "request", "respond", "run",
-        "send", "send",
+        "_proxied", "call_post_response", "call_pre_request", "request", "respond", "run", "send", "send",
     ]  # fmt: skip
 
 

@@ -262,6 +262,6 @@ def test_the_memory_of_names_is_bounded() -> None:
     assert [name in created for name in names] == [False, False, True, True, True]
     for name in names:
         created.delete(name)
-    assert [created.is_deleted(name) for name in names] == [False, False, True, True, True]
+    assert [name in created.deleted for name in names] == [False, False, True, True, True]
     assert created.create(names[4]) == names[4]
-    assert not created.is_deleted(names[4])
+    assert names[4] not in created.deleted
