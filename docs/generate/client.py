@@ -13,7 +13,7 @@ from slime_radix_cache import client
 def page() -> str:
     """Return the page."""
     things = [getattr(client, name) for name in client.__all__]
-    # The synchronous client comes first: the docstrings of the other client refer to its docstrings.
+    # The synchronous client comes first, since docstrings of the asynchronous client refer to it.
     things.sort(key=lambda thing: (not inspect.isclass(thing), thing is client.AsyncClient, thing.__name__))
     things.sort(key=lambda thing: inspect.isclass(thing) and issubclass(thing, Exception))
     sections = [section for thing in things for section in _sections(thing)]
@@ -41,7 +41,7 @@ def _signature(kind: str, name: str, thing: Callable[..., Any]) -> str:
     signature = inspect.signature(thing)
     parameters = [part for part in signature.parameters.values() if part.name != "self"]
     returns = signature.empty if kind == "class" else signature.return_annotation
-    # Annotations are not evaluated: they are strings, and shown in quotes.
+    # Annotations are strings, since they are not evaluated. So the signature has them in quotes, which are removed.
     shown = str(signature.replace(parameters=parameters, return_annotation=returns)).replace("'", "")
     line = f"{kind} {name}{shown}"
     if len(line) > 90:

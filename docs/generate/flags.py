@@ -123,7 +123,7 @@ def _value(action: argparse.Action) -> str:
 
 
 def _default_and_help(action: argparse.Action) -> tuple[str, str]:
-    """Return the default that the help names, else the parser's, and the rest of the help."""
+    """Return the default that the help names, else the parser's (empty for none), and the help without the default."""
     words = (action.help or "") % {"default": action.default, "prog": "slime-router"}
     if action.choices is not None:
         words += f"; one of {', '.join(map(str, action.choices))}"

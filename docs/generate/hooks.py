@@ -27,7 +27,7 @@ def page() -> str:
 def _section(name: str, hook: object) -> str:
     assert callable(hook)
     kind = "async def" if inspect.iscoroutinefunction(hook) else "def"
-    # Annotations are not evaluated: they are strings, and shown in quotes.
+    # Annotations are strings, since they are not evaluated. So the signature has them in quotes, which are removed.
     signature = f"@hookimpl\n{kind} {name}{inspect.signature(hook)}: ...".replace("'", "")
     anchor = f"../hooks.md#{name}{'-'.join(inspect.signature(hook).parameters)}"
     return f"## {name}\n\n```python\n{signature}\n```\n\n{docstring(hook)}\n\n[More]({anchor})."

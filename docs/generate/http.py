@@ -1,4 +1,4 @@
-"""Reference of the HTTP API, from docs/openapi.yaml: a page for each tag, and one for the schemas."""
+"""Reference of the HTTP API, from docs/openapi.yaml: an index, a page for each tag, and a page for the schemas."""
 
 from __future__ import annotations
 

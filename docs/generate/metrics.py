@@ -16,7 +16,7 @@ _INTRODUCTION = """\
 
 Made from the registry of a router with all plugins that have metrics.
 `GET /metrics` has a metric only if its plugin is loaded.
-[metrics](../plugins/metrics.md) has more about each metric, and the metric for each question.
+[metrics](../plugins/metrics.md) has more about each metric, and says which metric answers which question.
 
 """
 #: With these flags, each plugin that has metrics has all of its metrics.
@@ -41,7 +41,7 @@ def page() -> str:
 
 
 async def _collect() -> tuple[list[Metric], dict[str, str]]:
-    """Return the metrics of a router that runs, and the modules that added them by name."""
+    """Return the metrics of a running router; and, by the name of a metric, the module that added it."""
     router, _ = build(_ALL)
     async with router.running():  # plugins add some of their metrics at the start
         metrics: Any = router.components.get("metrics")

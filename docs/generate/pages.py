@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parent.parent.parent
 
-#: Files outside of docs/ that are pages of the site, and their paths there.
+#: Files outside of docs/ that are pages of the site, and their paths on the site.
 _ELSEWHERE = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -56,7 +56,7 @@ class Links:
         self.files: dict[str, str] = {}
 
     def rewrite(self, text: str, source: str) -> str:
-        """Return the text of the page ``source`` with links that hold on the site."""
+        """Return the text of the page ``source`` with links that work on the site."""
 
         def renamed(match: re.Match[str]) -> str:
             before, target, after = match.groups()[:3] if match[1] else match.groups()[3:]

@@ -35,7 +35,7 @@ def code(words: str) -> str:
 
 
 def text(words: str) -> str:
-    """Return one line of plain help, with the characters of Markdown and HTML escaped."""
+    """Return one line of plain help without its full stop, with the characters of Markdown and HTML escaped."""
     return re.sub(r"([<>*_\[\]])", r"\\\1", words.rstrip("."))
 
 
