@@ -1,4 +1,4 @@
-"""Four GRPO runs through slime-router, and plots of them. The runs of a model begin with the same weights and seeds."""
+"""Four GRPO runs through slime-router, and their plots. Both runs of a model begin with the same weights and seeds."""
 
 from __future__ import annotations
 
@@ -70,6 +70,6 @@ def _shown(name: str) -> Callable[[int, Step], None]:
 
 
 if __name__ == "__main__":
-    # The libraries of the model report each file that they read and write.
+    # Otherwise the libraries of the model show a progress bar for each file that they read or write.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     main()

@@ -19,8 +19,8 @@ def differences(
     """Return ``|trainer logprob - rollout logprob|`` of each sampled token.
 
     ``logprobs``: the trainer's log-probabilities of the tokens of ``trained``, except the first. If ``trained`` has
-    other tokens than were sampled, the text is cut at each place where a token of both ends, and these pieces are
-    compared. Each sampled token of a piece then gets an equal share of the difference of the piece.
+    other tokens than were sampled, the text is cut into pieces at each place where both samples have the end of a
+    token, and the pieces are compared. Each sampled token of a piece then gets an equal share of its difference.
     """
     assert rollout.logprobs is not None
     if np.array_equal(rollout.tokens, trained.tokens):

@@ -33,7 +33,7 @@ _EXPERTS: dict[str, Any] = {
 
 
 def save_model(directory: Path, *, moe: bool, seed: int) -> Path:
-    """Write a Llama, or a Qwen3-MoE, with the weights of ``seed`` and the engine's tokenizer. Return ``directory``."""
+    """Write a Qwen3-MoE if ``moe``, else a Llama, and the engine's tokenizer, into ``directory``, and return it."""
     tokenizer = train_tokenizer(corpus_documents())
     ends = sorted(tokenizer.eos_ids)
     common = {**_SIZES, "vocab_size": tokenizer.vocab_size, "eos_token_id": ends, "pad_token_id": ends[0]}

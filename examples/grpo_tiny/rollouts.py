@@ -17,7 +17,11 @@ _SAMPLING = {"temperature": 1.0, "max_new_tokens": 16}
 
 @dataclass(slots=True)
 class Rollout:
-    """One sample: its whole text so far, and its answers. ``ended``: for each answer, True if the model ended it."""
+    """One sample: its whole text so far, and its answers.
+
+    ``script``: what the user asks for in each turn. ``group``: the number of the script; the rollouts of a script are a
+    group. ``ended``: for each answer, True if the model ended it.
+    """
 
     script: Sequence[str]
     group: int

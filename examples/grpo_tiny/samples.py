@@ -35,7 +35,7 @@ def recorded(record: Mapping[str, Any]) -> Sample:
     """Return the sample in ``record``, a result of ``AsyncClient.retrieve``. Raises ValueError if it is not exact."""
     if not record["exact"] or not record.get("experts_exact", True):
         reason = record["inexact_reason"] or record.get("routed_experts_reason")
-        raise ValueError(f"the tokens are not exact: {reason}")
+        raise ValueError(f"the tokens or their experts are not exact: {reason}")
     experts = record.get("routed_experts")
     return Sample(
         np.asarray(record["tokens"], np.int64),
@@ -46,9 +46,9 @@ def recorded(record: Mapping[str, Any]) -> Sample:
 
 
 def tokenised_again(rollout: Rollout, tokenizer: Tokenizer) -> Sample:
-    """Return the sample of a trainer that gets only the text: it has no log-probabilities.
+    """Return the sample that a trainer makes if it gets only the text. This sample has no log-probabilities.
 
-    The mask covers each answer, and the end-of-turn token that the chat template writes after it.
+    The mask covers each answer, and the end-of-turn token that the chat template writes after the answer.
     """
     encoding = tokenizer.encode(rollout.text + _END_OF_TURN, add_special_tokens=False)
     mask = np.zeros(len(encoding.ids), np.bool_)

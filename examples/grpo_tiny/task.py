@@ -14,7 +14,7 @@ _LEAST_CHARACTERS = 8
 
 
 def scripts(turns: int) -> list[tuple[str, ...]]:
-    """Return all conversations of ``turns`` turns: what the user asks for in each of them."""
+    """Return all conversations of ``turns`` turns: for each turn, the name of what the user asks for."""
     return list(itertools.product(sorted(CHARACTERS), repeat=turns))
 
 

@@ -35,7 +35,7 @@ class OffPolicyMetrics:
 
     @hookimpl
     def pre_request(self, exchange: Exchange) -> None:
-        if exchange.request.path == "/generate":  # the plugin `openai` makes such a request of a chat
+        if exchange.request.path == "/generate":  # the plugin `openai` sends such a request for a chat
             self.under_way += 1
             exchange.on_close(self.ended)
 

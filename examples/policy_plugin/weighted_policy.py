@@ -9,7 +9,7 @@ from router_core import Exchange, Worker
 
 
 class Weighted:
-    """Chooses the worker that would have the fewest requests in flight for its weight; ties are broken at random."""
+    """Chooses the worker that would have the fewest requests per unit of weight; ties are broken at random."""
 
     def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
         return min(workers, key=lambda worker: ((worker.load + 1) / weight(worker), random.random()))
