@@ -1,4 +1,4 @@
-"""Policy that keeps a session on its worker until the worker is overloaded, and weighs caches for other requests."""
+"""Policy that keeps a session on its worker until another worker costs clearly less, by ``cache_aware``'s costs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ __all__ = ["Auto"]
 logger = logging.getLogger(__name__)
 
 _MAX_SESSIONS = 1 << 18
-#: A session moves only if a move saves more than this cost, in tokens. Without a margin it would move to and fro.
+#: A session leaves a usable worker only if this saves more than this cost, in tokens. Without a margin, sessions would
+#: move to and fro.
 _MARGIN = 4 * REQUEST
 #: A session is expected to have as many further requests as it had so far, but no more than this number. With 8, moves
 #: for small differences lengthened the times to the first token; with 1, a worker that joined late got few sessions.
@@ -27,10 +28,11 @@ _MOST_TURNS = 3
 
 
 class _Session:
-    """A session and its worker. ``state``: the worker's state at the session's last request.
+    """A session and its worker. ``state``: the state that the worker had at an earlier request of the session.
 
-    ``size``: bytes of the last body, which count as cached at the worker, unless its cache was forgotten since then.
-    ``turns``: requests of the session so far.
+    ``size``: the number of bytes at the start of the next body that count as cached at the worker. It is the size of an
+    earlier body of the session, but counts as 0 if the worker's cache was forgotten since then. ``turns``: requests of
+    the session so far; they are counted anew if the session lost its worker because that worker could not be used.
     """
 
     __slots__ = ("size", "state", "turns", "worker")
@@ -48,10 +50,11 @@ class Auto:
     A session moves when another worker costs clearly less, by the costs of ``cache_aware``. A worker that is new to the
     session usually lacks the whole conversation, apart from prefixes that it was sent in other requests. It prefills
     the missing part only once, so the expected requests of the session share the cost of that part. A session is
-    expected to have as many further requests as it had so far, but three at most. With ``session_affinity`` ``strict``
-    no session moves.
+    expected to have as many further requests as it had so far, but three at most.
 
-    As long as only one worker was ever offered, no prompt is read.
+    With ``session_affinity`` ``strict``, the core keeps each session on its worker as long as that worker can be used.
+    Otherwise the core asks this policy, which then chooses as ``cache_aware`` does. No prompt is read until several
+    workers are offered for one request.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:

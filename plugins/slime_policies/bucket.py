@@ -56,7 +56,7 @@ class Bucket:
             likely = [worker for worker, load in zip(workers, loads, strict=True) if load == least]
         else:
             first, last = bisect_left(self._bounds, size), bisect_right(self._bounds, size)
-            likely = [*workers[first : last + 1]]  # several workers, when most lengths are equal
+            likely = [*workers[first : last + 1]]  # several workers, if a bound equals this length
         chosen = least_in_flight(likely)
         self._sent.append((now, size, chosen.id))
         change_total(self._loads, chosen.id, size)

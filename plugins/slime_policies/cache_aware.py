@@ -22,19 +22,19 @@ from slime_policies.worker_state import REQUEST, WorkerState
 
 __all__ = ["CacheAware", "Home"]
 
-#: The cost of a token of the prompt that a worker lacks: while the worker computes it, all its other requests wait.
+#: The cost of each prompt token that a worker has to compute. Meanwhile all other requests of the worker wait.
 _MISSING = 3.0
-#: A prefix that more than about this number of requests had is worth a copy on a further worker. So the prefix costs
-#: less where it is missing. Groups of samples of one prompt rarely have more requests.
+#: A prefix that more than about this number of requests had is worth a copy on a further worker. So its tokens cost
+#: less at workers that lack them. A group of samples of one prompt rarely has more requests than this number.
 _GROUP = 16.0
-#: The cost of each session that a worker got lately, when a new session gets a worker. Between two turns a session may
-#: have no request in flight, so requests in flight do not count it.
+#: The cost of each session that a worker got lately. It counts only when a worker is chosen for a new session. Between
+#: two turns a session may have no request in flight, so the number of requests in flight does not include it.
 _SESSION = REQUEST / 2
 #: The largest number of bits for workers. A worker that comes back gets a new bit. When all bits are used, the policy
 #: forgets what all workers have.
 _MAX_BITS = 4096
-#: A shortfall: of the tokens that a worker was believed to have, it lacks more than ``_SHORT_TOKENS``, and more than
-#: the part ``_SHORT_PART``. After ``_SHORTFALLS`` shortfalls the worker's horizon moves (see CacheAware).
+#: In a shortfall, a worker lacked more than ``_SHORT_TOKENS`` of the tokens that it was believed to have, and more than
+#: the part ``_SHORT_PART`` of them. After ``_SHORTFALLS`` shortfalls the worker's horizon moves (see CacheAware).
 _SHORT_TOKENS, _SHORT_PART, _SHORTFALLS = 512, 0.25, 3
 _NO_WORKERS = Offered((), [], 0, {})
 
@@ -54,11 +54,11 @@ class _Belief:
 
 
 class Home(NamedTuple):
-    """The worker that has a conversation. ``lacking``: tokens of the prompt that this worker has to prefill.
+    """The worker that got a conversation so far. ``lacking``: tokens of the prompt that this worker has to prefill.
 
     Another worker is chosen only if its cost is lower by more than ``margin`` tokens. ``turns``: expected requests of
-    the conversation. A worker prefills what it lacks once for all these requests, so each request bears a part of that
-    cost.
+    the conversation. A worker prefills the tokens that it lacks only once for all these requests, so each request bears
+    a part of that cost.
     """
 
     worker: Worker
@@ -74,7 +74,7 @@ class CacheAware:
 
     - 240 for each request in flight, more for a request with a very high ``max_new_tokens``
       (:class:`slime_policies.long_requests.LongRequests`),
-    - half of the tokens of other prompts that the worker probably still has to prefill,
+    - 0.5 for each token of other prompts that the worker probably still has to prefill,
     - 3 for each token of this prompt that the worker lacks. In a prefix that many requests had, a token costs less:
       ``3 / (1 + (requests / 16) ** 2)``. So workers with little load get a copy of the prefix.
 
@@ -82,8 +82,8 @@ class CacheAware:
     ``benchmarks/scheduling``. For the first request of a session, each session that a worker got lately counts as half
     a request, but not at decode workers.
 
-    The router believes that a worker has each prefix that it was sent. Engines evict prefixes, so a worker may have a
-    horizon, which is the number of a choice. A prefix that no later choice used counts as evicted from that worker.
+    The policy believes that each worker has the prefixes that it was sent. Engines evict prefixes, so a worker may have
+    a horizon, which is the number of a choice. A prefix that no later choice used counts as evicted from that worker.
 
     With ``--kv-events``, the blocks that the engine reports replace the belief, if the prompt is given as ids and no
     report is missing. Prompts that the worker was sent and has not answered yet count as cached, too.
@@ -253,11 +253,11 @@ class CacheAware:
         return self._note in exchange.notes
 
     def answered(self, exchange: Exchange, prompt_tokens: int, cached_tokens: int) -> None:
-        """Move the worker's horizon at the third answer with clearly fewer cached tokens than believed.
+        """Move the worker's horizon at every third answer with clearly fewer cached tokens than believed.
 
-        Each answer belongs to a prefix with a last use. The horizon becomes the oldest of these three last uses. One
-        shortfall would prove too little: an engine evicts in the order of its own steps, so it may still have prefixes
-        with an older last use.
+        Each of the three answers belongs to a prefix with a last use. The horizon becomes the oldest of these last
+        uses. One such answer would prove too little: an engine evicts in the order of its own steps, so it may still
+        have prefixes whose last use is older than that of an evicted prefix.
         """
         belief: _Belief | None = exchange.notes.get(self._note)
         if belief is None or belief.use.is_answered or not belief.state.bit:

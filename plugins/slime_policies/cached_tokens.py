@@ -12,7 +12,7 @@ __all__ = ["CachedTokens"]
 #: A quote within a JSON string has a backslash, so these bytes are a whole string: nearly always a field's name.
 _PROMPT, _CACHED = b'"prompt_tokens"', b'"cached_tokens"'
 _NUMBER = re.compile(rb"\s*:\s*(\d{1,15})(?=[,}\s])")
-#: The last bytes of a piece are searched again with the next piece: so many that a field's name and number fit in.
+#: This many last bytes of a piece are searched again with the next piece. A field's name and number fit in them.
 _OVERLAP = 64
 
 
@@ -58,7 +58,7 @@ class CachedTokens:
         self._note(self._prompt, self._cached)
 
     def close(self, complete: bool) -> None:
-        """Search the body if a plugin has read it and then replaced the reply: the tap got no pieces of it."""
+        """Search the body if a plugin has read it and then replaced the reply: the tap got no pieces of that body."""
         if not complete and (body := self._reply.body) is not None:
             self.feed(body)
 

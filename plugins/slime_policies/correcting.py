@@ -1,4 +1,4 @@
-"""A Sender that tells the policy of prefill workers what the workers had in their caches."""
+"""A Sender that tells the policy of prefill workers how many tokens of a prompt the worker had in its cache."""
 
 from __future__ import annotations
 

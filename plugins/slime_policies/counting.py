@@ -16,7 +16,9 @@ __all__ = ["Counting"]
 
 
 class Counting:
-    """Counts the tokens of requests, also at workers that no policy chose, such as the workers that sessions keep.
+    """Counts the tokens of each request at its worker, even if no policy chose that worker for this request.
+
+    No policy is called, for example, for a request whose session keeps its worker.
 
     It watches answers for their first bytes and their lengths. ``load_of`` returns the loads in which the requests of a
     worker are counted, or None if they are not counted.

@@ -74,7 +74,10 @@ class EngineLoads(TokensInFlight):
         return max(worker.in_flight, tokens + self._since.get(worker.id, 0))
 
     def set_polled(self, worker: Worker, tokens: int | None, sent_at: float) -> None:
-        """Set the tokens that ``worker`` reported to a poll sent at ``sent_at``; None: the poll failed."""
+        """Set the tokens that ``worker`` reported to the poll of ``sent_at``, or forget them if ``tokens`` is None.
+
+        ``tokens`` is None if the poll failed.
+        """
         if tokens is None:
             self._polled.pop(worker.id, None)
             return

@@ -15,7 +15,7 @@ from slime_start.installed import entry_points
 
 __all__ = ["GROUP", "Choose", "blaming", "installed_policies", "warn_of_ignored"]
 
-#: An entry point of this group names a callable that makes a policy without arguments, such as the policy's class.
+#: An entry point of this group names a callable, such as a policy's class. Called without arguments, it makes a policy.
 GROUP = "slime_router.policies"
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def warn_of_ignored(own: Container[str]) -> None:
     for point in entry_points(group=GROUP):
         if point.name in own:
             logger.warning(
-                "the policy %s = %s is ignored: slime-router has a policy %r of its own; give it another name",
+                "the policy %s = %s is ignored: slime-router has a policy %r of its own; give the installed policy another name",
                 point.name, point.value, point.name,
             )  # fmt: skip
 
@@ -50,7 +50,7 @@ def _make(point: EntryPoint, _: Settings) -> Policy:
 
 
 def blaming(policy: Policy, name: str) -> Choose:
-    """Return a function that calls ``policy``. Errors for its exceptions and for wrong results have its ``name``."""
+    """Return a function that calls ``policy``. Its errors for exceptions and wrong results have the policy's ``name``."""
     where = f"policy {name!r}"
 
     def choose(exchange: Exchange, workers: Sequence[Worker]) -> Worker:

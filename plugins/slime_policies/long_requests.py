@@ -17,13 +17,13 @@ _MOST = 8
 
 
 class LongRequests:
-    """Counts a request whose limit is ``n`` times the mean limit as ``n / 2`` requests, rounded down, from 1 to 8.
+    """Counts a request with ``n`` times the mean limit as ``n / 2`` requests, rounded down, but at least 1, at most 8.
 
     The limit is ``max_new_tokens``. The mean is about that of the last 256 requests with a limit. If all limits are
     equal, each request counts as one. The load of a worker depends on the request that is to be placed. For a long
     request, each long request of the worker counts in full. For a short request, each long request of the worker counts
-    as one, and what all of them count beyond that adds less than one. So a short request prefers a worker that can
-    begin it at once.
+    as one; all that they count beyond this adds less than one request in sum. So a short request prefers a worker that
+    can begin it at once.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class LongRequests:
         self._counted: dict[Exchange, tuple[WorkerState, int]] = {}
 
     def more(self, exchange: Exchange, start: int | None) -> int:
-        """Return how many further requests ``exchange`` stands for. ``start``: the place of the prompt in the body."""
+        """Return as how many requests ``exchange`` counts, less one. ``start``: the place of the prompt in the body."""
         limit = limit_beside_prompt(exchange.request.body, start)
         if not limit:
             return 0

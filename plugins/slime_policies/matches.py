@@ -33,7 +33,7 @@ class Match(NamedTuple):
 class Offered(NamedTuple):
     """The workers of a choice, and the state of each.
 
-    ``bits``: the bits of all workers. ``places``: by bit, the place of the worker.
+    ``bits``: the bits of all workers. ``places``: by the bit of a worker, its place (index) in ``workers``.
     """
 
     workers: Sequence[Worker]
@@ -54,7 +54,7 @@ def match_of(bit: int, matches: Sequence[Match]) -> Match:
 
 
 def without(bits: int, matches: Sequence[Match]) -> list[Match]:
-    """Return ``matches`` for all workers but ``bits``."""
+    """Return ``matches`` without the workers whose bits are in ``bits``."""
     return [match._replace(bits=left) for match in matches if (left := match.bits & ~bits)]
 
 
@@ -69,7 +69,7 @@ def cheapest(offered: Offered, matches: Sequence[Match], now: float, further: Se
         for worker, state in zip(offered.workers, states, strict=True)
     ]
     if len(matches) > 1:
-        usual = max(matches, key=_count).cost  # the cost that most workers have is left out for all workers
+        usual = max(matches, key=_count).cost  # the cost of the largest group is left out for all workers
         for bits, cost, _, _ in matches:
             if cost != usual:
                 more = cost - usual

@@ -41,7 +41,7 @@ __all__ = ["POLICIES", "CorrectedPolicies", "PairPolicies", "Policies", "add_opt
 
 
 def _load(settings: Settings) -> TokensInFlight | None:
-    """Return the loads of workers as ``--load`` counts them, for one policy. None: requests in flight are the load."""
+    """Return the counter of loads that ``--load`` demands, for one policy; None if requests in flight are the load."""
     if settings.load == "engine":
         return EngineLoads(settings.load_poll_interval_secs)
     return TokensInFlight() if settings.load == "tokens" else None
@@ -97,7 +97,7 @@ def _chooser(policy: Policy, name: str) -> Choose:
 
 
 class Policies:
-    """Lets ``policy`` choose the worker. ``choose``: called instead of the policy, if there is one."""
+    """Lets ``policy`` choose the worker. ``choose``, if given, is called instead of the policy."""
 
     def __init__(self, policy: Policy, choose: Choose | None = None) -> None:
         self.policy = policy
@@ -160,7 +160,7 @@ class CorrectedPolicies(Policies):
 class PairPolicies:
     """A policy for each type of worker. The workers that are offered for one choice have the same type.
 
-    ``choose``: what is called instead of each policy.
+    ``choose``: for each type of worker, the function that is called instead of the policy.
     """
 
     def __init__(self, policies: dict[WorkerType, Policy], choose: Mapping[WorkerType, Choose]) -> None:

@@ -22,9 +22,10 @@ from slime_policies.prompt_key import find_prompt
 
 __all__ = ["Node", "Prefixes", "Prompt", "Use"]
 
-#: Without a key, the prompt begins after the first comma in this many bytes of the body, or at the body's beginning.
+#: Without a key, the prompt begins after the first comma of the body. If this many bytes at the beginning of the body
+#: have no comma, the prompt begins where the body begins.
 _COMMA_WITHIN = 4096
-#: Only this many bytes of a prompt are hashed, which takes 0.6 ms.
+#: No more than this many bytes of a prompt are hashed. To hash so many takes 0.6 ms.
 _MAX_BYTES = 1 << 20
 #: In the size of the map, a prefix counts as the bytes by which it is longer than the next shorter prefix. It counts as
 #: this many bytes at least, since its entry takes memory, too.
@@ -106,8 +107,8 @@ class Node:
 class Prefixes:
     """Prefixes of prompts that workers were sent, at most ``limit`` bytes of them in all.
 
-    The least recently used are evicted first, the longest of them before the others. A prefix counts as the bytes by
-    which it is longer than the next shorter prefix, but as 256 bytes at least.
+    The least recently used node loses its prefixes first, the longest of them before the others. A prefix counts as the
+    bytes by which it is longer than the next shorter prefix, but as 256 bytes at least.
     """
 
     __slots__ = ("_limit", "_nodes", "_order", "size")
@@ -115,7 +116,7 @@ class Prefixes:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._nodes: dict[int, Node] = {}  # by digest
-        #: The least recently used first. A node stands behind all nodes that continue it.
+        #: The least recently used first. A node stands after all nodes with longer prefixes of the same prompts.
         self._order: OrderedDict[Node, None] = OrderedDict()
         self.size = 0
 
@@ -140,7 +141,9 @@ class Prefixes:
         return nodes
 
     def add(self, prompt: Prompt, nodes: Sequence[Node], worker: int, use: Use, horizons: Horizons) -> None:
-        """Record that a worker, given as a bit, gets ``prompt``. From each prefix drop the workers that evicted it.
+        """Record that a worker, given as a bit, gets ``prompt``.
+
+        Also remove, from the workers of each known prefix, those that count as having evicted the prefix.
 
         ``nodes``: the known prefixes, as :meth:`find` has just returned them.
         """

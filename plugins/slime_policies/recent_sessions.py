@@ -16,10 +16,10 @@ _LONG_S = 20 * _DECAY_S
 
 
 class RecentSessions:
-    """The sessions that each worker got, each counted as ``exp(-age / 10 s)``."""
+    """The sessions that each worker got. A session counts as ``exp(-age / 10 s)``."""
 
     def __init__(self) -> None:
-        #: By the id of a worker: its count as of the time ``_since``. A session of a later time adds more than 1.
+        #: By the id of a worker: its count as of the time ``_since``. A session that comes later adds more than 1.
         self._counts: dict[str, float] = {}
         self._since = 0.0
 

@@ -1,4 +1,4 @@
-"""Loads in tokens of the requests in flight."""
+"""Loads of workers, measured as the tokens of their requests in flight."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ PROMPT_WEIGHT = 0.25
 
 
 class CountedRequest:
-    """Tokens of one request at ``worker``. ``prompt``: tokens to prefill, 0 after the answer's first byte.
+    """Tokens of one request at ``worker``. ``prompt``: tokens to prefill.
 
-    ``answer``: tokens to decode. ``single``: the answer is one completion. ``at``: the time of the choice.
+    ``prompt`` becomes 0 at the answer's first byte, except in ``EngineLoads``. ``answer``: tokens to decode.
+    ``single``: the answer is one completion. ``at``: the time of the choice.
     """
 
     __slots__ = ("answer", "at", "prompt", "single", "worker")

@@ -17,10 +17,13 @@ _WAITING = 0.5
 class WorkerState:
     """State of one worker. ``waiting``: tokens that it had to prefill at ``at``, a time in seconds.
 
-    ``bit`` stands for the worker in the map of prefixes; 0: its cache was forgotten, and it has another state now.
-    ``chosen``: the number of the last choice of the worker. ``missed``: last uses of prefixes that were believed to be
-    in its cache, but were not. ``long``: further requests that its requests for long answers stand for. ``more``: the
-    part of ``long`` that counts as requests in flight for a short request, always less than one.
+    ``bit`` stands for the worker in the map of prefixes. It becomes 0 when the worker's cache is forgotten: from then
+    on the worker has another state object. ``chosen``: the number of the last choice of the worker. ``missed``: last
+    uses of prefixes that were believed to be in its cache, but were not.
+
+    A request for a long answer counts as several requests (see LongRequests). ``long`` is the number of these requests
+    beyond one for each such request. ``more`` is what ``long`` adds to the requests in flight when a short request gets
+    a worker; it is always less than one.
     """
 
     __slots__ = ("at", "bit", "chosen", "long", "missed", "more", "waiting")

@@ -18,7 +18,8 @@ __all__ = ["Cleared", "Event", "Hash", "MalformedBatch", "Removed", "Stored", "r
 #: The engine's own name of a block: 64 bits in SGLang, bytes in some versions of vLLM.
 Hash: TypeAlias = int | bytes
 
-#: The fields of a list after its type. The place of ``lora_name`` held other fields in some versions of SGLang.
+#: The fields that follow the type in an event that is a list. Some versions of SGLang have another field in the place
+#: of ``lora_name``.
 _FIELDS = {
     "BlockStored": (
         "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name",

@@ -51,7 +51,7 @@ class Blocks:
         return blocks if blocks is not None and blocks.is_in_sync else None
 
     def tokens_held(self, prompt: PromptIds, workers: Sequence[WorkerBlocks]) -> list[int]:
-        """Return, for each of ``workers``, the tokens of the longest prefix of ``prompt`` in its blocks.
+        """Return, for each of ``workers``, the number of tokens in the longest prefix of ``prompt`` that it has.
 
         O(tokens of the longest prefix), for each block size.
         """
@@ -87,7 +87,7 @@ class Blocks:
 
 
 class WorkerBlocks:
-    """Blocks of one worker or rank. ``is_in_sync``: the engine has exactly these blocks, according to its events.
+    """Blocks of one worker or rank. ``is_in_sync``: the engine has all these blocks, according to its events.
 
     ``block_size``: tokens of a block; 0: unknown, since there is no block yet.
     """

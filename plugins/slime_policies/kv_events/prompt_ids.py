@@ -34,9 +34,9 @@ class PromptIds:
 
     @classmethod
     def of(cls, body: bytes) -> PromptIds | None:
-        """Return the ids of the prompt in ``body``.
+        """Return the ids of the prompt in ``body``, or None.
 
-        None: the body has no ids, or several prompts, or a field that separates the prompt's blocks from others.
+        The result is None if the body has no ids, has several prompts, or has a field of ``_APART``.
         """
         place, _ = find_prompt(body)
         if place is None or not _IDS.match(body, place):
@@ -51,7 +51,10 @@ class PromptIds:
         return (self._next - self.start) / len(self.ids) if self.ids else 0.0
 
     def read(self, count: int) -> bool:
-        """Parse the first ``count`` ids. Return False if there are fewer. Anything but an id ends the prompt."""
+        """Parse the first ``count`` ids. Return False if there are fewer.
+
+        The prompt counts as ended before the first step of ``_STEP`` bytes that has anything but ids.
+        """
         ids = self.ids
         while len(ids) < count and self._next < self.end:
             cut = self._body.find(b",", self._next + _STEP, self.end)
