@@ -102,7 +102,7 @@ class RouterClient:
         return await self.call("/update_weights_from_disk", model_path=model_path, **fields)
 
     async def abort(self, rid: str | None = None) -> dict[str, Any]:
-        """Abort the requests whose rid begins with ``rid``; None: all requests."""
+        """Abort the requests whose rid begins with ``rid``, or all requests if ``rid`` is None."""
         return await self.call("/abort_request", **({"abort_all": True} if rid is None else {"rid": rid}))
 
     async def flush_cache(self) -> dict[str, Any]:

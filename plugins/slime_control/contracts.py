@@ -11,7 +11,7 @@ from router_core.workers import Worker
 
 __all__ = ["ControlEvents", "OnAbort", "OnFlush", "OnPause", "PendingAborts", "QuietPeriod"]
 
-#: Called with the prefix of the rids to abort; ``""``: all.
+#: Called with the prefix of the rids to abort. The empty prefix aborts all requests.
 OnAbort = Callable[[str], None]
 #: Called with True when the engines pause, with False when they continue.
 OnPause = Callable[[bool], None]

@@ -1,4 +1,4 @@
-"""The version on which the workers of a fleet agree, and the workers that stay behind. Without I/O."""
+"""Comparisons of workers in a fleet: the version on which they agree, and the workers that can replace one. No I/O."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def agreed(workers: Iterable[Worker]) -> str | None:
     """Return the only version that workers name; None when they name several versions, or no version.
 
     Only ready workers count. If no worker is ready, stale workers count, except those whose weights were never updated.
-    A worker that names no version does not count.
+    A worker does not count if it names no version or has missed a control call.
     """
     there = list(workers)
     named = {_named(worker) for worker in there if worker.state == "ready"}
@@ -33,7 +33,7 @@ def agreed(workers: Iterable[Worker]) -> str | None:
 def newer_than_the_fleet(workers: Iterable[Worker], weights: WeightVersions) -> str | None:
     """Return the newest version that is ahead of the fleet's and that at least half of the ready workers report.
 
-    Workers that report no version do not count.
+    A worker does not count if it reports no version or has missed a control call.
     """
     named = Counter(_named(worker) for worker in workers if worker.state == "ready")
     del named[None]

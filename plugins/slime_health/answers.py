@@ -10,7 +10,7 @@ __all__ = ["NamedVersion", "named_in"]
 #: The key as SGLang writes it. Inside a JSON string the quotes would be escaped, so no client's text matches.
 _KEY = b'"weight_version":'
 _VALUE = re.compile(rb'\s*(?:"([^"\\]{1,256})"|(\d{1,256}))')
-#: Largest number of bytes that are searched: the last bytes of a piece.
+#: Only this many last bytes of a piece are searched.
 _MOST = 1 << 18
 _EVENT = b"data:"
 #: Once a version was found in an unstreamed answer, larger pieces than this are not searched: they hold logprobs and
@@ -19,7 +19,7 @@ _LARGE = 1 << 13
 
 
 def named_in(piece: bytes, expected: bytes) -> str | None:
-    """Return the last version that ``piece`` of an answer names; None for the ``expected`` version, or no version.
+    """Return the last version that ``piece`` of an answer names; None if it is ``expected``, or if there is none.
 
     O(bytes), 0.1 to 0.3 us for each 1,000 bytes.
     """

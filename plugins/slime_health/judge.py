@@ -14,12 +14,12 @@ from router_core.errors import WorkerBroke, WorkerUnreachable
 __all__ = ["AS_STARTED", "Fit", "Judge", "Severity", "Unwell", "fit", "severity"]
 
 #: Severity of a failure. ``firm``: the connection was refused, or a probe got an error status; only a good probe clears
-#: it. ``soft``: the answer broke; any later answer clears it. ``silent``: no answer came; not counted if the worker
-#: answered other traffic meanwhile. ``none``: not the worker's fault.
+#: it. ``soft``: the answer broke; any later answer clears it. ``silent``: no answer came. It does not count if the
+#: worker answered other traffic meanwhile; otherwise it counts as soft. ``none``: not the worker's fault.
 Severity = Literal["firm", "soft", "silent", "none"]
 
-#: ``same``: the fleet's version. ``ahead``: a newer version, from an update that is not announced yet. ``other``: any
-#: other version.
+#: ``same``: the fleet's version, or any version while the fleet has none. ``ahead``: a newer version, from an update
+#: that is not announced yet. ``other``: another version, or none.
 Fit = Literal["same", "ahead", "other"]
 
 #: SGLang's version of weights that were never updated: it is ahead of no other version.
@@ -67,11 +67,11 @@ class Judge:
     """Counts failures and good probes in a row. The worker is trusted at first.
 
     ``verified``: the worker's weights were checked after its last failure; until then it may be another process.
-    ``may_be_another``: the worker has failed, and has named no version since. Another server may have its address, so
-    the next version is no sign of an update.
-    ``vouched_at``: the number of moves of the fleet to other weights, at the time when the worker's weights were last
-    taken for the fleet's: at its registration, or at a move. None if the worker has since failed, or named another
-    version.
+    ``may_be_another``: the worker has failed, and has not answered the question for its version since. Another server
+    may have its address, so another version in the next answer is no sign of an update.
+    ``vouched_at``: the weights of a worker count as the fleet's when it registers, and when the fleet moves to other
+    weights while the worker is ready. This is the number of the fleet's moves at that time. None if the worker has
+    since failed, or named another version.
     """
 
     failure_threshold: int

@@ -19,7 +19,7 @@ __all__ = ["ANSWERS", "PROBES", "Heard", "Questions"]
 
 logger = logging.getLogger(__name__)
 
-#: Sources of news, which are changes of the version that a worker names; as in ``WeightUpdate.source``.
+#: Sources of news, for ``WeightUpdate.source``. News is a change of the version that a worker names.
 PROBES, ANSWERS = "the workers", "the workers' answers"
 #: Shortest time in seconds between two questions to a worker, when the first question brought no news.
 _AGAIN_S = 0.25

@@ -82,7 +82,7 @@ class Versions:
         self._decide(router, watch, is_news=is_news, is_probed=is_probed)
         was_unchecked = UNCHECKED in worker.holds
         router.pool.release(worker, UNCHECKED)
-        # While this worker was held, it could replace no other worker, so no other worker was set aside.
+        # While this worker was held, it could replace no other worker, so one that is behind may still be in use.
         if (is_news or was_unchecked) and worker.said_version is not None:
             self._ask_others(worker, source)
         if self._is_under_way:
@@ -173,11 +173,11 @@ class Versions:
         return version
 
     def _have_moved_since(self, version: str | None) -> bool:
-        """Return True when workers moved back to ``version``, not when those with the fleet's version have only left.
+        """Return True when the workers have moved back to ``version``.
 
-        They moved back if workers have named the fleet's version and no worker names it now, or if a worker changed to
-        ``version`` after the last worker with the fleet's version had left. While a worker names the fleet's version,
-        a change of a stale worker does not count: it may still catch up, or have restarted.
+        They have if workers named the fleet's version before, and no worker in a state of ``JUDGED`` names it now. They
+        also have if a worker changed to ``version`` after a worker last ceased to serve with the fleet's version. While
+        a worker names the fleet's version, no change of a stale worker counts: it may catch up, or may have restarted.
         """
         is_named = self._is_named_now()
         changes = (
@@ -212,7 +212,7 @@ class Versions:
             self._is_named = True
         for other in router.pool:
             if UNCHECKED in other.holds and not others_serve(router.pool, other):
-                router.pool.release(other, UNCHECKED)  # it is the last one that serves
+                router.pool.release(other, UNCHECKED)  # ``other`` is the last of its type that serves
         if self._moved_to(router) is not None:
             router.tasks.start_soon(self.settle)
 
@@ -247,7 +247,7 @@ class Versions:
             missed = missed_control_call(worker)
             if fits == "same" and not missed:
                 judge.trust()
-                router.hooks.weights_confirmed(worker)  # first: the release must not make it stale
+                router.hooks.weights_confirmed(worker)  # first, else the release would make it stale
                 router.pool.release(worker, "health")
                 self._ask_others(worker, PROBES)
             elif judge.returns:

@@ -13,7 +13,7 @@ __all__ = ["JUDGED", "UNCHECKED", "WEIGHTS", "Watch", "standing"]
 
 #: States that this plugin may change. The core owns the others.
 JUDGED = ("ready", "quarantined", "stale")
-#: Owner of the hold of a worker that has failed, and not named its version since.
+#: Owner of the hold of a worker that has failed, and has not answered the question for its version since.
 UNCHECKED = "unchecked weights"
 #: Owner of the hold of a worker whose reported weights are not the fleet's.
 WEIGHTS = "weights"
@@ -24,8 +24,8 @@ class Watch:
 
     ``woken``: there is news, so the next look is due soon. ``doubted``: the source of a hint that the worker has
     another version, until a question is sent. ``is_asked``: a task sends that question. ``claim``: the version in the
-    worker's last answer, if this version was news. ``changed_at``: when the reported version last changed without a
-    failure in between.
+    worker's last answer to a client that did not name the version known then. ``changed_at``: when the reported version
+    last changed without a failure in between.
     """
 
     __slots__ = (

@@ -33,7 +33,7 @@ def warn_of_ignored(own: Container[str]) -> None:
     for point in entry_points(group=GROUP):
         if point.name in own:
             logger.warning(
-                "the policy %s = %s is ignored: slime-router has a policy %r of its own; give the installed policy another name",
+                "the policy %s = %s is ignored: slime-router has a policy %r of its own; rename the other",
                 point.name, point.value, point.name,
             )  # fmt: skip
 
@@ -50,7 +50,7 @@ def _make(point: EntryPoint, _: Settings) -> Policy:
 
 
 def blaming(policy: Policy, name: str) -> Choose:
-    """Return a function that calls ``policy``. Its errors for exceptions and wrong results have the policy's ``name``."""
+    """Return a function that calls ``policy``. Its errors for exceptions and wrong workers show the ``name``."""
     where = f"policy {name!r}"
 
     def choose(exchange: Exchange, workers: Sequence[Worker]) -> Worker:

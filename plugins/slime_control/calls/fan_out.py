@@ -149,7 +149,7 @@ class FanOut:
         return answer.status_code, bytes(raw)
 
     async def question(self, worker: Worker, *paths: bytes) -> dict[str, Any]:
-        """Return the JSON object at the first of ``paths`` that ``worker`` knows; an empty dict if there is none."""
+        """Return the JSON object at the first of ``paths`` that ``worker`` knows; an empty dict if none comes."""
         try:
             with anyio.fail_after(min(_QUESTION_S, self._timeout_s)):
                 for path in paths:
@@ -187,7 +187,7 @@ class FanOut:
 
 
 def passed_on(headers: Headers) -> Headers:
-    """Return the client's ``headers`` without ``_OWN`` and the headers that Connection names. Raises BadRequest."""
+    """Return the client's ``headers`` but those in ``_OWN`` and those that Connection names. Raises BadRequest."""
     own = set(_OWN)
     for name, value in headers:
         if name == b"connection":

@@ -13,7 +13,7 @@ __all__ = ["NoOwnMetrics", "NotControlled", "OneEngineOnly", "not_controlled", "
 
 
 class OneEngineOnly(HTTPError):
-    """A call that would reach an arbitrary engine, while its caller means all engines."""
+    """A call that would reach an arbitrary engine, although its caller means all engines, or a certain engine."""
 
     status, type, code = 501, "not_supported_error", "ONE_ENGINE_ONLY"
 

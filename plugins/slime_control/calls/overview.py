@@ -86,7 +86,7 @@ class Overview:
     async def _each(
         self, ask: Callable[[Worker], Awaitable[Found]]
     ) -> tuple[dict[Worker, Found], dict[Worker, str]]:
-        """Ask the workers in a state of ``_ASKED``. Return the answers, and why the other workers gave none.
+        """Ask the workers in a state of ``_ASKED``. Return the answers, and a reason for each worker without an answer.
 
         Answers and reasons are in the order of registration.
         """

@@ -26,7 +26,7 @@ class Recipients:
         self._under_way = under_way
 
     async def bodies(self, call: Call, request: Request) -> dict[Worker, bytes]:
-        """Return each recipient's body, before any worker is called. Raises BadRequest, WorkerNotFound, WorkerBroke."""
+        """Return the body for each recipient, before any is called. Raises BadRequest, WorkerNotFound, WorkerBroke."""
         if call.path == "/abort_request":
             prefix = abort_prefix(request)
             workers = self._under_way.workers(prefix) if prefix else None
@@ -65,7 +65,7 @@ class Recipients:
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise WorkerBroke(
                     f"worker {worker.url} does not say its tp_size, so the ranks cannot be counted; no worker "
-                    'was called. Remove it, or give each worker its own body: {"workers": {url: body}}'
+                    'was called. Remove the worker, or give each worker its own body: {"workers": {url: body}}'
                 )
             found.append((worker, size))
         return found

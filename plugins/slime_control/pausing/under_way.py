@@ -138,7 +138,7 @@ def _has_rid(request: Request) -> bool:
 
 
 def rids_of(request: Request) -> list[str] | None:
-    """Return the valid rids of ``request``. None: its ``rid`` is missing or null, and the router may give it one."""
+    """Return the valid rids of ``request``; None if its ``rid`` is missing or null, so that the router may add one."""
     ours = _OURS.match(request.body)
     if ours is not None:
         return [ours[1].decode()]

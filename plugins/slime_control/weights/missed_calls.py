@@ -96,7 +96,10 @@ class MissedCalls:
             self._router.pool.hold(worker, owner, reason, "stale")
 
     def readmit(self, worker: Worker) -> None:
-        """Let ``worker`` get requests again if it missed no other call and has the fleet's version, if there is one."""
+        """Let ``worker`` get requests again if it missed no other call and has the fleet's version.
+
+        Any version will do while the fleet has none.
+        """
         if OWNER not in worker.holds and self._router.weights.current in (None, worker.weight_version):
             self._router.hooks.weights_confirmed(worker)
 

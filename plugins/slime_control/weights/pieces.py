@@ -48,7 +48,7 @@ class Pieces:
         return self._calls
 
     def sent(self, piece: Piece, to: Collection[Worker]) -> Piece | None:
-        """Note that ``piece`` is about to go to the workers ``to``. Returns ``piece``; None if it is of no update."""
+        """Note that ``piece`` is about to go to the workers ``to``. Returns ``piece``, or None if no update has it."""
         self._heard_at = anyio.current_time()
         restarted = [each for each in to if unannounced.may_be_restarted(each, self._standings.get(each))]
         fleet, missed = self._router.weights.current, self._all_missed(to)

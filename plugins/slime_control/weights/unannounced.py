@@ -38,7 +38,7 @@ def may_be_restarted(worker: Worker, then: Standing | None) -> bool:
 async def learn_version(
     pool: WorkerPool, fan_out: FanOut, answers: dict[Worker, Answer]
 ) -> tuple[str | None, bool]:
-    """Ask the workers that took an update which version they have. In ``answers``, a worker that names none has failed.
+    """Ask the workers that took an update which version they have. In ``answers``, mark those that name none as failed.
 
     Returns the version, or None if the workers report none or several. The second value is True when the update surely
     brought this version, because a worker in use had another version before.

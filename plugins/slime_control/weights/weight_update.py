@@ -6,10 +6,10 @@ that it is the last one with weights. Pieces that name the same version are one 
 between. Exceptions: a begin or a piece of another version is in between, or no worker has all pieces at a close.
 
 An event is a function of this module. It changes nothing, and gets all facts as arguments; ``missed`` is the last call
-about weights that a worker missed. The caller keeps the state, and carries out all effects before the next event.
-``begin``, ``weights``, ``last``, ``name``: :func:`sent` of a piece of that kind, see ``PieceKind``. ``took``,
-``failed``: :func:`answered`. :func:`close`: generation is paused or continues, memory is released or resumed, all
-workers load from disk, the end is announced, or no piece follows.
+about weights that a worker missed. The caller keeps the state, and carries out all effects before the next event. In
+the table, ``begin``, ``weights``, ``last`` and ``name`` mean :func:`sent` with a piece of that ``PieceKind``. ``took``
+and ``failed`` mean :func:`answered`. :func:`close` comes when generation is paused or continues, memory is released or
+resumed, all workers load from disk, the end of the update is announced, or no more pieces come for a time.
 
 ========== ================================== ========== ===============================================================
 state      event                              next       effects
@@ -75,8 +75,8 @@ class Unproven(Missed):
     """An update that has just closed, and that ``worker`` may lack.
 
     The effect matters only if generation is paused at the close. ``version``: a worker that does not report this
-    version gets no requests until it has the fleet's weights. None: no report can show that the worker has the update,
-    so the update counts as missed.
+    version gets no requests until it has the fleet's weights. If ``version`` is None, no report can show that the
+    worker has the update, so the update counts as missed.
     """
 
     version: str | None
