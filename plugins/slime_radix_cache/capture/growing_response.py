@@ -20,7 +20,7 @@ class GrowingResponse:
         self._part: Response | None = None
 
     def record(self, answer: Any, doubt: str | None = None, *, is_whole: bool = True) -> None:
-        """Record ``answer``, unless more tokens of it are recorded. Other arguments: see :meth:`Turns.record`."""
+        """Record ``answer``, unless a longer part is recorded already. Other arguments: see :meth:`Turns.record`."""
         part = self._part
         if part is not None and len(part) > len(sampled_ids(answer)):
             return

@@ -112,7 +112,7 @@ class StreamRecorder:
     def failed(self, error: Exception) -> None:
         """Count an event that was not understood.
 
-        At the first such event, mark all sequences as lost, and record again as not exact those that were recorded.
+        At the first such event, mark all sequences as lost. Record those that were recorded again, as not exact.
         """
         had_failed, self._failed = self._failed, True
         self._tally.unrecorded("stream_not_understood", error, self._worker)

@@ -1,6 +1,6 @@
-"""A large answer that is passed on and recorded while it comes.
+"""A large answer that is passed on while it comes, and recorded just before its last piece is passed on.
 
-The answer is parsed to be recorded. Arrays such as the routed experts are cut out before that; see ArrayCutter.
+The answer is parsed to be recorded. Arrays such as the routed experts are cut out before it is parsed; see ArrayCutter.
 """
 
 from __future__ import annotations

@@ -241,9 +241,9 @@ class RepeatedEvents:
         ) = self._seen  # fmt: skip
 
     def repeats_all(self, last: bytes, meta: dict[str, Any]) -> bool:
-        """Return True if ``last``, the last event of the stream, repeats the event before it, finish reason aside.
+        """Return True if ``last``, the last event of the sequence, repeats the event before it, finish reason aside.
 
-        ``meta``: the ``meta_info`` of ``last``. Return False if this is unknown. O(bytes).
+        ``meta``: the ``meta_info`` of ``last``. Return False, too, if their bytes cannot be compared. O(bytes).
         """
         rest = list(meta)[self._head_names :]
         if {*rest} & _FACTS != {*self._keys} & _FACTS:

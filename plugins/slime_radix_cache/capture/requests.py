@@ -177,7 +177,7 @@ def rewritten(
 ) -> dict[str, Any] | None:
     """Return ``body`` with ``prompts`` instead of texts, and a request for logprobs unless the client declined them.
 
-    None if nothing needs to change.
+    Return None if ``body`` needs no change.
     """
     changed = {name: value for name, value in body.items() if name != "text"}
     if isinstance(wanted.prompts[0], str):

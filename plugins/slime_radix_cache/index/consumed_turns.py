@@ -27,5 +27,5 @@ def consumed_turns(context: Context) -> list[ConsumedTurn]:
 
 
 def _identity(segment: Segment | None) -> Hashable:
-    """Return a value that stays equal when ``segment`` is moved to a store and back: with a store, its serial."""
+    """Return ``segment``; with a store, its serial, which it keeps when it is moved to the store and back."""
     return segment.serial or segment if segment is not None else None

@@ -42,10 +42,12 @@ class Finder:
     def to_continue(self, text: bytes, session: str | None = None) -> Match:
         """Return the context to continue for ``text``. The text after the match must be tokenised.
 
-        The search leaves out contexts with prompts that are not compared with the tokenizer yet, and lists these
-        prompts in the match's ``unknown``. Compare them, then search again. If another session sampled the found
-        context, this session may have sent the same tokens before, spelt as another text (Unicode normalisation). So
-        the search is repeated, and then also considers the session's requests that the ids of that context lead to.
+        Other clients may have given prompts as ids. A context with such a prompt is left out as long as the prompt is
+        not compared with the tokenizer. The match's ``unknown`` lists these prompts: compare them, then search again.
+
+        If another session sampled the last response of the found context, this session may have sent the same tokens
+        before, spelt as another text (Unicode normalisation). So the session's requests are also searched by the ids of
+        that context. If there are any, the search for the context is repeated, and considers these requests, too.
         """
         path = self._index.walk(text)
         check = SpellingCheck(session)

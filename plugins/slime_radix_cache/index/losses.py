@@ -157,7 +157,7 @@ class Marks:
 
 
 def _is_zero(fd: int, size: int) -> bool:
-    """Return True if the ``size`` bytes of the file are zero. Reads only the header if that is not zero."""
+    """Return True if all ``size`` bytes of the file are zero. Reads only the header if the header is not zero."""
     return not any(os.pread(fd, _HEADER.size, 0)) and os.pread(fd, size, 0) == bytes(size)
 
 
@@ -202,7 +202,7 @@ def digest_of(key: str | bytes) -> Digest:
 
 
 def packed_digests(*keys: str | bytes) -> bytes:
-    """Return the digests of ``keys``, of 16 bytes each."""
+    """Return the digests of ``keys``, packed: 16 bytes for each key."""
     encoded = (key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key for key in keys)
     return b"".join(blake2b(key, digest_size=16).digest() for key in encoded)
 

@@ -47,9 +47,17 @@ def find_to_continue(
 
 
 def find_to_read(path: Path, text: bytes, cut: Cut, around: Around, session: str | None) -> Match:
-    """Return the context of ``text``: the session's own; else one of only prompts with this text; else the longest.
+    """Return the context that ``text`` stands for. With ``session``, this is the first of these that exists:
 
-    The session's own context may be shorter than ``text``. Without ``session``, the longest context is returned.
+    - the session's own longest context, if it has all of ``text``,
+    - the context that the session sent as a prompt with exactly this text,
+    - a contradictory response of the session with exactly this text,
+    - the session's own longest context, even if it is shorter than ``text``,
+    - a context of only prompts with exactly this text,
+    - the longest context of any session.
+
+    Without ``session``, this is the longest context, unless it is shorter than ``text`` and a contradictory response
+    has exactly this text.
     """
     search = Search(path, text, cut, around, reading=True)
     check = SpellingCheck(session)
@@ -104,9 +112,11 @@ def find_given(
 
 
 def _shared(response: Response, ids: bytes, fitting: ContextFilter, since: float) -> Found | None:
-    """Return the context up to the last token that ``response`` shares with ``ids``, and the number of shared tokens.
+    """Return the context up to the last token of ``response`` that ``ids`` share and ``fitting`` allows.
 
-    ``ids``: packed, from the start of ``response`` on. If no token is shared, the context ends before ``response``.
+    Also return the number of these tokens of ``response``.
+
+    ``ids``: packed, from the start of ``response`` on. If there is no such token, the context ends before ``response``.
     ``since``: see :func:`with_last_response`. None if ``fitting`` or ``since`` excludes the context.
     """
     common = _common_tokens(response.ids, ids) if response.packed[:4] == ids[:4] else 0

@@ -124,11 +124,11 @@ class SegmentStore:
     def restore_response(
         self, context: Context, prompt: bytes, sampled: Sampled, session: str | None
     ) -> Response:
-        """Add a response to ``prompt`` that was recorded before."""
+        """Add a response that was recorded before. ``prompt``: the text of its prompt, context included."""
         return self._response(context, self._prompt_end(context, prompt, None), sampled, session, None, None)
 
     def reorder(self, segments: Iterable[Segment], place: Callable[[Segment], int]) -> None:
-        """Sort each list with one of ``segments`` by ``place``, as if its items had been recorded in this order."""
+        """Sort each list that has one of ``segments`` by ``place``, as if its items had been recorded in this order."""
         nodes: dict[Node, None] = {}
         for segment in segments:
             nodes[segment.node] = None

@@ -169,7 +169,7 @@ class Response(Segment):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the packed values, and of the session's name (shared by its responses)."""
+        """Bytes of the packed values and of the session's name, although the session's responses share the name."""
         return len(self.packed) + (len(self.session) if self.session is not None else 0)
 
     @property

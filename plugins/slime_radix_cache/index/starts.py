@@ -52,7 +52,7 @@ class Starts:
 
         The context of a response: all tokens before it. ``length``: their number. Longest context first, then newest
         response. O(tokens), plus a comparison of all tokens of each context that is not the beginning of another one.
-        The result is kept for the next call with the same ``ids``.
+        The result is kept for a next call with the same object ``ids``.
         """
         known, found = self._last
         if known is not ids or not ids:

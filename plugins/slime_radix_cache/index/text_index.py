@@ -30,7 +30,7 @@ class Path(NamedTuple):
 
 
 class TextIndex:
-    """Texts and the segments that end in them. ``size_bytes``: stored text; ``nodes``: number of nodes but the root."""
+    """Texts and the segments that end in them. ``size_bytes``: stored text; ``nodes``: all nodes but the root."""
 
     def __init__(self) -> None:
         self.root = Node(None, b"", 0)
@@ -63,7 +63,7 @@ class TextIndex:
         return Path(position, node, stops)
 
     def insert(self, text: bytes, below: Node | None = None) -> Node:
-        """Return the node at which ``text`` ends if it begins at ``below`` (default: the root). Create it if needed."""
+        """Return the node at the end of ``text``, which begins at ``below`` (default: root). Create missing nodes."""
         node = below if below is not None else self.root
         position = 0
         size = len(text)

@@ -31,7 +31,7 @@ _LOOKED_AT = 1024
 #: Bytes of the ids after a cut that decide where the cut is: the token around the cut, and tokens that may complete a
 #: character.
 _AROUND_CUT = 4 * 4
-#: The finish reason of a response that is still being sampled.
+#: The finish reason of a response without a recorded end: it is still being sampled, or its stream broke off.
 _RUNNING = "null"
 
 
@@ -109,7 +109,10 @@ class Search:
         return self._path.node.depth == self._path.position == len(self._text)
 
     def contradictory(self, session: str | None) -> Found | None:
-        """Return the contradictory response of ``session`` (None: of any) with exactly this text, or None."""
+        """Return the newest contradictory response with exactly this text, or None.
+
+        If ``session`` is not None, only its responses count.
+        """
         if self._path.node.depth == len(self._text) == self._path.position:
             for segment in reversed(self._path.node.ends):
                 if (
@@ -121,7 +124,7 @@ class Search:
         return None
 
     def matched(self, found: Found | None) -> Match:
-        """Return ``found`` as a Match, with its candidates."""
+        """Return ``found`` as a Match, with the number of candidates."""
         path, size = self._path, len(self._text)
         context, position = found if found is not None else (None, 0)
         if path.position < size:

@@ -89,11 +89,11 @@ class Trajectories(SegmentStore):
         return self._sessions.newest()
 
     def longer_of(self, session: str) -> dict[Response, Response]:
-        """Return, for each record of only the beginning of a response, the longest record of that response."""
+        """Map each record of ``session`` with only the beginning of a response to that response's longest record."""
         return {one: self.longer.longest(one) for one in self.responses_of(session) if one in self.longer}
 
     def has_lost(self, session: str) -> bool:
-        """Return True if something of ``session`` is lost or not exact. O(1); rarely a false positive."""
+        """Return True if ``session`` may have lost or inexact records, or records in another router. O(1)."""
         return session in self.losses.sessions or session in self.losses.open
 
     # Running requests.

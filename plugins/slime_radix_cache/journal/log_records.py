@@ -11,7 +11,7 @@ __all__ = ["TRAJECTORIES", "Answered", "Asked", "Gone", "Record", "Seen"]
 
 
 class Asked(NamedTuple):
-    """A recorded prompt: ``ids`` after the first ``kept`` tokens of the segment ``parent`` (0: none).
+    """A recorded prompt: ``ids`` after the first ``kept`` tokens of the segment ``parent`` (0: there is no segment).
 
     Its text is the first ``shared`` bytes of the parent's text, and then ``text``. ``giver``: the sessions that
     sent these ids. ``doubt``: as in Segment. Logs of earlier versions lack ``giver`` and ``doubt``.

@@ -1,4 +1,7 @@
-"""Trajectories that outlive the process: each change is in the log before the method that makes it returns."""
+"""Trajectories that outlive the process: each method writes its changes to the log before it returns.
+
+If the log was given up, the changes are not written; the sessions of unwritten answers are marked as lost.
+"""
 
 from __future__ import annotations
 

@@ -95,7 +95,8 @@ class UnansweredSessions:
     """Sessions with a request, running or ended, that has no recorded answer. Such a request alone is no loss.
 
     ``in`` is true only for sessions of former processes, whose requests are not known any more. If the file is full,
-    a former session is marked in ``lost`` and gives up its slot. If there is no former session, the new one is marked.
+    a former session is marked in ``lost`` and gives up its slot to the new session. If there is no former session, the
+    new session is marked.
     """
 
     def __init__(self, file: SessionFile, lost: Marks) -> None:

@@ -25,7 +25,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One leaf: a response that its session has not continued, with everything before it.
+    """One leaf: a response that no kept response of its session continues, with everything before it.
 
     ``text``: the whole text in UTF-8, as a client saw it. ``prompt_bytes`` and ``prompt_tokens`` count the part before
     the first sampled token; ``prompt_bytes`` is None if ``text`` does not begin with the text of that part.
@@ -88,7 +88,7 @@ def _branch(
 ) -> Branch:
     """Return the branch of ``leaf``.
 
-    ``seen``: for each segment, the earlier branches that have it, each with the number of the segment's tokens in it.
+    ``seen``: for each segment, the earlier branches that have it, each with the number of its tokens in that branch.
     """
     chain = list(links((leaf, len(leaf))))
     position = sum(length for _, length in chain)

@@ -17,7 +17,7 @@ __all__ = ["Conversation", "Question", "read_object", "rows_asked", "rows_form"]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request for the tokens of ``text``, for their ``rows``, and for ``logprobs`` if true."""
+    """A request for the tokens of ``text`` and for their ``rows``. ``logprobs``: it also asks for the logprobs."""
 
     text: str
     session: str | None = None

@@ -44,8 +44,9 @@ _MANY_TOKENS = 16_384
 class Retrieval:
     """Retrieves tokens, and the reason if they are not exact. The component ``"trajectories"``.
 
-    A retrieval changes neither the trajectories nor their ages, with two exceptions. Tokens that running streams have
-    passed on so far are recorded before the search. And with a store, demoted trajectories are promoted.
+    A retrieval changes neither the trajectories nor their ages, with three exceptions. Tokens that running streams have
+    passed on so far are recorded before the search. A prompt that a client gave as ids may be compared with the
+    tokenizer, and the result is noted. And with a store, demoted trajectories are promoted.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Retrieval:
             await self._given_prompts.find_out_all(match.unknown, kept, client)
             await self._cold.load_text(text, question.session)
             match = kept.find_to_read(text, question.session)
-        candidates = kept.candidates(text, match)  # before the next await: during it, segments may be demoted
+        candidates = kept.candidates(text, match)  # now, since the next await lets segments be demoted
         rest = b""
         matched = len(question.text)
         if match.position < len(text):

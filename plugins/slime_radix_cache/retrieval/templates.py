@@ -62,7 +62,7 @@ class ChatTemplate:
     async def closing_space(self, conversation: Conversation, body_bytes: int, client: str | None) -> str:
         """Return the white space that the template writes after the last message. Raises BadRequest.
 
-        Empty if the rendered text does not show where the message ends.
+        The result is empty if the rendered text does not show where the message ends.
         """
         *others, last = conversation.messages
         marked = replace(

@@ -59,7 +59,7 @@ def about_rows(rows: Rows) -> dict[str, Any]:
 def find_rows(
     recorder: RowRecorder, context: Context, tokens: int, reason: str | None, names: Sequence[str]
 ) -> tuple[Rows, ...]:
-    """Find rows ``names`` of ``context``. Its record has ``tokens`` tokens, and ``reason`` as ``inexact_reason``."""
+    """Find the rows ``names`` of ``context``. ``tokens``, ``reason``: the length and inexact reason of its record."""
     if reason is not None and reason != _HARMLESS:
         return tuple(Rows(name, None, reason) for name in names)
     return tuple(Rows.of(name, recorder.find(name, context, tokens)) for name in names)
