@@ -112,7 +112,8 @@ class StreamRecorder:
     def failed(self, error: Exception) -> None:
         """Count an event that was not understood.
 
-        At the first such event, mark all sequences as lost. Record those that were recorded again, as not exact.
+        At the first such event, mark all sequences as lost. Sequences that are recorded already are recorded once more,
+        now as not exact.
         """
         had_failed, self._failed = self._failed, True
         self._tally.unrecorded("stream_not_understood", error, self._worker)

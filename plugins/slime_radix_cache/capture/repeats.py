@@ -22,7 +22,7 @@ _TEXT, _IDS, _META = b'{"text":"', b'","output_ids":[', b'],"meta_info":'
 _CONSTANT = ("id", "finish_reason", "prompt_tokens", "weight_version")
 _SPANS = "weight_versions"
 _FINISH, _GOES_ON = b'"finish_reason":', b'"finish_reason":null'
-#: Facts that may differ in each event.
+#: Facts that may differ from event to event.
 _COUNTS = ("completion_tokens", _SPANS)
 _FACTS = frozenset((*_CONSTANT, *PER_TOKEN, _SPANS))
 #: Bytes that may follow a value.
@@ -243,7 +243,7 @@ class RepeatedEvents:
     def repeats_all(self, last: bytes, meta: dict[str, Any]) -> bool:
         """Return True if ``last``, the last event of the sequence, repeats the event before it, finish reason aside.
 
-        ``meta``: the ``meta_info`` of ``last``. Return False, too, if their bytes cannot be compared. O(bytes).
+        ``meta``: the ``meta_info`` of ``last``. Return False, too, if the two events cannot be compared. O(bytes).
         """
         rest = list(meta)[self._head_names :]
         if {*rest} & _FACTS != {*self._keys} & _FACTS:

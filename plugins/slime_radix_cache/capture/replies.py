@@ -1,4 +1,4 @@
-"""Reading of an engine's answer from SGLang's JSON. In the answer of an aborted generation each key may be missing."""
+"""Reading of an engine's answer from SGLang's JSON. In the answer of an aborted generation any key may be missing."""
 
 from __future__ import annotations
 

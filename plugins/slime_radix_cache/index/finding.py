@@ -73,9 +73,9 @@ class Finder:
         return find(lambda: chain(by_text(), by_ids), ids)
 
     def given(self, ids: bytes, session: str | None = None, text: bytes = b"") -> Context:
-        """Return the context to continue for ``ids`` (packed): its tokens are a prefix of ``ids``. See find_given.
+        """Return the context to continue for ``ids`` (packed). See find_given.
 
-        ``text``: the text of ``ids``.
+        The tokens of the context are a prefix of ``ids``. ``text``: the text of ``ids``.
         """
         along = partial(self._starts.along, ids)
 
@@ -89,10 +89,10 @@ class Finder:
         return find_given(along, ids, self._known(session), others)
 
     def decoded(self, ids: bytes) -> tuple[Response | None, int]:
-        """Return a response whose tokens, with those before it, are a prefix of ``ids`` (packed).
+        """Return a response with ``is_decoded`` that ends a prefix of ``ids`` (packed), and this prefix's length.
 
-        Also return the length of the prefix in tokens. The response has ``is_decoded`` set. Return ``(None, 0)`` if
-        there is no such response.
+        The prefix has the tokens before the response, and all of the response. Its length is in tokens. Return
+        ``(None, 0)`` if there is no such response.
         """
         for response, place in self._starts.along(ids):
             if response.is_decoded and ids.startswith(response.ids, 4 * place):
@@ -133,12 +133,12 @@ class Finder:
         ids: bytes | None,
         check: SpellingCheck | None,
     ) -> ContextFilter:
-        """Return a filter for the contexts of others that ``session`` may use if it has no context of its own.
+        """Return a filter for the contexts of other sessions that ``session`` may use if it has no context of its own.
 
         ``answers``: the session's responses to prompts that are beginnings of ``text`` or ``ids``. The session's first
-        request of a branch may continue any context; later requests of the branch only what earlier ones continued. If
-        some responses or requests of the session are not known here (see Losses), the first request may be one of them.
-        Then no request counts as the first.
+        request of a branch may continue any context. Later requests of the branch may continue only the responses that
+        earlier ones continued. If some responses or requests of the session are not known here (see Losses), the first
+        request may be one of them. Then no request counts as the first.
         """
         if session is None:
             return any_context(check)

@@ -10,8 +10,8 @@ __all__ = ["MANY", "ItemSet", "Items", "item_set", "items_of", "sorted_set", "wi
 _T = TypeVar("_T")
 #: Several items: a few in a tuple, many in a dict, which grows and shrinks without a copy.
 Items: TypeAlias = "tuple[_T, ...] | dict[_T, None]"
-#: A set of items. The most frequent set has a single item, and is that item itself, since a tuple would take 48 bytes
-#: more; or it is a dict that has lost its other items. None is the empty set.
+#: A set of items. A set of one item, the most frequent case, is the item itself, since a tuple would take 48 bytes. But
+#: a dict that has lost its other items stays a dict. None is the empty set.
 ItemSet: TypeAlias = "_T | Items[_T] | None"
 #: Maximum length of a tuple, which is searched item by item and copied for each new item.
 MANY = 64

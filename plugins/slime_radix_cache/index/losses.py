@@ -63,7 +63,7 @@ class Marks:
             self._open(path)
 
     def _open(self, path: Path) -> None:
-        """Map the file. All of it is allocated now: a full disk is an error here, not a SIGBUS later.
+        """Map the file. A new file is allocated as a whole: a full disk is an error here, not a SIGBUS later.
 
         The header is on the disk before the first mark. So a file of zeros, which a kill may leave, never had a mark.
         """

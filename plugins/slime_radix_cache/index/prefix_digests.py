@@ -24,9 +24,9 @@ _INVERSE_SUMS = _INVERSES.cumsum().view(np.uint64)
 #: ``_POWERS`` as signed numbers, highest first; and the running sums of ``_POWERS``.
 _SIGNED_POWERS = _POWERS.view(np.int64)[::-1].copy()
 _SUMS = _POWERS.cumsum(dtype=np.uint64)
-#: Shifts a digest to its first 20 bits.
+#: A digest shifted by this number of bits is its first 20 bits.
 _SHIFT = 44
-#: The bits of the last value by which sequences are counted.
+#: Sequences are counted by these bits of their last value.
 _LAST_BITS = 0xFFFF
 
 

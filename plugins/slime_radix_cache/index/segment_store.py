@@ -173,7 +173,7 @@ class SegmentStore:
         )
 
     def _prompt_end(self, context: Context, prompt: bytes, known: Node | None) -> Node:
-        """Return the node where ``prompt`` ends; ``context`` has all of its tokens. ``known``: see :meth:`_node_of`."""
+        """Return the node where ``prompt`` ends. ``context`` has the whole prompt. ``known``: see :meth:`_node_of`."""
         before = context[0].node if context is not None else None
         if known is None and before is not None and before.depth == len(prompt) and text_of(before) == prompt:
             return before

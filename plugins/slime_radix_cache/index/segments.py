@@ -54,8 +54,8 @@ class Response(Segment):
     ``end``: the node at which the text plus the decoded hidden tail ends; ``node`` if there is no tail.
     ``start``: bytes of text before the response. ``before``: digest of the ids before it.
     ``finish_reason``: the engine's value, as JSON. ``adapter``: name of the LoRA adapter that sampled it.
-    ``is_sound``: when this was recorded, no segment up to here had a doubt, and no response up to here lacked a
-    logprob. ``continuation_lost``: the session continued this response, and the next response is lost.
+    ``is_sound``: when the response was recorded, neither it nor a segment before it had a doubt, and neither it nor a
+    response before it lacked a logprob. ``continuation_lost``: the session continued it, and the next response is lost.
     ``is_decoded``: the text up to ``end`` is the decoding of all ids up to there, and later ids can be decoded
     separately. ``fields``: the values of those attributes that many responses have in common; see SharedFields.
     """
@@ -216,7 +216,7 @@ def links(context: Context) -> Iterator[tuple[Segment, int]]:
 
 
 def last_response(segment: Segment) -> Response | None:
-    """Return ``segment`` or the nearest response before it; None if there are only prompts."""
+    """Return ``segment`` if it is a response, else the nearest response before it; None if there are only prompts."""
     here: Segment | None = segment
     while here is not None and not isinstance(here, Response):
         here = here.parent

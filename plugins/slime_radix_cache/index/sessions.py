@@ -81,7 +81,7 @@ class Sessions:
             known.sort(key=place)
 
     def begin(self, running: Running) -> None:
-        """Add a running request, until :meth:`end`."""
+        """Add a running request; :meth:`end` removes it."""
         self._running.setdefault(running.session, {})[running] = None
 
     def end(self, running: Running, *, is_recorded: bool) -> str | None:

@@ -50,9 +50,9 @@ class Starts:
     def along(self, ids: bytes) -> Sequence[tuple[Response, int]]:
         """Return ``(response, length)`` for each response whose context is a prefix of ``ids`` (packed).
 
-        The context of a response: all tokens before it. ``length``: their number. Longest context first, then newest
-        response. O(tokens), plus a comparison of all tokens of each context that is not the beginning of another one.
-        The result is kept for a next call with the same object ``ids``.
+        The context of a response: all tokens before it. ``length``: their number. The longest context comes first;
+        among responses with the same context, the newest. O(tokens), plus a comparison of all tokens of each context
+        that is not the beginning of another one. The result is kept for a next call with the same object ``ids``.
         """
         known, found = self._last
         if known is not ids or not ids:

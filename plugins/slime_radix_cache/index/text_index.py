@@ -1,7 +1,7 @@
 """A radix tree over texts: a given text leads to the segments whose text, context included, is a prefix of it.
 
 Text is stored as UTF-8, so an edge may be cut anywhere and an ASCII character takes one byte. Edges are split
-where texts diverge. One ``startswith`` call compares a whole edge.
+where texts diverge or end. One ``startswith`` call compares a whole edge.
 """
 
 from __future__ import annotations

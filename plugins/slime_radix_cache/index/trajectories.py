@@ -99,7 +99,7 @@ class Trajectories(SegmentStore):
     # Running requests.
 
     def begin(self, running: Running) -> None:
-        """Add a running request, until :meth:`end`. From now on it counts as a request of its session."""
+        """Add a running request; :meth:`end` removes it. From now on it counts as a request of its session."""
         self._sessions.begin(running)
 
     def end(self, running: Running, *, is_recorded: bool) -> None:
@@ -137,7 +137,7 @@ class Trajectories(SegmentStore):
         returned if it is equal. ``instead_of``: the recorded beginning of this response; it is withdrawn if nothing
         continues it. It must not be an earlier attempt that the engine did not continue, even if the tokens are equal.
 
-        ``known``: the node at which ``context`` was found, on the path to the end of ``prompt``; None: not known.
+        ``known``: the node at which ``context`` was found, on the path to the end of ``prompt``; None if unknown.
         """
         doubt = CONTRADICTION if sampled.doubt == CONTRADICTION else None
         if giver is not None:
@@ -233,7 +233,7 @@ class Trajectories(SegmentStore):
             self.evict(oldest, reason)
 
     def _overdue(self, segment: Segment, tokens: int = 0, size_bytes: int = 0) -> str | None:
-        """Return the reason to evict ``segment`` once ``tokens`` and ``size_bytes`` of others are evicted, or None."""
+        """Return the reason to evict ``segment``, or None. ``tokens`` and ``size_bytes`` count as evicted already."""
         unused = self._generation - segment.generation
         return self._limits.exceeded(unused, self.tokens - tokens, self.size_bytes - size_bytes)
 

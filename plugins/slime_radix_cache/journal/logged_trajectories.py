@@ -140,7 +140,7 @@ class LoggedTrajectories(Trajectories):
             self._unwritten = []
 
     def _lose_unwritten(self) -> None:
-        """Mark each session with an answer that is not in the log. This answer is lost when the process ends."""
+        """Mark each session with an answer that is not in the log: such an answer is lost when the process ends."""
         for record in self._unwritten:
             if isinstance(record, Answered):
                 self.lose(record.session, b"")

@@ -92,9 +92,9 @@ class Answer:
 def record_of(context: Context, rest: bytes = b"", session: str | None = None) -> Record:
     """Return the record of ``context`` followed by ``rest``, packed ids that count as a prompt. O(tokens).
 
-    The mask is 1 for the responses up to the last response that ``session`` sampled (None: any session). That includes
-    responses of other sessions that this session continued. The mask is 0 for responses of another LoRA adapter than
-    that of this last response, and for responses in which the engine contradicted itself.
+    The mask is 1 for the responses up to the last response that ``session`` sampled; if ``session`` is None, for all
+    responses. That includes responses of other sessions that this session continued. The mask is 0 for responses of
+    another LoRA adapter than that of the last response with mask 1, and for contradictory responses.
     """
     chain = list(links(context))
     trained = _trained(chain, session)
@@ -221,7 +221,7 @@ def inexact_reason(match: Match, text: bytes, record: Record, losses: Callable[[
 
 
 class Lost(NamedTuple):
-    """Losses for one request. ``session``: its session lost a response; ``text``: a context with its text was lost."""
+    """Losses for one request. Its ``session`` may have lost a response; a context with its ``text`` may be lost."""
 
     session: bool
     text: bool

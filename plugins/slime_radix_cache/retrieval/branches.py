@@ -68,7 +68,7 @@ def branches(
 
 
 def continued_in(responses: Sequence[Response]) -> set[Segment]:
-    """Return each segment that comes before one of ``responses`` and of which at least one token is kept there."""
+    """Return the segments that ``responses`` continue, directly or not, if at least one of their tokens is kept."""
     continued: set[Segment] = set()
     for response in responses:
         before = (response.parent, response.kept) if response.parent is not None else None

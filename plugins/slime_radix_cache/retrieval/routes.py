@@ -37,7 +37,7 @@ from slime_rows.streamed import answer_with
 
 __all__ = ["Retrieval"]
 
-#: Answers with more tokens than this are encoded in a thread: about 1 ms of work.
+#: Answers with more tokens than this are encoded in a thread. To encode so many takes about 1 ms.
 _MANY_TOKENS = 16_384
 
 

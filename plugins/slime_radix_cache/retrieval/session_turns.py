@@ -27,7 +27,7 @@ __all__ = ["SessionTurns", "Turn", "TurnContext"]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One response of a session. ``before``: the number of the kept turn that this turn continues; None if none is.
+    """One response of a session. ``before``: the number of the kept turn that this turn continues, or None.
 
     Numbers are in the order in which responses came. ``prompt``: equal for responses to the same prompt.
     ``finish_reason``: from the engine; None if the end was not seen, or if the engine's value is not a JSON object.
