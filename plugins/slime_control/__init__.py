@@ -1,4 +1,4 @@
-"""One call to all engines: pause, continue, abort, flush, update weights, memory, profile."""
+"""Calls to all engines at once: pause, continue, abort, flush the caches, update weights, release memory, profile."""
 
 from slime_control.plugin import Control, add_options, make_plugin
 from slime_control.settings import Settings

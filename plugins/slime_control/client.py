@@ -31,7 +31,9 @@ class ControlFailed(Exception):
 class RouterClient:
     """An asynchronous client of the router. Methods return the router's answer.
 
-    The answer's ``"success"`` is false when some workers failed. Methods raise ControlFailed and httpx.TransportError.
+    The answer's ``"success"`` is false when some workers failed, but not all. Methods raise ControlFailed and
+    httpx.TransportError.
+
     ``timeout_s`` should exceed the router's ``--control-timeout-s``. ``api_key``: the router's ``--admin-api-key``.
     """
 
@@ -49,7 +51,7 @@ class RouterClient:
         self._http = httpx.AsyncClient(base_url=url, trust_env=False, timeout=timeout_s, headers=headers)
 
     async def call(self, path: str, **fields: Any) -> dict[str, Any]:
-        """Make any control call, with ``fields`` as its JSON body."""
+        """Make the control call ``path``, with ``fields`` as its JSON body."""
         reply = await self._http.post(path, json=fields)
         try:
             answer = reply.json()

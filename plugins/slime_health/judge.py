@@ -69,9 +69,9 @@ class Judge:
     ``verified``: the worker's weights were checked after its last failure; until then it may be another process.
     ``may_be_another``: the worker has failed, and has not answered the question for its version since. Another server
     may have its address, so another version in the next answer is no sign of an update.
-    ``vouched_at``: the weights of a worker count as the fleet's when it registers, and when the fleet moves to other
-    weights while the worker is ready. This is the number of the fleet's moves at that time. None if the worker has
-    since failed, or named another version.
+    ``vouched_at``: a worker's weights count as the fleet's when the worker registers, and when the fleet moves to other
+    weights while the worker is ready, unless this move was only announced. ``vouched_at`` is the number of the fleet's
+    moves up to then. It is None if the worker has since failed, or named another version.
     """
 
     failure_threshold: int

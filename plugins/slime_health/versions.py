@@ -219,9 +219,9 @@ class Versions:
     # The workers in use.
 
     def hold_unchecked(self, router: Router, worker: Worker) -> None:
-        """Hold ``worker``, which has failed, until it names its version: it may be another process, with old weights.
+        """Hold ``worker``, which has failed, until it answers which version it has: it may be another process now.
 
-        Asks it at once. Does nothing if it is the last of its type that serves, or if a fresh engine's weights will do.
+        Asks it soon. Does nothing if it is the last of its type that serves, or if a fresh engine's weights will do.
         """
         if self._fit(router, AS_STARTED) != "same" and others_serve(router.pool, worker):
             router.pool.hold(worker, UNCHECKED, "it failed, and has not named its weights since")
@@ -272,7 +272,7 @@ class Versions:
         return stands_in(router.pool, watch.worker, router.weights)
 
     def _set_laggards_aside(self, router: Router) -> None:
-        """Hold workers with old weights if half of the ready workers are ahead and no version changed for ``lag_s``."""
+        """Hold workers with old weights if half or more ready workers are ahead and no version changed for ``lag_s``."""
         if anyio.current_time() < self._changed_at + self._settings.lag_s or self._settings.readmit == "any":
             return
         newest = newer_than_the_fleet(router.pool, router.weights)

@@ -19,8 +19,8 @@ __all__ = ["Auto"]
 logger = logging.getLogger(__name__)
 
 _MAX_SESSIONS = 1 << 18
-#: A session leaves a usable worker only if this saves more than this cost, in tokens. Without a margin, sessions would
-#: move to and fro.
+#: A session leaves a usable worker only if the move saves more than this cost, in tokens. Without a margin, sessions
+#: would move to and fro.
 _MARGIN = 4 * REQUEST
 #: A session is expected to have as many further requests as it had so far, but no more than this number. With 8, moves
 #: for small differences lengthened the times to the first token; with 1, a worker that joined late got few sessions.
@@ -45,7 +45,7 @@ class _Session:
 
 
 class Auto:
-    """Keeps sessions on their workers. ``cache_aware`` places other requests, and the first request of a session.
+    """Keeps sessions on their workers. ``cache_aware`` places a session's first request and requests without a session.
 
     A session moves when another worker costs clearly less, by the costs of ``cache_aware``. A worker that is new to the
     session usually lacks the whole conversation, apart from prefixes that it was sent in other requests. It prefills
@@ -53,8 +53,8 @@ class Auto:
     expected to have as many further requests as it had so far, but three at most.
 
     With ``session_affinity`` ``strict``, the core keeps each session on its worker as long as that worker can be used.
-    Otherwise the core asks this policy, which then chooses as ``cache_aware`` does. No prompt is read until several
-    workers are offered for one request.
+    The core asks this policy only about other requests, and the policy chooses as ``cache_aware`` does. With either
+    setting, no prompt is read until several workers are offered for one request.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:

@@ -78,9 +78,9 @@ class CacheAware:
     - 3 for each token of this prompt that the worker lacks. In a prefix that many requests had, a token costs less:
       ``3 / (1 + (requests / 16) ** 2)``. So workers with little load get a copy of the prefix.
 
-    A part of the prompt that all workers have, or that no worker has, makes no difference. The numbers were chosen with
-    ``benchmarks/scheduling``. For the first request of a session, each session that a worker got lately counts as half
-    a request, but not at decode workers.
+    A part of the prompt that all workers have, or that no worker has, does not change the choice. The numbers were
+    chosen with ``benchmarks/scheduling``. For the first request of a session, each session that a worker got lately
+    counts as half a request, but not at decode workers.
 
     The policy believes that each worker has the prefixes that it was sent. Engines evict prefixes, so a worker may have
     a horizon, which is the number of a choice. A prefix that no later choice used counts as evicted from that worker.
@@ -90,7 +90,8 @@ class CacheAware:
 
     The rules of the SGLang gateway apply, too, if their flags are given. If the requests in flight differ by more than
     ``balance_abs_threshold`` and by more than a factor of ``balance_rel_threshold``, the worker with the fewest is
-    chosen. A worker that has at most the part ``cache_threshold`` of the prompt counts as having none of it.
+    chosen, unless ``auto`` has given the session a worker already. A worker that has at most the part
+    ``cache_threshold`` of the prompt counts as having none of it.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:

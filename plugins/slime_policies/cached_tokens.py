@@ -35,7 +35,7 @@ class CachedTokens:
         self._is_done = False
 
     def watch(self) -> None:
-        """Search the whole body, or watch the stream."""
+        """Search the whole body if the reply has it; otherwise tap the reply."""
         if (body := self._reply.body) is not None:
             self.feed(body)
         else:

@@ -1,4 +1,4 @@
-"""A Sender that tells the policy of prefill workers how many tokens of a prompt the worker had in its cache."""
+"""A Sender that tells the policy of prefill workers how many tokens of each prompt were in the worker's cache."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def warn_of_ignored(own: Container[str]) -> None:
     for point in entry_points(group=GROUP):
         if point.name in own:
             logger.warning(
-                "the policy %s = %s is ignored: slime-router has a policy %r of its own; rename the other",
+                "the policy %s = %s is ignored: slime-router has its own policy %r; rename the installed one",
                 point.name, point.value, point.name,
             )  # fmt: skip
 

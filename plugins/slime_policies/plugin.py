@@ -138,7 +138,7 @@ class Policies:
 
 
 class CorrectedPolicies(Policies):
-    """Lets a policy choose, and tells the policy what workers had in their caches."""
+    """Lets a policy choose, and tells the policy how many tokens of each prompt the worker had in its cache."""
 
     def __init__(self, policy: Corrected, choose: Choose | None = None) -> None:
         super().__init__(policy, choose)

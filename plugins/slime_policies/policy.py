@@ -33,7 +33,7 @@ class Remembering(Policy, Protocol):
 
 @runtime_checkable
 class Corrected(Policy, Protocol):
-    """A policy that is told what workers had in their caches."""
+    """A policy that is told how many tokens of each prompt the worker had in its cache."""
 
     def answered(self, exchange: Exchange, prompt_tokens: int, cached_tokens: int) -> None:
         """Note, for ``exchange``, the tokens of its prompt, and how many of them the worker had in its cache."""

@@ -122,7 +122,7 @@ class Settings:
 
     @property
     def has_balance_thresholds(self) -> bool:
-        """True when one of the thresholds of unbalanced loads is given."""
+        """True when at least one of the two thresholds of unbalanced loads is given."""
         return self.balance_abs_threshold is not None or self.balance_rel_threshold is not None
 
     def policy_in_pairs(self, kind: Literal["prefill", "decode"]) -> str:

@@ -8,7 +8,7 @@ __all__ = ["REQUEST", "WorkerState"]
 
 #: The cost of a request in flight, in tokens.
 REQUEST = 240.0
-#: Tokens that a worker prefills in a second, roughly. A quarter or four times this number hardly makes choices worse.
+#: Tokens that a worker prefills in a second, roughly. A quarter of this number, or four times it, is hardly worse.
 _PREFILL_PER_S = 16_000.0
 #: The cost of a token that a worker probably still has to prefill.
 _WAITING = 0.5

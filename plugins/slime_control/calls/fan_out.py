@@ -187,7 +187,7 @@ class FanOut:
 
 
 def passed_on(headers: Headers) -> Headers:
-    """Return the client's ``headers`` but those in ``_OWN`` and those that Connection names. Raises BadRequest."""
+    """Return the client's ``headers`` except those in ``_OWN`` and those that Connection names. Raises BadRequest."""
     own = set(_OWN)
     for name, value in headers:
         if name == b"connection":

@@ -1,4 +1,4 @@
-"""The answer to a ``/generate`` aborted in the router: SGLang's answer to an aborted request that never ran."""
+"""The answer to a ``/generate`` request that is aborted in the router: as SGLang's, for a request that never ran."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def answer_rids(document: Any) -> list[str]:
 
 
 def aborted_reply(document: dict[str, Any], rids: list[str]) -> Reply | None:
-    """Return an aborted output for each sequence that ``document`` asks for; None when they are too many to list."""
+    """Return an answer with an aborted output for each sequence of ``document``; None if these are too many to list."""
     count, is_list = _sequences(document)
     if count > _MANY:
         return None

@@ -58,7 +58,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """The engine has no block."""
+    """The engine has no blocks any more."""
 
 
 Event: TypeAlias = Stored | Removed | Cleared

@@ -65,7 +65,7 @@ class Blocks:
         return [held.get(worker.bit, 0) for worker in workers]
 
     def _walk(self, prompt: PromptIds, size: int, having: int, held: dict[int, int]) -> None:
-        """Write to ``held``, by bit, the number of tokens that each of some workers has.
+        """Write to ``held``, by bit, the number of first tokens of ``prompt`` that each of some workers has.
 
         ``having``: the bits of these workers, whose blocks have ``size`` tokens.
         """

@@ -53,7 +53,8 @@ class PromptIds:
     def read(self, count: int) -> bool:
         """Parse the first ``count`` ids. Return False if there are fewer.
 
-        The prompt counts as ended before the first step of ``_STEP`` bytes that has anything but ids.
+        The body is parsed in steps of about ``_STEP`` bytes. The first step with anything but ids ends the prompt: no
+        id of that step counts.
         """
         ids = self.ids
         while len(ids) < count and self._next < self.end:
