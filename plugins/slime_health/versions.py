@@ -143,7 +143,7 @@ class Versions:
                 self._is_waiting = True
                 router.tasks.start_soon(self._settle_later, source)
             return
-        logger.info("all workers in use say that their weights are at version %r", version)
+        logger.info("the workers agree that their weights are at version %r", version)
         with suppress(HTTPError):  # an error of a plugin, which is logged
             await router.announce_weights(version, source)
 
@@ -272,7 +272,7 @@ class Versions:
         return stands_in(router.pool, watch.worker, router.weights)
 
     def _set_laggards_aside(self, router: Router) -> None:
-        """Hold workers with old weights if half or more ready workers are ahead and no version changed for ``lag_s``."""
+        """Hold those with old weights if half or more ready workers are ahead and no version changed for ``lag_s``."""
         if anyio.current_time() < self._changed_at + self._settings.lag_s or self._settings.readmit == "any":
             return
         newest = newer_than_the_fleet(router.pool, router.weights)
