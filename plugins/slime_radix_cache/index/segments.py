@@ -55,7 +55,8 @@ class Response(Segment):
     ``start``: bytes of text before the response. ``before``: digest of the ids before it.
     ``finish_reason``: the engine's value, as JSON. ``adapter``: name of the LoRA adapter that sampled it.
     ``is_sound``: when the response was recorded, neither it nor a segment before it had a doubt, and neither it nor a
-    response before it lacked a logprob. ``continuation_lost``: the session continued it, and the next response is lost.
+    response before it lacked a logprob.
+    ``continuation_lost``: the session continued this response, and the next response is lost.
     ``is_decoded``: the text up to ``end`` is the decoding of all ids up to there, and later ids can be decoded
     separately. ``fields``: the values of those attributes that many responses have in common; see SharedFields.
     """

@@ -36,7 +36,7 @@ _RUNNING = "null"
 
 
 class Match(NamedTuple):
-    """The longest known context: ``context`` covers the first ``position`` bytes of the text.
+    """The result of a search: ``context`` covers the first ``position`` bytes of the text.
 
     ``candidates``: number of recorded contexts that this text may stand for; ``at_least``: there may be more.
     ``inside_response``: all of the text is recorded, and its last byte is in a response. ``others``: set if only other
