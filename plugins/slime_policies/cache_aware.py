@@ -122,7 +122,7 @@ class CacheAware:
     ) -> Worker:
         """Return the worker with the least cost; without a prompt, a worker with the fewest requests in flight.
 
-        ``home``: the worker that already has the conversation, if one has.
+        ``home``: the worker that got the conversation so far, or None.
         """
         prompt = Prompt.of(exchange.request.body)
         if not prompt.digests:

@@ -22,8 +22,8 @@ class LongRequests:
     The limit is ``max_new_tokens``. The mean is about that of the last 256 requests with a limit. If all limits are
     equal, each request counts as one. The load of a worker depends on the request that is to be placed. For a long
     request, each long request of the worker counts in full. For a short request, each long request of the worker counts
-    as one; all that they count beyond this adds less than one request in sum. So a short request prefers a worker that
-    can begin it at once.
+    as one; all that they count beyond this adds less than one request to the load. So a short request prefers a worker
+    that can begin it at once.
     """
 
     def __init__(self) -> None:

@@ -86,7 +86,7 @@ class Settings:
     )  # fmt: skip
     kv_events_max_blocks: int = flag(
         "--kv-events-max-blocks", default=2_000_000, at_least=1, metavar="N",
-        help="--kv-events: most blocks that a policy remembers, for all of its workers in sum",
+        help="--kv-events: most blocks that a policy remembers; the blocks of all its workers count",
     )  # fmt: skip
     assignment_mode: str = flag(
         "--assignment-mode", choices=ASSIGNMENT_MODES, default="random",

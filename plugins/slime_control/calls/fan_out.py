@@ -40,8 +40,8 @@ _IDENTITY = (b"accept-encoding", b"identity")
 class Answer:
     """A worker's answer. ``status``: the HTTP status; 502 or 504 if no answer came.
 
-    ``trouble``: the reason for a failure; None: success. ``reached``: False when the call surely did not reach the
-    worker.
+    ``trouble``: the reason for a failure, or None after a success. ``reached``: False when the call surely did not
+    reach the worker.
     """
 
     status: int

@@ -21,7 +21,7 @@ WEIGHTS = "control weights"
 
 @dataclass(frozen=True, slots=True)
 class MissedCall:
-    """A missed call. ``number``: the call's number; 0: the call was missed before this process began.
+    """A missed call. ``number``: the call's number, or 0 if the call was missed before this process began.
 
     ``version``: used only with the number 0. It is the fleet's version at the time when the worker's hold was first
     looked at: the missed call may be the update to that version.
@@ -56,7 +56,7 @@ class MissedCalls:
         return self.of(worker).get("weights")
 
     def reason(self, worker: Worker) -> str | None:
-        """Return the reason why ``worker`` is held for a missed call, else why it is stale, or None."""
+        """Return the reason why ``worker`` is held for a missed call; else the reason why it is stale, or None."""
         stale = [hold for hold in worker.holds.values() if hold.state == "stale"]
         hold = worker.holds.get(OWNER) or (stale[-1] if stale else None)
         return None if hold is None else hold.reason

@@ -89,7 +89,7 @@ class Blocks:
 class WorkerBlocks:
     """Blocks of one worker or rank. ``is_in_sync``: the engine has all these blocks, according to its events.
 
-    ``block_size``: tokens of a block; 0: unknown, since there is no block yet.
+    ``block_size``: tokens of a block, or 0 while there is no block.
     """
 
     __slots__ = ("_all", "_digests", "_holders", "bit", "block_size", "is_in_sync")

@@ -84,7 +84,7 @@ class RepeatedEvents:
         self._has_list = True
         #: The number of facts in ``_head``.
         self._head_names = 0
-        #: The facts before the first list that are not in ``_CONSTANT``; None before the first event.
+        #: Those facts before the first list that are not in ``_CONSTANT``; None before the first event.
         self._fixed: dict[str, Any] | None = None
         #: Lists that are not in ``_head``.
         self._lists: list[_List] = []
@@ -146,7 +146,7 @@ class RepeatedEvents:
         self._spans, self._version = meta.get(_SPANS) or [], meta.get("weight_version")
         self._has_more = bool(self._lists) or _SPANS in rest
         self._is_ready = True
-        # If the bytes of ``data`` are as expected, ``data`` repeats itself.
+        # If the bytes of ``data`` are as expected, the comparison finds that ``data`` repeats itself.
         self._is_ready = self.see_next(data, 0, len(data))
         if self._is_ready:
             self.take_seen()
@@ -169,7 +169,7 @@ class RepeatedEvents:
             if name in _CONSTANT:
                 end = place
         fixed = {name: meta[name] for name in names[: first_list - 1] if name not in _CONSTANT}
-        # A fact that has changed will change again. In this case the head ends with a constant fact before the lists.
+        # A fact that has changed may change again. In this case the head ends with a constant fact before the lists.
         self._has_list &= first_list > 0 and self._fixed in (None, fixed)
         self._fixed = fixed
         return names[: first_list if self._has_list else end]

@@ -42,8 +42,9 @@ class Finder:
     def to_continue(self, text: bytes, session: str | None = None) -> Match:
         """Return the context to continue for ``text``. The text after the match must be tokenised.
 
-        Other clients may have given prompts as ids. A context with such a prompt is left out as long as the prompt is
-        not compared with the tokenizer. The match's ``unknown`` lists these prompts: compare them, then search again.
+        Other clients may have given prompts as ids. A context with such a prompt is left out unless the tokenizer makes
+        the same ids of the prompt's text. The match's ``unknown`` lists the prompts for which this is not known yet:
+        compare them with the tokenizer, then search again.
 
         If another session sampled the last response of the found context, this session may have sent the same tokens
         before, spelt as another text (Unicode normalisation). So the session's requests are also searched by the ids of

@@ -9,7 +9,7 @@ __all__ = ["Limits"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of the cache: tokens, bytes, and weight versions since the last use. 0: no limit."""
+    """Limits of the cache: tokens, bytes, and weight versions since the last use. A limit of 0 is no limit."""
 
     tokens: int = 0
     size_bytes: int = 0

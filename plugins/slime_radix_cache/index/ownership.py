@@ -15,8 +15,8 @@ from slime_radix_cache.index.segments import Context, Prompt, Response, Segment,
 
 __all__ = ["ContextFilter", "SpellingCheck", "any_context", "continued_by", "inherited", "owned_by"]
 
-#: Returns how many of a segment's first tokens may be used, with the context before them; 0: none. Arguments: the
-#: segment, and the number of its tokens that match.
+#: Returns how many of a segment's first tokens may be used, with the context before them. Arguments: the segment, and
+#: the number of its tokens that match.
 ContextFilter: TypeAlias = Callable[[Segment, int], int]
 
 
