@@ -54,7 +54,7 @@ class _Belief:
 
 
 class Home(NamedTuple):
-    """The worker that got a conversation so far. ``lacking``: tokens of the prompt that this worker has to prefill.
+    """The worker that got the earlier requests of a conversation. ``lacking``: prompt tokens that it has to prefill.
 
     Another worker is chosen only if its cost is lower by more than ``margin`` tokens. ``turns``: expected requests of
     the conversation. A worker prefills the tokens that it lacks only once for all these requests, so each request bears
@@ -122,7 +122,7 @@ class CacheAware:
     ) -> Worker:
         """Return the worker with the least cost; without a prompt, a worker with the fewest requests in flight.
 
-        ``home``: the worker that got the conversation so far, or None.
+        ``home``: the worker that got the earlier requests of the conversation, or None.
         """
         prompt = Prompt.of(exchange.request.body)
         if not prompt.digests:

@@ -20,8 +20,8 @@ class Counting:
 
     No policy is called, for example, for a request whose session keeps its worker.
 
-    It watches answers for their first bytes and their lengths. ``load_of`` returns the loads in which the requests of a
-    worker are counted, or None if they are not counted.
+    Answers are watched for their first bytes and their lengths. ``load_of`` returns the loads in which the requests of
+    a worker are counted, or None if they are not counted.
     """
 
     def __init__(self, inner: Sender, load_of: Callable[[Worker], TokensInFlight | None]) -> None:

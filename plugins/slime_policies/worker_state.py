@@ -21,9 +21,9 @@ class WorkerState:
     on the worker has another state object. ``chosen``: the number of the last choice of the worker. ``missed``: last
     uses of prefixes that were believed to be in its cache, but were not.
 
-    A request for a long answer counts as several requests (see LongRequests). ``long`` is the number of these requests
-    beyond one for each such request. ``more`` is what ``long`` adds to the requests in flight when a short request gets
-    a worker; it is always less than one.
+    Each request for a long answer counts as several requests (see LongRequests). ``long``: by how much the sum of these
+    counts exceeds the number of the worker's requests for long answers. ``more``: what ``long`` adds to the requests in
+    flight when a short request gets a worker; it is always less than one.
     """
 
     __slots__ = ("at", "bit", "chosen", "long", "missed", "more", "waiting")

@@ -1,4 +1,7 @@
-"""The answer to a ``/generate`` request that is aborted in the router: as SGLang's, for a request that never ran."""
+"""The answer to a ``/generate`` request that is aborted in the router.
+
+It is the answer that SGLang gives to an aborted request that never ran.
+"""
 
 from __future__ import annotations
 

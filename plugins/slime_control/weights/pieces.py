@@ -90,7 +90,7 @@ class Pieces:
                 self._standings[worker] = unannounced.standing(worker)
 
     def changed(self, worker: Worker, change: WorkerChange | Literal["cured"], number: int = 0) -> None:
-        """Note a change of ``worker``, see :func:`weight_update.changed`. 0 stands for the last call's ``number``."""
+        """Note a change of ``worker``, see :func:`weight_update.changed`. ``number`` 0 means that of the last call."""
         self._carry_out(weight_update.changed(self.state, worker, change, number or self._calls))
 
     def done(self, piece: Piece) -> None:

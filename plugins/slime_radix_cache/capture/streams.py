@@ -101,7 +101,7 @@ class GenerationStream:
                     reading = self._event(data)
                 except Exception as error:
                     for repeats in self._repeats.values():
-                        repeats.stop()  # others may have taken this event: no Growth may be based on one before it
+                        repeats.stop()  # others may have taken this event: no Growth may be based on an earlier one
                     self._fail(error)
             self._read.append((data, reading))
 

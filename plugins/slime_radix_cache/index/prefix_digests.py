@@ -24,7 +24,7 @@ _INVERSE_SUMS = _INVERSES.cumsum().view(np.uint64)
 #: ``_POWERS`` as signed numbers, highest first; and the running sums of ``_POWERS``.
 _SIGNED_POWERS = _POWERS.view(np.int64)[::-1].copy()
 _SUMS = _POWERS.cumsum(dtype=np.uint64)
-#: A digest shifted by this number of bits is its first 20 bits.
+#: To shift a digest right by this number of bits leaves its first 20 bits.
 _SHIFT = 44
 #: Sequences are counted by these bits of their last value.
 _LAST_BITS = 0xFFFF

@@ -93,7 +93,7 @@ class Trajectories(SegmentStore):
         return {one: self.longer.longest(one) for one in self.responses_of(session) if one in self.longer}
 
     def has_lost(self, session: str) -> bool:
-        """Return True if ``session`` may have lost or inexact records, or records in another router. O(1)."""
+        """Return True if records of ``session`` may be lost, inexact, or in another router. O(1)."""
         return session in self.losses.sessions or session in self.losses.open
 
     # Running requests.

@@ -92,9 +92,9 @@ class Answer:
 def record_of(context: Context, rest: bytes = b"", session: str | None = None) -> Record:
     """Return the record of ``context`` followed by ``rest``, packed ids that count as a prompt. O(tokens).
 
-    The mask is 1 for the responses up to the last response that ``session`` sampled; if ``session`` is None, for all
-    responses. That includes responses of other sessions that this session continued. The mask is 0 for responses of
-    another LoRA adapter than that of the last response with mask 1, and for contradictory responses.
+    The mask is 1 for the responses up to the last response that ``session`` sampled, also for responses of other
+    sessions that ``session`` continued. If ``session`` is None, the mask is 1 for all responses. But in both cases the
+    mask is 0 for contradictory responses, and for responses of another LoRA adapter than the last of these responses.
     """
     chain = list(links(context))
     trained = _trained(chain, session)
@@ -221,7 +221,7 @@ def inexact_reason(match: Match, text: bytes, record: Record, losses: Callable[[
 
 
 class Lost(NamedTuple):
-    """Losses for one request. Its ``session`` may have lost a response; a context with its ``text`` may be lost."""
+    """Losses for one request. ``session``: its session may have lost a response. ``text``: its text may be lost."""
 
     session: bool
     text: bool

@@ -68,7 +68,7 @@ def branches(
 
 
 def continued_in(responses: Sequence[Response]) -> set[Segment]:
-    """Return the segments that ``responses`` continue, directly or not, if at least one of their tokens is kept."""
+    """Return each segment that one of ``responses`` continues, directly or not, with at least one token kept."""
     continued: set[Segment] = set()
     for response in responses:
         before = (response.parent, response.kept) if response.parent is not None else None

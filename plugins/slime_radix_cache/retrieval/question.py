@@ -17,7 +17,7 @@ __all__ = ["Conversation", "Question", "read_object", "rows_asked", "rows_form"]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request for the tokens of ``text`` and for their ``rows``. ``logprobs``: it also asks for the logprobs."""
+    """A request for the tokens of ``text`` and for their ``rows``. ``logprobs``: True if it asks for logprobs, too."""
 
     text: str
     session: str | None = None
