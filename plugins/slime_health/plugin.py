@@ -49,7 +49,7 @@ def make_plugin(options: argparse.Namespace) -> Health:
 class Health:
     """Quarantines workers that fail, and brings them back when they are well and have the fleet's weights.
 
-    At most one look at a worker is under way, on its own connection. A worker that hangs delays no look at another.
+    At most one look at a worker is under way, on its own connections. A worker that hangs delays no look at another.
     No change of this state has an ``await`` in the middle, so on one event loop it needs no lock.
     """
 

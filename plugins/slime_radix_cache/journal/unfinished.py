@@ -62,6 +62,8 @@ class SessionFile:
 class UnfinishedStreams:
     """Sessions with running streams. A stream is recorded when it ends, or when a request or a retrieval needs it.
 
+    A large answer that is passed on while it comes counts as a stream, too, and is recorded at its end.
+
     Streams that ran when a former process ended are lost: ``sessions`` gets a mark for each session. The lost text is
     not known, so ``texts`` gets a mark, too. With any mark in ``texts``, the number of contexts that a text may stand
     for is only a lower bound.
