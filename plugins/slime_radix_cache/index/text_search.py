@@ -184,7 +184,7 @@ class Search:
                     continue
                 length = len(segment)
             elif whole and self._reading and segment.finish_reason != _RUNNING:
-                length = len(segment)  # the hidden tail too: the model chose to stop
+                length = len(segment)  # with the hidden tail, such as a stop token: the response has ended
             else:
                 length = segment.visible if node is segment.node else len(segment)
             if length > 0 and fitting(segment, length) == length:

@@ -30,7 +30,10 @@ class _Beginning(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request of ``session`` that continues ``context``. ``ids``: the packed ids of the prompt, if known."""
+    """A request of ``session`` that continues ``context``.
+
+    ``prompt``: size and digest of the prompt's text. ``ids``: size and digest of the packed ids, or None if unknown.
+    """
 
     session: str
     prompt: _Beginning

@@ -52,8 +52,8 @@ class LoggedTrajectories(Trajectories):
         self._unanswered = unanswered
         self._serials: dict[Segment, int] = {}
         self._logged_versions: set[str] = set()
-        #: Key: the serial of a response. Value: the serial of the response that was evicted last, among the responses
-        #: that came next after it in the same session.
+        #: Key: the serial of a response. Value: among the responses that came next after that response in the same
+        #: session, the serial of the one that was evicted last.
         self._last_gone: dict[int, int] = {}
         self._unwritten: list[Record] = []
         self._replay: _Replay | None = _Replay()
