@@ -86,7 +86,7 @@ class TextIndex:
         return leaf
 
     def _split(self, parent: Node, lower: Node, length: int) -> Node:
-        """Cut the edge from ``parent`` to ``lower`` after ``length`` bytes; returns the new node in its middle."""
+        """Cut the edge from ``parent`` to ``lower`` after ``length`` bytes; returns the new node at the cut."""
         upper = Node(parent, lower.edge[:length], parent.depth + length)
         parent.replace(lower, upper)
         lower.parent = upper
