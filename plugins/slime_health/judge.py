@@ -66,7 +66,8 @@ def _is_number(version: str) -> bool:
 class Judge:
     """Counts failures and good probes in a row. The worker is trusted at first.
 
-    ``verified``: the worker's weights were checked after its last failure; until then it may be another process.
+    ``verified``: the worker's weights were checked after it last failed or was set aside. Until such a check, it may be
+    another process.
     ``may_be_another``: the worker has failed, and has not answered the question for its version since. Another server
     may have its address, so another version in the next answer is no sign of an update.
     ``vouched_at``: a worker's weights count as the fleet's when the worker registers, and when the fleet moves to other

@@ -202,7 +202,7 @@ class Trajectories(SegmentStore):
             self._generation += 1
 
     def forget(self, session: str) -> None:
-        """Evict the responses of ``session`` and the prompts before them, except what :meth:`is_needed`.
+        """Evict the responses of ``session`` and the prompts before them, except needed ones: see :meth:`is_needed`.
 
         The session is not complete from then on. O(evicted segments).
         """
