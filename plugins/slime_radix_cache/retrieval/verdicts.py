@@ -40,7 +40,7 @@ class Verdicts:
 
         ``not_recorded``: no answer is recorded (yet). The result is empty if the request was passed on untouched. When
         to call this: see :class:`slime_radix_cache.contracts.RecordedTokens`. Reading one item is O(1), or O(sampled
-        tokens) if something in its context is not exact.
+        tokens) if something in its context was not exact when it was recorded.
         """
         noted: Any = exchange.notes.get(NOTE)
         return _Reasons(noted.turns if noted is not None else ())
