@@ -27,8 +27,8 @@ class LogKind:
     ``adds``: kinds of records that add an item. Each has the ``serial`` and ``size`` of the item, and as ``parent`` the
     serial of the item that this item depends on (0: none). ``removes``: the kind of records that remove an item; each
     has the ``serial`` and ``size`` of the item. ``others``: kinds that neither add nor remove an item. ``name``: the
-    suffix of the files. ``foreign``: words for an error about a file with another ``reader`` (see Header): what such
-    a file has. ``what_to_move``: the files to move away to start without the log, "" for the directory.
+    suffix of the files. ``foreign``: what a file with another ``reader`` (see Header) has, in the words of an error
+    message. ``what_to_move``: the files that a user moves away to start without the log; "" for the whole directory.
     """
 
     name: str
@@ -70,8 +70,8 @@ class Header(NamedTuple):
     """The first record of a file. The serials of the file's items begin at ``first``.
 
     ``reader``: names what the records depend on, such as a tokenizer; a log with another reader refuses the file.
-    The file replaces the files from number ``oldest`` on, which were rewritten into it. ``oldest`` is the number of
-    the file itself if there was no rewrite.
+    The file replaces the files with the numbers from ``oldest`` to its own, which were rewritten into it. ``oldest`` is
+    the number of the file itself if there was no rewrite.
     """
 
     format: str
@@ -213,7 +213,7 @@ class LogFiles:
         return self._directory.path / self._kind.what_to_move
 
     def refuse(self, path: Path, why: str) -> NoReturn:
-        """Raise StartupError: the file ``path`` is of no use, for the reason ``why``."""
+        """Raise StartupError: the file ``path`` cannot be used, for the reason ``why``."""
         raise self._directory.refused(f"{path} {why}; move {self._to_move} away to start without its records")
 
 

@@ -1,8 +1,8 @@
 """Frames: the records of a log as bytes in a file.
 
-A *frame* has the records of one change as msgpack, behind their length, their CRC-32, and a CRC-32 of these two. One
-system call writes a frame. A killed process leaves at most the beginning of a frame, so a complete head or payload
-with a wrong CRC is damaged.
+A *frame* has a head and a payload. The payload has the records of one change as msgpack. The head has the length and
+the CRC-32 of the payload, and a CRC-32 of these two numbers. One system call writes a frame. A killed process leaves at
+most the beginning of its last frame, so a complete head or payload with a wrong CRC is damaged.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Torn(Exception):
 
 
 class Damaged(Torn):
-    """A frame is not what was written."""
+    """The bytes of a frame are not those that were written."""
 
 
 def payloads(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield start offset and payload of each frame in ``data``, of any kinds. Raises Torn or Damaged."""
+    """Yield start offset and payload of each frame in ``data``, without decoding records. Raises Torn or Damaged."""
     offset = 0
     while offset < len(data):
         payload = _payload_at(data, offset)
@@ -82,7 +82,7 @@ def _payload_at(data: memoryview, offset: int) -> memoryview:
 
 
 class Frames:
-    """Writes and reads records of these ``kinds``: NamedTuples, each written under its name in lower case."""
+    """Writes and reads records of these ``kinds``, which are NamedTuples. In a frame, a record begins with its kind."""
 
     def __init__(self, kinds: Sequence[type[Any]]) -> None:
         self._kinds = {kind.__name__.lower(): kind for kind in kinds}

@@ -84,7 +84,8 @@ class RecordLog:
     def replay(self, take: Callable[[Any], None]) -> None:
         """Call ``take`` with the records in order, and open the log for writing. On any error the log is closed.
 
-        Items whose parent was left out of a rewrite are skipped. If no later record removes them, the log is refused.
+        An item whose parent a rewrite has left out is skipped. If no later record removes that item, the log is
+        refused.
         """
         there: set[int] = set()
         orphans: dict[int, LogFile] = {}
@@ -185,7 +186,7 @@ class RecordLog:
     # Rewriting.
 
     async def tidy(self, is_needed: Callable[[Any], bool]) -> None:
-        """Rewrite half-dead files, until a record cannot be written: then it is unknown which records are needed.
+        """Rewrite half-dead files. End after a failed write, since then it is unknown which records are needed.
 
         ``is_needed`` is called in a thread. It decides on records that neither add nor remove an item, and on removals
         of items that no file has.
@@ -214,7 +215,7 @@ class RecordLog:
             self.files[place : place + len(run)] = [fresh]
 
     def _due(self) -> list[LogFile]:
-        """Return the files to rewrite as one; empty without a half-dead file.
+        """Return the files to rewrite as one; an empty list if no full file is half-dead.
 
         These are the first half-dead file, and as many of the files before it as fit: the live records of all these
         files take at most half the size of a full file. The file that is being written is never among them.

@@ -19,7 +19,7 @@ __all__ = ["ColdRows"]
 
 logger = logging.getLogger(__name__)
 
-#: About as many bytes are written at once.
+#: About this many bytes are written at once.
 _BATCH_BYTES = 4 << 20
 #: The first and the longest wait before a failed write is repeated, in seconds. The wait doubles each time.
 _PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0
@@ -45,7 +45,7 @@ class ColdRows:
         self.drop_noted: Callable[[Sequence[bytes]], None] | None = None
 
     async def run(self, store: RecordStore) -> None:
-        """Move the oldest rows to ``store`` whenever memory has too many. Drop those that it does not take."""
+        """Move the oldest rows to ``store`` whenever memory has too many. Drop rows that the store does not take."""
         self._store = self.reader.store = store
         self._turns.forget_records = self._forget
         self._turns.memory.on_full.append(lambda: self._news.set())
@@ -59,7 +59,7 @@ class ColdRows:
             await self._news.wait()
 
     async def save(self) -> None:
-        """Move all rows to the store. Call this after the end of :meth:`run`."""
+        """Move all rows to the store, and drop those that it does not take. Call this after the end of :meth:`run`."""
         if self._store is not None:
             while turns := self._turns.overdue(_BATCH_BYTES, all_must_go=True):
                 if not await self._move(self._store, turns):
@@ -68,14 +68,14 @@ class ColdRows:
     async def save_of(self, turns: Sequence[Hashable]) -> None:
         """Move the rows of ``turns`` to the store.
 
-        Rows stay in memory if the store does not take one of their batches within its ``wait_s``.
+        If the store does not take a batch of these rows within ``wait_s``, all of them stay in memory.
         """
         turns = [turn for turn in turns if self._turns.in_memory(turn)]
         if self._store is not None and turns:
             await self._move(self._store, turns)
 
     async def room(self) -> None:
-        """Wait while rows exceed the limit of memory by over a quarter, but at most the ``wait_s`` of the store."""
+        """Wait while rows exceed the limit of memory by over a quarter, for ``wait_s`` of the store at most."""
         if self._store is not None:
             await self._turns.memory.room(self._store.wait_s)
 

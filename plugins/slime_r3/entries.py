@@ -1,4 +1,4 @@
-"""The known rows of one turn, and the note about them."""
+"""The known rows of one turn, and the note about them in the log of a store."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Entry(NamedTuple):
         return cls(first, tuple(map(piece, own)) if own is not None else None)
 
     def note(self) -> tuple[_Content, list[tuple[bytes, int]]]:
-        """Return the arguments of RowNotes.add: the content of a note about all rows, and the records of the rows.
+        """Return the last two arguments of RowNotes.add: the content of a note about all rows, and their records.
 
         All rows must be in the store.
         """

@@ -47,7 +47,7 @@ def offer_metrics(metrics: Metrics | None, kinds: Mapping[str, RecordedRows]) ->
         "slime_expert_turns", "Answers whose rows are recorded.", each(lambda rows: len(rows.turns)), ["kind"]
     )
     metrics.counter(
-        "slime_expert_dropped_total", "Answers whose rows were dropped: over the limit, or a store failed.",
+        "slime_expert_dropped_total", "Answers whose rows were dropped, or lost by a store.",
         each(lambda rows: rows.turns.dropped), ["kind"],
     )  # fmt: skip
     metrics.counter(

@@ -26,9 +26,9 @@ class StoredAs(NamedTuple):
 class Piece:
     """Consecutive rows of one turn, or of several turns that share them: ``[length, size]``. They never change.
 
-    ``users``: the number of turns that have the rows, and of calls that read them from the store now. ``rows`` is None
-    once the rows are in the store, in ``records``. ``key``: the prompt and the first row's place in it, for a head (see
-    ``turn_rows``) that other turns may share; else None.
+    ``users``: the number of turns that have the rows, plus the number of calls that read them from the store now.
+    ``rows`` is None once the rows are in the store, in ``records``. ``key`` is None, except for a head (see
+    ``turn_rows``), which other turns may share: then it is the turn's prompt and the first row's place in the context.
     """
 
     __slots__ = ("_digest", "dtype", "key", "length", "records", "rows", "size", "users")

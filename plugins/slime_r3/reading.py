@@ -35,7 +35,7 @@ class StoreFailed(HTTPError):
 
 
 class _Chunk(NamedTuple):
-    """The rows of ``part`` from ``start`` to before ``end``: those of a record, or about as many that are in memory."""
+    """The rows of ``part`` from ``start`` to before ``end``: one record, or as many rows in memory as a record has."""
 
     part: Part
     start: int

@@ -25,7 +25,8 @@ NOT_TOLD = "not_told"
 MIS_SIZED = "mis_sized"
 #: The client asked for later rows only (``routed_experts_start_len``).
 STARTS_LATER = "starts_later"
-#: The only rows of these tokens may have been computed with other weights than those that sampled the tokens.
+#: All rows that engines sent for these tokens may have been computed with other weights than those that sampled the
+#: tokens.
 OTHER_VERSION = "other_weight_version"
 #: Turns of the context were sampled with several LoRA adapters, and each adapter routes differently.
 OTHER_ADAPTER = "other_adapter"
@@ -39,5 +40,5 @@ NOT_IN_STORE = "not_in_store"
 NOT_CONSUMED = "not_consumed"
 #: No flag and no worker says the shape of a row, and no two answers confirm its size.
 SHAPE_UNKNOWN = "shape_unknown"
-#: Engines returned rows of different sizes, and no ``--r3-shape`` says which size is right.
+#: Engines returned rows of different sizes, and no flag and no worker says which size is right.
 SIZES_DISAGREE = "sizes_disagree"

@@ -22,7 +22,7 @@ __all__ = ["RecordedRows", "Shape"]
 
 logger = logging.getLogger(__name__)
 
-#: Layers, and values of a token in each layer.
+#: The number of layers, and the number of values that a token has in each layer.
 Shape = tuple[int, int]
 
 
@@ -168,7 +168,7 @@ class RecordedRows:
             start = 0
         else:
             raise ValueError(
-                f"the answer does not say at which token the rows begin, though {asked} was asked for"
+                f"the answer does not say at which token the rows begin; the request asked for rows from {asked} on"
             )
         count = end - start
         if start < 0 or count < 0 or bool(count) != bool(len(values)) or (count and len(values) % count):
@@ -186,7 +186,10 @@ class RecordedRows:
         return self._size.size if self._size.is_confirmed else None
 
     def _check_size(self, size: int, count: int) -> None:
-        """Raise ValueError unless ``size`` is the right size of a row. ``count``: the number of rows in the answer."""
+        """Raise ValueError unless ``size`` is a row's size by the shape or, without a shape, by the first answer.
+
+        ``count``: the number of rows in the answer.
+        """
         known = self._known_size()
         if self._shape() is None:
             self._size = self._size.with_answer(size, count)
@@ -199,7 +202,7 @@ class RecordedRows:
         return self._size.doubt if self._shape() is None else None
 
     def _drop_contradicted(self) -> None:
-        """If the shape is known, drop the rows that were recorded before that, unless their size fits the shape."""
+        """If the shape is known, drop the rows that were recorded before it was, unless their size fits the shape."""
         shape = self._shape()
         if shape is not None and self._size.size is not None:
             if self._size.size != shape[0] * shape[1]:

@@ -31,7 +31,7 @@ def can_go_on(body: dict[str, Any]) -> bool:
 
 
 def max_new_tokens(body: dict[str, Any]) -> int | None:
-    """Return the response's token limit; None: as many as the context allows."""
+    """Return the largest number of tokens of the response; None if only the context limits it."""
     told = (body.get("sampling_params") or {}).get("max_new_tokens", _MAX_NEW_TOKENS)
     return told if isinstance(told, int) else None
 
@@ -39,10 +39,10 @@ def max_new_tokens(body: dict[str, Any]) -> int | None:
 def continuation(
     body: dict[str, Any], sampled: Sequence[int], rid: str | None, row_start: int
 ) -> dict[str, Any]:
-    """Return a request that continues the generation of ``body``, which has ``input_ids``, after the ids ``sampled``.
+    """Return the body of a request that continues the generation of ``body`` after the ids ``sampled``.
 
-    ``rid``: the id of the new request; None: as in ``body``. ``row_start``: the first token whose routed experts are
-    not known.
+    ``body`` has ``input_ids``. ``rid``: the id of the new request; None: as in ``body``. ``row_start``: the first token
+    whose routed experts are not known.
     """
     changed = dict(body)
     if body.get("return_routed_experts"):

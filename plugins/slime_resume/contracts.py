@@ -41,7 +41,7 @@ class Tally(Protocol):
 class StreamRecorder(Protocol):
     """Records a stream of one sequence while the client reads it.
 
-    ``doubt`` returns the reason why the stream so far is no evidence of the sampled tokens, or None.
+    ``doubt`` returns the reason why the token ids of the stream so far cannot be trusted, or None.
     """
 
     doubt: Callable[[], str | None]
@@ -64,5 +64,5 @@ class StreamRecorder(Protocol):
         ...
 
     def failed(self, error: Exception) -> None:
-        """Mark the recorded stream as no evidence of the sampled tokens, because of ``error``."""
+        """Note that the token ids of the recorded stream cannot be trusted, because of ``error``."""
         ...

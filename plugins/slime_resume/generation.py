@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class _NoUse(Exception):
-    """Another attempt will not help: no client waits, or the worker refuses the request or is of type passthrough."""
+    """Another attempt will not help: no client waits, the worker refused the request, or the worker is passthrough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Aborts:
     resume: bool
 
     def begin(self, exchange: Exchange, rid: Any) -> Generation | None:
-        """Begin the generation of ``exchange``, whose request has ``rid``; None: aborts are passed on to the client."""
+        """Begin the generation of ``exchange``, whose request has ``rid``. Return None if aborts are passed on."""
         if not self.count:
             return None
         watch = self.interruptions.watch([rid] if isinstance(rid, str) else ())

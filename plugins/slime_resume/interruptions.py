@@ -15,7 +15,7 @@ __all__ = ["Interruptions", "Watch"]
 
 
 class Watch:
-    """One running generation. ``asked``: the number of aborts before the generation began. ``rids``: its known rids.
+    """One running generation. ``asked``: the number of aborts noted before it began. ``rids``: its known rids.
 
     ``paused``: the number of pauses when the generation began, or when it last waited.
     """
@@ -67,7 +67,7 @@ class Interruptions:
         self._tell()
 
     async def end_with(self, stopping: anyio.Event) -> None:
-        """Wait until the router is ``stopping``: then no generation waits for the end of a pause any more."""
+        """Wait until the router is ``stopping``. From then on, no generation waits for the end of a pause."""
         await stopping.wait()
         self._is_ending = True
         if self._paused:
@@ -99,7 +99,7 @@ class Interruptions:
         """Wait until this generation may be tried again, or a client requests its abort.
 
         The wait takes ``wait_s``, or no time if a pause since the last attempt explains the abort. While the engines
-        are paused, wait until they continue, or for ``longest_pause_s`` in case the trainer has died.
+        are paused, wait until they continue, but for ``longest_pause_s`` at most: the trainer may have died.
         """
         until = anyio.current_time() + wait_s
         longest = anyio.current_time() + self._longest_pause_s

@@ -147,7 +147,7 @@ class MergedResponse:
         return len(new)
 
     def _see_meta(self, output: dict[str, Any], meta: dict[str, Any]) -> None:
-        """Remember the metadata of an attempt. The response has the first attempt's fields, and others of the last."""
+        """Remember an attempt's fields. The latest attempt adds to the response only fields that the first lacks."""
         self._latest = {**output, "meta_info": meta}
         if not self._kept:
             self._first = self._latest
@@ -156,7 +156,7 @@ class MergedResponse:
             self._prompt_tokens = told - self._kept
 
     def doubt(self) -> str | None:
-        """Return why the response is no evidence of its tokens (an attempt contradicts itself), or None."""
+        """Return the reason why the response's token ids cannot be trusted (a contradiction in an attempt), or None."""
         if self._doubt is None and self._attempt.begun:
             if self._attempt.rewritten:
                 return CONTRADICTION
@@ -169,7 +169,7 @@ class MergedResponse:
     def _is_spelt(self) -> bool:
         """Return True when the attempt's ids spell its text, except for a character that began before the attempt."""
         ids, text, reason = self._attempt.ids, self._attempt.text, self._attempt.finish_reason
-        if not ids:  # only an abort may have no tokens; any other answer has lost them
+        if not ids:  # an abort, or an attempt that has not ended, may have no tokens; any other answer has lost them
             meta = self._attempt.meta
             return not text and not meta.get("completion_tokens") and (reason is None or is_abort(meta))
         if self._spelling.tail(ids, text, reason) is not None:

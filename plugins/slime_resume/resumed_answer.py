@@ -24,7 +24,7 @@ async def resume_answer(
     """Return the answer to give instead of ``aborted``, as JSON; None when there is no other answer.
 
     ``record`` gets each aborted answer that has tokens, and then the last answer. The second argument of ``record`` is
-    the reason why the answer is no evidence of its tokens, or None. ``fail`` is called for each further attempt whose
+    the reason why the answer's token ids cannot be trusted, or None. ``fail`` is called for each further attempt whose
     answer is not understood.
     """
     merged: MergedResponse | None = None

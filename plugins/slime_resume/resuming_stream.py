@@ -72,7 +72,7 @@ class ResumingStream:
         def pass_on(piece: bytes, _: object) -> bool:
             if cutter.is_torn:
                 return False
-            # An event with a growth is no abort.
+            # If ``growth`` returns something, the piece is no abort.
             if growth(piece) is None and (not piece.endswith(b"\n\n") or _may_abort(piece)):
                 return False
             return take(piece)
@@ -184,7 +184,7 @@ class ResumingStream:
         return so_far.answer, goes_on or not (told.ids or told.text)
 
     async def _attempt(self, reply: Reply) -> bool:
-        """Read ``reply`` until there is something to send, or an end. Return True if the response got further."""
+        """Read ``reply`` until there is something to send, or it has ended. Return True if the response has grown."""
         self._listen_to(reply)
         while not self._ready and self._aborted is None and not self.finished:
             await self._take_piece()
@@ -229,10 +229,10 @@ async def _rest_of(reply: Reply) -> bytes:
 
 
 def _may_abort(whole: bytes) -> bool:
-    """Return False when ``whole`` surely has no abort: it has exactly one finish reason, and it is null.
+    """Return False when ``whole`` surely has no abort: its only finish reason is null, or it has no ``"abort"``.
 
-    A search for an abort takes longer. Both searches for the reason begin at the end, since that takes less time than
-    two searches from the beginning.
+    The finish reason is checked first, since a search for ``"abort"`` takes longer. Both searches for the reason begin
+    at the end, since that takes less time than two searches from the beginning.
     """
     place = whole.rfind(_FINISH)
     goes_on = place >= 0 and whole.startswith(_GOES_ON, place) and whole.rfind(_FINISH, 0, place) < 0

@@ -75,7 +75,7 @@ class SeamlessText:
                 self._start, self._window = start, rest
 
     def _held(self) -> int:
-        """Return the number of last characters that may begin a stop string."""
+        """Return the number of characters at the end of the text that may begin a stop string."""
         return max((_overlap(self._text, stop) for stop in self._stops), default=0) if self._trims else 0
 
     def _decode(self, start: int) -> str:

@@ -1,1 +1,4 @@
-"""A library for plugins: answers with rows of tokens, such as routed experts. Rows are read while they are sent."""
+"""A library for plugins: answers with rows, which are read from memory or a store while they are sent.
+
+A row has the values of one token, such as its routed experts.
+"""

@@ -50,7 +50,7 @@ class Member:
         return prod(self.shape) * self.dtype.itemsize
 
     def pieces(self, write: Callable[[Data], Iterable[Data]] = lambda data: (data,)) -> Iterator[Piece]:
-        """Yield all values in C order. ``write`` encodes them; for ``Rows``, when their piece is read."""
+        """Yield all values in C order, encoded by ``write``. A RowPiece encodes its rows only when they are read."""
         kind = self.dtype
         step = _BLOCK_BYTES // kind.itemsize
 

@@ -38,8 +38,8 @@ class FoundRows(Protocol):
     async def stream(self, take: Callable[[npt.NDArray[np.integer[Any]]], Awaitable[None]]) -> str | None:
         """Call ``take`` with consecutive rows ``[some, row size]``, about 1 MiB at a time. Raises HTTPError.
 
-        Returns the reason if the next rows are lost, and None after the last row. ``take`` must not change the rows. In
-        a single call of ``take``, the type may be narrower than ``dtype``. While ``take`` runs, the next rows are read.
+        Returns the reason if the next rows are lost, and None after the last row. ``take`` must not change the rows.
+        The rows of one call may have a narrower type than ``dtype``. While ``take`` runs, the next rows are read.
         """
 
 

@@ -18,8 +18,8 @@ _TENSOR_TYPES = {"|i1": "I8", "|u1": "U8", "<u2": "U16", "<i4": "I32", "<i8": "I
 def safetensors_file(members: Iterable[Member], metadata: Mapping[str, str] | None = None) -> Iterator[Piece]:
     """Yield the pieces of a safetensors file with ``members`` and ``metadata``. The first piece is a BodyLength.
 
-    Members whose values take the most bytes each come first, so that each tensor begins at a multiple of the size of
-    its values. Members whose values have the same size stay in their order.
+    Members are sorted by the size of one value, largest first, so that each tensor begins at a multiple of that size.
+    Members with the same size of a value stay in their order.
     """
     members = sorted(members, key=lambda member: -member.dtype.itemsize)
     head: dict[str, Any] = {"__metadata__": metadata} if metadata is not None else {}

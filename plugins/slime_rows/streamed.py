@@ -49,8 +49,8 @@ class StreamedAnswer(Response):
 
     ``rows``: all rows of the answer. The store does not delete them until the answer ends. If rows turn out to be lost
     before anything is sent, ``encode`` is called again, and the answer has the reason instead. If they turn out to be
-    lost later, the answer breaks off: the client sees that it is incomplete, and the next answer has the reason.
-    ``is_long``: making the pieces without rows takes long, so ``run`` makes them. ``pause``: lets other tasks run.
+    lost later, the answer breaks off: the client sees that it is incomplete, and its next request gets the reason.
+    ``is_long``: the pieces other than rows take long to make, so ``run`` makes them. ``pause``: lets other tasks run.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class StreamedAnswer(Response):
             rows.lose(reason)
 
     async def _send_pieces(self, body: _Body) -> tuple[Rows, str] | None:
-        """Write the answer to ``body``. Returns the rows that are lost, if any, and the reason."""
+        """Write the answer to ``body``. If rows are lost, stop there, and return them and the reason, else None."""
         pieces = self._encode()
         while (piece := await self._next(pieces)) is not None:
             if isinstance(piece, RowPiece):
