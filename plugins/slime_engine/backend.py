@@ -89,7 +89,7 @@ class Backend(Vocabulary, Protocol):
         ...
 
     def routed_experts(self, run: Run, ids: Sequence[int], start: int) -> ExpertsArray | None:
-        """Return the experts of ``ids[start:-1]``, or None if the model has no experts or has not computed all of them.
+        """Return the experts of ``ids[start:-1]``; None if the model has no experts, or has not computed these tokens.
 
         If the token after ``ids[i]`` was sampled, the row of ``ids[i]`` is from the pass whose logits gave that token.
         A later pass that computes ``ids[i]`` again does not change the row.

@@ -1,6 +1,6 @@
 """Turns tokens into text, piece by piece.
 
-A piece before the last never ends in an incomplete character, nor in the beginning of a stop string that is to be
+No piece except the last one ends in an incomplete character, or in the beginning of a stop string that is to be
 trimmed.
 """
 
@@ -20,9 +20,10 @@ __all__ = ["Detokenizer", "IncrementalText"]
 class IncrementalText:
     """The text of one growing token list, in pieces. The joined pieces are the text of the whole list.
 
-    The text has no skipped special tokens, and ends before a trimmed stop. No text is ever taken back. So bytes of an
-    unfinished character wait for the next token. Characters that may begin a stop string that is to be trimmed wait
-    until the stop string is complete or ruled out. Meanwhile pieces may be empty.
+    With ``skip_special_tokens`` the text has no special tokens. Without ``no_stop_trim`` it ends before the stop that
+    was matched. No text is ever taken back. So bytes of an unfinished character wait for the next token. Characters
+    that may begin a stop string that is to be trimmed wait until the stop string is complete or ruled out. Meanwhile
+    pieces may be empty.
     """
 
     def __init__(self, tokenizer: ModelTokenizer, params: SamplingParams) -> None:

@@ -148,9 +148,9 @@ class EngineHost:
             self._on_ready()
 
     async def _guarded(self, stage: Callable[[], Awaitable[None]]) -> None:
-        """Run a stage. If it raises, unfinished requests fail with Crashed (500), later ones with Unavailable (503).
+        """Run a stage. If it raises, unfinished requests fail with Crashed (500).
 
-        The messages of both name the error.
+        Later requests fail with Unavailable (503). The messages of both errors name the exception.
         """
         try:
             await stage()

@@ -39,7 +39,7 @@ class JournalFile:
         os.close(self._file)
 
     def opened(self, entry: JournalEntry) -> None:
-        """Write that the engine has taken a sequence."""
+        """Write the first line of a sequence, which the engine has taken."""
         begun = {"rid": entry.rid, "input_ids": entry.input_ids.tolist(), "temperature": entry.temperature}
         self._write([orjson.dumps({"entry": self._name(entry)} | begun)])
 

@@ -63,8 +63,9 @@ class KVEventsConfig:
     """SGLang's ``--kv-events-config``. Raises ValueError if it is invalid.
 
     Rank ``n`` publishes at the port of ``endpoint`` plus ``n``, and replays at the port of ``replay_endpoint`` plus
-    ``n``. ``buffer_steps``: the most batches that can be replayed. ``hwm``: the most batches that wait for a slow
-    subscriber (0: no limit); later batches are dropped. ``max_queue_size`` has no effect: batches are sent at once.
+    ``n``. ``buffer_steps``: the largest number of batches that can be replayed. ``hwm``: the largest number of batches
+    that wait for a slow subscriber (0: no limit); later batches are dropped. ``max_queue_size`` has no effect: batches
+    are sent at once.
     """
 
     publisher: str = "null"

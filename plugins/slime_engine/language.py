@@ -17,7 +17,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 class ModelTokenizer(Tokenizer, Protocol):
-    """A tokenizer with the bytes of each token, which can be saved to files."""
+    """A tokenizer that knows the bytes of each token, and that can be saved to files."""
 
     @property
     def token_bytes(self) -> Sequence[bytes]:

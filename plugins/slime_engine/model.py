@@ -86,7 +86,7 @@ class NgramModel:
         return np.asarray((counts + kinds * unigrams) / (counts.sum(axis=1, keepdims=True) + kinds))
 
     def _trigram_table(self, tokens: IntArray) -> dict[int, tuple[float, IntArray, FloatArray]]:
-        """Return, by pair of tokens that occurs, the bigrams' share, the tokens that followed, and their shares."""
+        """Return, for each pair of tokens that occurs, the bigrams' share, the next tokens, and their shares."""
         size = self.vocab_size
         triples = (tokens[:-2] * size + tokens[1:-1]) * size + tokens[2:]
         found, counts = np.unique(triples, return_counts=True)
@@ -135,7 +135,7 @@ class NgramModel:
     def logprobs(
         self, ids: Sequence[int], version: str | Sequence[str], *, start: int = 0, temperature: float = 1.0
     ) -> list[float]:
-        """Return the log-probability of each id of ``ids[start:]``, given all ids before that id, as a trainer does.
+        """Return the log-probability of each id of ``ids[start:]``, given all ids before it, as a trainer computes it.
 
         ``version`` is one string, or one per token of ``ids[start:]``. ``temperature`` divides the logits;
         0 stands for greedy sampling, whose log-probabilities are those at temperature 1.

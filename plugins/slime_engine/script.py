@@ -31,7 +31,7 @@ class Conditions:
 
     ``user``: text in the last message, unless that is a tool's result. ``tool``: text in the tool results at the
     prompt's end. ``prompt``: a regular expression found anywhere in the prompt, markup included. ``turn``: 1 for the
-    first answer of a conversation, 2 for the second. The turn is counted in the prompt, so conversations may overlap.
+    first answer of a conversation, 2 for the second. The prompt alone shows the turn, so conversations may overlap.
     """
 
     user: str | None = None

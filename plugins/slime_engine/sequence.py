@@ -86,7 +86,7 @@ class Sequence:
         return self.script[done] if done < len(self.script) else None
 
     def _spans(self) -> list[tuple[str, int, int]]:
-        """Return the spans ``(version, start, end)`` to report. A prefill engine's token counts for ``taken_for``."""
+        """Return the spans ``(version, start, end)`` to report: a prefill engine's token has version ``taken_for``."""
         spans = self.entry.spans()
         if self.taken_for is None or not spans:
             return spans
@@ -97,7 +97,7 @@ class Sequence:
         return [(self.taken_for, 0, 1), *later]
 
     def delta(self, reason: FinishReason | None, version: str) -> TokenDelta:
-        """Return everything new since the previous delta. Only the final delta has a ``reason``; the journal notes it.
+        """Return everything new since the previous delta. The final delta alone has a ``reason``, which is journaled.
 
         ``version``: the weight version that a delta reports if the sequence has no output tokens.
         """

@@ -28,7 +28,7 @@ class StatelessBackend:
     them.
     """
 
-    #: The most queries answered before the event loop gets a turn; some hundred microseconds of work.
+    #: The largest number of queries answered before the event loop gets a turn; some hundred microseconds of work.
     batch_size = 16
     context_length = None
 

@@ -13,7 +13,7 @@ from slime_engine.sequence import FinishReason, ScoredToken, Sequence
 
 __all__ = ["Steps"]
 
-#: The most prompt tokens that are scored in one step. Each costs about as much as a sampled token.
+#: The largest number of prompt tokens scored in one step. Each costs about as much as a sampled token.
 _PREFILL_CHUNK = 64
 #: After this many tokens, or after half of ``max_new_tokens`` if that is less, an answer under a grammar begins to
 #: close its brackets and quotes, unless its next token is scripted.

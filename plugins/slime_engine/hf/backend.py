@@ -25,7 +25,7 @@ class TransformersBackend:
     """A model of ``checkpoint``. One thread at a time computes. Only this thread changes keys and values of sequences.
 
     The event loop starts and releases sequences. The thread collects the released ones at its next step, update or
-    flush. ``prefix_tokens``: the most tokens of ended sequences whose keys and values each rank keeps.
+    flush. ``prefix_tokens``: the number of tokens of ended sequences whose keys and values a rank keeps at most.
     """
 
     batch_size = 256

@@ -133,7 +133,7 @@ class PrefixCache:
     def longest(self, ids: Sequence[int], limit: int, running: Iterable[KVRun]) -> tuple[KVRun | None, int]:
         """Return the sequence that shares the longest prefix with ``ids[:limit]``, and the length of this prefix.
 
-        The sequence has ended, or is one of ``running``. None: no sequence begins with the same id.
+        The sequence has ended, or is one of ``running``. Returns ``(None, 0)`` if no sequence begins with the same id.
         """
         wanted = np.asarray(ids[:limit])
         best: tuple[KVRun | None, int] = (None, 0)
