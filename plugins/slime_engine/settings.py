@@ -23,7 +23,7 @@ class Settings:
     For the backend ``transformers`` only: ``model``, ``model_cache``, ``prefix_cache_tokens`` and ``threads``. For the
     backend ``ngram`` only: the simulated KV cache of each rank, and the simulated mixture of experts.
 
-    ``model_name``: if the command line names only ``model``, the name is the last part of that path.
+    ``model_name``: on a command line with ``model``, the default is the last part of that path.
     ``tokens_per_second``: pace of the tokens after the first one. ``seed`` None: requests without a ``sampling_seed``
     differ from run to run. ``disaggregation_mode``: if a sequence has a bootstrap room, a ``prefill`` engine samples
     the first token of the sequence, and hands the sequence over to a ``decode`` engine. ``load_in_background``: listen

@@ -1,9 +1,9 @@
-"""Append-only logs: each change is written before the caller that makes it continues.
+"""Append-only logs: each change is written before the caller that makes the change continues.
 
 A kill of the process loses no written record, since the kernel has it. A power cut may lose the last ones, since
 appending does not wait for the disk; rewriting a file does. A file is full at 64 MiB. When removed items make up half
-of a full file, it is rewritten without them. So a log has at most about twice the size of its live items, plus one
-file.
+of a full file, the file is rewritten without them. So a log has at most about twice the size of its live items, plus
+one file.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0
 
 
 class ColdRows:
-    """The rows of ``turns`` that are in a store, if there is a store. A record has consecutive rows of one piece.
+    """Moves rows of ``turns`` to a store, if there is one, and deletes them there. A record has rows of one piece.
 
     From a store that routers share, a router deletes only records that it has written itself since its start.
     ``drop_noted(keys)`` notes in the store's log that records are not needed any more, and then deletes them. Without a
