@@ -36,7 +36,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A request for the logits after each of the ``count`` longest prefixes of ``context[:end]``.
+    """A request for ``count`` rows of logits: after ``context[: end - count + 1]``, and so on, up to ``context[:end]``.
 
     The keys and values of ``context[: end - count]`` may come from other sequences.
     """

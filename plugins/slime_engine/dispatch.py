@@ -11,8 +11,8 @@ __all__ = ["Dispatcher"]
 class Dispatcher:
     """Chooses the rank of each request: the rank that the request names, else the next rank in turn.
 
-    If a request to a prefill engine names no rank, its bootstrap room decides: the rank is the room's number modulo the
-    number of ranks. So a decode engine can compute the prefill engine's rank (SGLang: ``follow_bootstrap_room``).
+    If a request to a prefill engine names no rank but a bootstrap room, the rank is the room's number modulo the number
+    of ranks. So a decode engine can compute the prefill engine's rank (SGLang: ``follow_bootstrap_room``).
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -1,8 +1,8 @@
 """The token stream that the model learns from: the corpus, tokenised with random deviations.
 
 Real models sample tokens that their tokenizer would not produce for the same text. The n-gram model learns to sample
-such tokens, too: some tokens of its training stream are cut in two, also inside a UTF-8 character. Some markup is spelt
-out, such as ``<think>`` in the tokens ``<``, ``think``, ``>``.
+such tokens, too: some tokens of its training stream are cut into shorter tokens, also inside a UTF-8 character. Some
+markup is spelt out, such as ``<think>`` in the tokens ``<``, ``think``, ``>``.
 """
 
 from __future__ import annotations

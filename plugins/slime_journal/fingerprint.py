@@ -13,6 +13,6 @@ _SAMPLE = "def f(x): return 1234567 * x  # The quick brown fox, 敏捷的狐狸,
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
-    """Return a checksum of the ids of a sample text. Stored ids are read only with an equal checksum."""
+    """Return a checksum of the ids of a sample text. Stored ids are read only if their checksum is equal."""
     ids = array("i", tokenizer.encode(_SAMPLE, add_special_tokens=False))
     return f"{crc32(ids):08x}"

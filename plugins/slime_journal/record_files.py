@@ -82,9 +82,9 @@ class Header(NamedTuple):
 
 @dataclass(slots=True)
 class LogFile:
-    """A file, with ``oldest`` and ``first`` of its header. ``dead``: serials of removed items that it still has.
+    """A file, with ``oldest`` and ``first`` of its header. ``dead``: serials of removed items that the file still has.
 
-    ``size``: the sum of the ``size`` of all its items. ``dead_size``: the same sum over the removed items.
+    ``size``: the sum of the sizes of all items in the file. ``dead_size``: the same sum over the removed items.
     ``size_bytes``: bytes of the file.
     """
 

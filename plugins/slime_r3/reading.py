@@ -21,7 +21,7 @@ from slime_sglang.token_arrays import IntArray
 
 __all__ = ["RowReader", "StoreFailed", "TakeRows"]
 
-#: The number of records that are read at the same time. Their rows are in memory, with the rows that ``take`` got last.
+#: The number of records that are read at the same time. Memory has their rows, and the rows that ``take`` got last.
 _AT_ONCE = 2
 
 #: Takes rows ``[some, row size]``, and returns when it is ready for the next rows.

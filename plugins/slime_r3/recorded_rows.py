@@ -30,7 +30,7 @@ class RecordedRows:
     """The rows that answers have under ``name`` in ``meta_info``. ``shape`` returns the shape of a row, or None.
 
     Without a shape, two answers with different numbers of rows must agree on the size of a row: a truncated array may
-    look like whole, smaller rows. When an answer contradicts the first answer, no answer is believed any more.
+    look like whole, smaller rows. Once an answer contradicts the first answer, all rows count as unknown.
     ``cure``: a hint how to set the shape. For TokenRows see slime_radix_cache.contracts.
     """
 
@@ -79,7 +79,7 @@ class RecordedRows:
             self._notes.add(None, self._name, size, ())
 
     def known(self, turns: Sequence[ConsumedTurn]) -> int:
-        """Return how many tokens at the beginning of the context of ``turns`` have known rows."""
+        """Return how many tokens at the beginning of the context have known rows; 0 if a row's size is in doubt."""
         self._drop_contradicted()
         return 0 if self._doubt() is not None else self.turns.known(turns)
 

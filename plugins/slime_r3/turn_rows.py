@@ -1,14 +1,14 @@
 """Rows of the tokens of recorded contexts, such as the experts that each token was routed to.
 
 A *turn* is one response in a context, together with the prompt that it answers.
-Row ``i`` of an answer belongs to token ``i`` of its context: the experts that processed this token. The token that was
-sampled last has no row: the next turn processes it. So the rows of a turn begin where the rows of the previous turn
-end, and end before the last token of its own response.
+Row ``i`` of an answer has the experts that processed token ``i`` of its context. The token that was sampled last has
+no row: the next turn processes it. So the rows of a turn begin where the rows of the previous turn end, and end before
+the last token of its own response.
 
-The *head* of a turn is its rows up to its response; the others are its *own* rows. Turns with the same prompt share
-equal heads. Different heads are kept apart: other weights, or another batch, route differently. So a context has the
-rows of the turns that consumed and sampled its tokens. If a turn lacks rows, a later turn with the same weight version
-and adapter fills the gap.
+The *head* of a turn has the rows of the tokens before its response. The rows of the response are the turn's *own* rows.
+Turns with the same prompt share equal heads. Different heads are kept apart: other weights, or another batch, route
+differently. So a context has the rows of the turns that consumed and sampled its tokens. If a turn lacks rows, a later
+turn with the same weight version and adapter fills the gap.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ class TurnRows:
         return known
 
     def miss(self, response: Hashable, reason: str) -> None:
-        """Note why an answer brought no rows of ``response``."""
+        """Note why an answer brought no rows of ``response``. Known rows, or an earlier reason, stay."""
         if response not in self._entries:
             self._reasons.setdefault(response, reason)
 
     def add(self, turns: Sequence[ConsumedTurn], rows: IntArray, start: int) -> None:
-        """Add ``rows`` of the answer that is the last of ``turns``: ``[tokens, row size]``, from token ``start`` on.
+        """Add ``rows``, ``[tokens, row size]``, of the last of ``turns``. The first row is that of token ``start``.
 
         Known rows stay. A gap of an earlier turn is filled only if the same weight version and adapter sampled both
         turns.

@@ -10,7 +10,7 @@ import numpy as np
 __all__ = ["can_go_on", "continuation", "max_new_tokens"]
 
 _MAX_NEW_TOKENS = 128  # SGLang's default
-#: Parameters that an engine applies to all tokens of a request; in a continuation they would start again.
+#: Parameters that an engine applies to all tokens of a response. It would apply them to a continuation alone.
 _NEEDS_THE_BEGINNING = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params")
 _PENALTIES = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
 #: Fields that add output for each token, or change how tokens are sampled. They prevent a continuation.

@@ -32,8 +32,8 @@ class Tally(Protocol):
     def aborted(self, outcome: str) -> None:
         """Count an aborted generation.
 
-        Outcomes: ``tried_again``, ``resumed``, ``completed`` (the answer was whole), ``passed_on`` (the client got
-        the abort).
+        Outcomes: ``tried_again``, ``resumed``, ``completed`` (the last token of the aborted answer met a stop
+        condition, so the answer was whole), ``passed_on`` (the client got the abort).
         """
         ...
 

@@ -37,7 +37,7 @@ class Aborts:
     """Makes the Generation of a request.
 
     After an abort, up to ``count`` further attempts are made. Before each attempt is a wait of ``wait_s`` seconds; if a
-    pause explains the abort, the wait ends with the pause. If attempts continue from tokens, the first attempt waits
+    pause explains the abort, the wait ends with the pause. If attempts continue from tokens, the first of them waits
     only for the end of a pause. ``resume``: attempts continue from the tokens sampled so far, if they can.
     """
 

@@ -16,8 +16,9 @@ _EXPERTS, _START = "routed_experts", "routed_experts_start_len"
 
 
 class JoinedArrays:
-    """The arrays of the response to ``body``. An array with a gap, or with rows of two sizes, is left out.
+    """The arrays of the response to ``body``.
 
+    An array is left out if it has a gap, rows of two sizes, or rows that other weights may have computed.
     An attempt returns no row for its last token. The next attempt has this token in its prompt, and returns the row.
     """
 

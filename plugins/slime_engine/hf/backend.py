@@ -22,7 +22,7 @@ _PASS = 512
 
 
 class TransformersBackend:
-    """A model of ``checkpoint``. One thread at a time computes. Only this thread changes keys and values of sequences.
+    """A model of ``checkpoint``. One thread at a time computes, and only it changes keys and values of sequences.
 
     The event loop starts and releases sequences. The thread collects the released ones at its next step, update or
     flush. ``prefix_tokens``: the number of tokens of ended sequences whose keys and values a rank keeps at most.

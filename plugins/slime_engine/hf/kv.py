@@ -47,7 +47,7 @@ class KVRows:
         return spaces[0][:, :end], spaces[1][:, :end]
 
     def copy(self, length: int) -> KVRows:
-        """Return a copy of the first ``length`` tokens."""
+        """Return a copy of the keys and values of the first ``length`` tokens."""
         rows = KVRows()
         for layer, (keys, values) in self._layers.items():
             rows.extended(layer, keys[:, :length], values[:, :length])
@@ -84,13 +84,13 @@ class KVRun(Run):
         self.rows.length = min(self.rows.length, length)
 
     def take(self, other: KVRun, length: int) -> None:
-        """Begin with the first ``length`` tokens of ``other``."""
+        """Begin with what is known of the first ``length`` tokens of ``other``: ids, keys, values and experts."""
         self.ids = other.ids[:length]
         self.rows = other.rows.copy(length)
         self.experts = other.experts[:length]
 
     def append(self, ids: Sequence[int], experts: Sequence[TokenExperts]) -> None:
-        """Add tokens. All layers must have their rows already."""
+        """Add the tokens ``ids``. All layers must have the rows of these tokens already."""
         self.experts.extend(experts)
         self.rows.length += len(ids)
         self.ids.extend(ids)
