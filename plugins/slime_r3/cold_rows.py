@@ -150,7 +150,7 @@ class ColdRows:
                 except Exception as error:
                     if not self._has_failed:
                         logger.warning(
-                            "the store failed to keep rows (further failures are silent): %r", error
+                            "the store failed to keep rows (further failures are not logged): %r", error
                         )
                     self._has_failed = True
                 await anyio.sleep(pause)
