@@ -41,8 +41,8 @@ def continuation(
 ) -> dict[str, Any]:
     """Return the body of a request that continues the generation of ``body`` after the ids ``sampled``.
 
-    ``body`` has ``input_ids``. ``rid``: the id of the new request; None: as in ``body``. ``row_start``: the first token
-    whose routed experts are not known.
+    ``body`` has ``input_ids``. ``rid``: the id of the new request, or None to keep that of ``body``. ``row_start``: the
+    first token whose routed experts are not known.
     """
     changed = dict(body)
     if body.get("return_routed_experts"):

@@ -97,7 +97,7 @@ class MergedResponse:
 
     @property
     def rid(self) -> str | None:
-        """The request id for the next attempt; None: the request's own, if it has one."""
+        """The request id for the next attempt, or None to keep the request's own, if it has one."""
         return _name(self._first["meta_info"].get("id"))
 
     @property

@@ -21,7 +21,7 @@ async def resume_answer(
     record: Callable[[dict[str, Any], str | None], None],
     fail: Callable[[ValueError], None],
 ) -> bytes | None:
-    """Return the answer to give instead of ``aborted``, as JSON; None when there is no other answer.
+    """Return, as JSON, the answer that replaces ``aborted``, or None if the client should get ``aborted`` itself.
 
     ``record`` gets each aborted answer that has tokens, and then the last answer. The second argument of ``record`` is
     the reason why the answer's token ids cannot be trusted, or None. ``fail`` is called for each further attempt whose

@@ -52,7 +52,7 @@ class SeamlessText:
     def add(self, ids: Sequence[int], reason: dict[str, Any] | None) -> str:
         """Add ``ids``, the next tokens, and return all visible text. Decodes O(new tokens).
 
-        ``reason``: the engine's finish reason; None: more tokens follow. While more tokens follow, an incomplete
+        ``reason``: the engine's finish reason, or None if more tokens follow. While more tokens follow, an incomplete
         character at the end is held back, and so is text that may begin a stop string.
         """
         matched = reason.get("matched") if reason is not None and self._trims else None
