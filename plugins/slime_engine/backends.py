@@ -28,7 +28,7 @@ def load_backend(settings: Settings) -> Backend:
     if settings.backend == "ngram":
         return StatelessBackend(load_model(), settings)
     path = find_model(settings.model)
-    logger.info("loading the model %s", settings.model)  # before the imports and the load, which may take minutes
+    logger.info("loading the model %s", settings.model)  # before the slow imports and the load
     # imported here, since they need torch, which is an extra
     from slime_engine.hf.backend import TransformersBackend
     from slime_engine.hf.converted import converted  # torch

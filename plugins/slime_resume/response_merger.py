@@ -169,7 +169,7 @@ class MergedResponse:
     def _is_spelt(self) -> bool:
         """Return True when the attempt's ids spell its text, except for a character that began before the attempt."""
         ids, text, reason = self._attempt.ids, self._attempt.text, self._attempt.finish_reason
-        if not ids:  # an abort, or an attempt that has not ended, may have no tokens; any other answer has lost them
+        if not ids:  # right for an abort, or before the end of an attempt; else the tokens are lost
             meta = self._attempt.meta
             return not text and not meta.get("completion_tokens") and (reason is None or is_abort(meta))
         if self._spelling.tail(ids, text, reason) is not None:
