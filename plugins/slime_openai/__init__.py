@@ -1,8 +1,8 @@
 """OpenAI's API with exact tokens: those that the engine consumed and sampled, not a new encoding of their text.
 
 The plugin serves ``/v1/chat/completions``, ``/v1/completions`` and ``/v1/models`` to any OpenAI client. For each chat
-and completion, it sends a ``/generate`` request to an engine. For a chat, this request has the exact tokens of the
-earlier turns that the router recorded. See docs/plugins/openai.md.
+and completion, it sends a ``/generate`` request to an engine. If a chat continues recorded turns, this request begins,
+by default, with the recorded tokens of these turns. See docs/plugins/openai.md.
 """
 
 from __future__ import annotations

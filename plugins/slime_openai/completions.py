@@ -93,10 +93,10 @@ class Completions:
 
 
 class _Choice:
-    """One sequence. ``prompt``: the text that ``echo`` puts before the sequence.
+    """One choice of the answer. ``prompt``: the text that ``echo`` puts before the sampled text.
 
-    ``sent``: the prompt's token ids as the engine got them; None: the engine got text. The client gets sampled ids as
-    soon as the engine gives them, as in a chat.
+    ``sent``: the prompt's token ids as the engine got them; None if the engine got text. A client that wants sampled
+    ids gets them as soon as the engine sends them, perhaps before their text, as in a chat.
     """
 
     def __init__(
@@ -180,10 +180,10 @@ class _Choice:
         return found
 
     def _new_logprobs(self) -> dict[str, Any] | None:
-        """Return the logprobs of the tokens since the last call; None if the client wants neither these nor token ids.
+        """Return the logprobs of the tokens that came since the last call.
 
-        A stream may send them before the text of these tokens. With ``echo``, the first call also returns the logprobs
-        of the prompt, if the engine sent any.
+        Return None if the client wants neither logprobs nor token ids. A stream may send logprobs before the text of
+        their tokens. With ``echo``, the first call also returns the logprobs of the prompt, if the engine sent any.
         """
         output, count = self.output, self._request.logprobs
         if count is None and not self._request.return_token_ids:
@@ -226,7 +226,7 @@ def _payload(request: CompletionRequest) -> dict[str, Any]:
 
 
 def _sent_ids(body: dict[str, Any], count: int) -> list[list[int] | None]:
-    """Return each prompt's ids as the engine got them, after all plugins; None for prompts that stayed text."""
+    """Return each prompt's ids as the engine got them, after all changes by plugins; None for each if it got texts."""
     ids = body.get("input_ids")
     if ids is None:
         return [None] * count

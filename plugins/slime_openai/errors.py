@@ -5,7 +5,7 @@
     BadRequest (router_core)         400
     └── InvalidRequest               an invalid value; ``param`` names the parameter
         ├── MissingParameter         a required parameter is missing
-        ├── UnknownParameter         the router does not know the parameter; it may be a spelling mistake
+        ├── UnknownParameter         the router does not know the parameter; its name may be misspelt
         └── UnsupportedParameter     OpenAI or SGLang has the parameter, but the router cannot honour it
 """
 
@@ -35,7 +35,7 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 
 
 class InvalidRequest(BadRequest):
-    """An invalid value. ``param``: its place as OpenAI spells it, ``messages.[2].content``; None: the whole body."""
+    """An invalid value. ``param``: its path in OpenAI's form, ``messages.[2].content``; None: the whole body."""
 
     code = "invalid_value"
 

@@ -26,8 +26,8 @@ async def generate(
 ) -> tuple[Exchange, Reply]:
     """Send a ``/generate`` request for the client's exchange ``parent``.
 
-    Return the new exchange, which the caller closes, and the reply. ``is_tokenised``: the router has tokenised the
-    ``input_ids`` in ``payload``; else the client gave them, if there are any.
+    Return the new exchange, which the caller closes, and the reply. ``is_tokenised``: the router made the ``input_ids``
+    in ``payload``. If it is False, the client gave them, or ``payload`` has none.
 
     Raises HTTPError. The client's ``Authorization`` is passed on, since workers may need a key.
     """

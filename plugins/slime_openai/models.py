@@ -38,7 +38,7 @@ class Models:
         return self._described(name)
 
     def default(self) -> str:
-        """Return the model of a request that names none: the first known model, or "default"."""
+        """Return the model of a request that names no model: the first known model, or "default"."""
         return next(iter(self._names()), "default")
 
     def engine_fields(self, request: Options) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Models:
         if model in names:
             return None
         found = [model.removeprefix(f"{name}:").strip() for name in names if model.startswith(f"{name}:")]
-        return min(found, key=len, default=None) or None  # the shortest rest has the longest model name
+        return min(found, key=len, default=None) or None  # the adapter of the longest matching model name
 
     def _names(self) -> dict[str, None]:
         """Return the names of the models, each once, in the order of the workers."""

@@ -88,7 +88,7 @@ class OpenAI:
         self._completions = Completions(router, tokenizer, self._models, verdicts, unknown)
 
     def _begin_history(self, router: Router) -> LoggedHistory | StoredHistory:
-        """Return the history, with a log if ``radix_cache`` keeps one. Raises StartupError."""
+        """Return the history. It has a log if ``radix_cache`` has a directory for logs. Raises StartupError."""
         limit = max(0, self._settings.history_max_bytes - self._settings.known_messages_max_bytes)
         lost: LostSessions = router.components.get("lost_sessions")
         if "log_directory" not in router.components:
@@ -99,7 +99,7 @@ class OpenAI:
     @hookimpl
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
-        """With a log, rewrite its files as turns are evicted. Without a log, keep turns in the store, if there is one.
+        """With a log, rewrite files with many evicted turns. Without a log, keep turns in the store, if there is one.
 
         The store is the place to which ``radix_cache`` demotes trajectories.
         """
@@ -119,7 +119,7 @@ class OpenAI:
 
     @hookimpl
     async def pre_request(self, exchange: Exchange) -> Reply | None:
-        """Answer requests for chats, completions and models, with errors in OpenAI's form.
+        """Answer requests for chats, completions and models. Errors have OpenAI's form.
 
         Chats with media and all other requests go to a worker. With passthrough workers, all requests go to a worker.
         """

@@ -8,7 +8,7 @@ __all__ = ["find", "held"]
 
 
 def find(text: str, marks: Sequence[str], start: int = 0) -> tuple[int, str] | None:
-    """Return the index of the mark that ends first in ``text``, and the mark itself; None without a mark.
+    """Return the index of the mark that ends first in ``text``, and the mark itself; None if there is no mark.
 
     The ends are compared, not the beginnings, so that reading character by character finds the same mark.
     """

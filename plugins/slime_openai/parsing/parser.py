@@ -18,10 +18,10 @@ class Parser:
     """Reads one answer. The result does not depend on how the text is cut into pieces.
 
     ``reasoning``: the format of thoughts; ``starts_inside``: the prompt ended within thoughts. ``calls``: the format of
-    calls to ``tools``. Without a format, thoughts or calls are content. Without ``parallel``, only the first call is a
-    call, and later ones are content.
+    calls to ``tools``. Without a format, thoughts or calls are content. Without ``parallel``, the text of every call
+    but the first is content.
     ``stop``: strings that end the answer; no part of them is shown. Without ``stream_reasoning``, thoughts come in one
-    piece.
+    piece. ``new_id``: makes the ids of calls; by default, those of the format ``calls``.
     """
 
     def __init__(

@@ -4,8 +4,8 @@ The form is ``<think>\\nthoughts\\n</think>\\n\\nanswer`` in the chat templates 
 Magistral (``[THINK]``) and Kimi-VL-Thinking (``◁think▷``) have other tags. When a template writes thoughts again, it
 strips the newlines around them. So these newlines belong neither to the thoughts nor to the answer.
 
-Only thoughts at the beginning of an answer count: a later tag is content. If no tag ends the thoughts, all text behind
-the start tag is thoughts: the answer was cut short.
+Only thoughts at the beginning of an answer count: a later tag is content. If no tag ends the thoughts, the answer was
+cut short, and all text behind the start tag is thoughts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["REASONING_FORMATS", "ReasoningFormat", "choose_reasoning"]
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """Thoughts from ``start`` to ``end``. ``always``: the model thinks from its first token, with or without a tag.
+    """Thoughts from ``start`` to ``end``. ``always``: the model thinks from its first token on, even without a tag.
 
     ``calls``: the tag that begins a call. This tag ends the thoughts, too, since some models omit ``end`` before a
     call.

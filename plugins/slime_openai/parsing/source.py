@@ -1,4 +1,4 @@
-"""Text that comes in pieces, read as if all of it had come.
+"""Text that comes in pieces, read as if the whole text had come already.
 
 A reader is a generator. The reader asks a :class:`Source` for the part that should come next, and ``yield`` waits for
 more text. So the code of a reader looks like a grammar, and its result does not depend on how the text was split.
@@ -103,7 +103,7 @@ class Source:
             yield
 
     def pass_on(self, write: Callable[[str], object] | None, *marks: str) -> Reading[str | None]:
-        """Write the text before the first mark, in pieces as they come. Return the mark, still unread; None: no mark.
+        """Write the text before the first mark, in pieces as they come. Return the mark, still unread, or None.
 
         Without ``write`` the text is only read.
         """
@@ -120,7 +120,7 @@ class Source:
             yield
 
     def attempt(self, reading: Reading[object]) -> Reading[bool]:
-        """Try ``reading``, and return True when it succeeds. Otherwise go back to its beginning.
+        """Try ``reading``, and return True when it succeeds. If it fails, go back to its beginning, and return False.
 
         So ``reading`` must not take text while it may still fail.
         """

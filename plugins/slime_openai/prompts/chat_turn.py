@@ -10,8 +10,8 @@ from slime_openai.requests.messages import Message
 
 __all__ = ["Answers", "Turn"]
 
-#: Called with ``(first, last)``. Returns a digest of the assistants' messages from index ``first`` up to ``last``, not
-#: including it.
+#: Called with ``(first, last)``. Returns a digest of the assistants' messages at the indexes from ``first`` to
+#: ``last - 1``.
 Answers: TypeAlias = Callable[[int, int], bytes]
 # Bytes of memory in CPython 3.11. A wide string is not ASCII. Each of its characters takes up to 4 bytes in the string,
 # and up to 4 in a UTF-8 copy. CPython makes and keeps this copy when the string is written as JSON.
@@ -24,13 +24,14 @@ _WIDE = 8  # a character of a wide string, at most
 class Turn:
     """One request and its answer. ``asked``: the token ids that the request added to the ids of ``parent``.
 
-    ``asked`` and ``sampled`` are packed int32 ids; ``text`` is their text, with special tokens. ``key``: the key (see
-    ``identity``) of the conversation that ends with ``reply``. ``count``: the number of its messages. ``place``: the
-    key of the conversation before ``reply``. ``answers``: a digest of the assistants' messages between the reply of
-    ``parent`` and ``reply``. ``ending``: the stop token or stop string, which a reply usually does not show.
-    ``hidden``: the number of sampled ids that spell the ending. ``closed``: the ending is a special token, but not one
-    of the request's ``stop_token_ids``. ``size_bytes``: memory of the turn, roughly. ``record``: the key of the turn's
-    record in a store, or empty.
+    ``asked`` and ``sampled`` are packed int32 ids; ``text`` is the text of both, with special tokens. ``key``: the key
+    (see ``identity``) of the conversation that ends with ``reply``. ``count``: the number of messages in this
+    conversation. ``place``: the key of the messages before ``reply``. ``answers``: a digest of the assistants' messages
+    between the reply of ``parent`` (or the beginning, without a parent) and ``reply``. ``ending``: the text of the stop
+    token or stop string, which a reply usually does not show; empty if the answer has no such ending. ``hidden``: the
+    number of last sampled ids that spell ``ending``; 0 if no ids spell exactly this text. ``closed``: the answer ended
+    at a special token that is not one of the request's ``stop_token_ids``. ``size_bytes``: memory of the turn, roughly.
+    ``record``: the key of the turn's record in a store, or empty.
     """
 
     __slots__ = (

@@ -12,7 +12,7 @@ from slime_openai.requests.messages import Message, for_template, template_role
 
 __all__ = ["Conversation", "shortened"]
 
-#: Stands for all earlier messages. Most searches find it if no later message is what they search for.
+#: Stands for all messages that are left out. Most searches find it if no later message is what they search for.
 _QUESTION: Mapping[str, Any] = {"role": "user", "content": "?"}
 _ASSISTANT = Searched("assistant", UNKNOWN)
 
@@ -21,7 +21,7 @@ _ASSISTANT = Searched("assistant", UNKNOWN)
 class Conversation:
     """The input of a template, see ``for_template``. ``continues``: the last message is the beginning of the answer.
 
-    ``size``: bytes of its JSON, roughly. ``client``: the client at whose turn a long rendering runs, see FairThreads.
+    ``size``: bytes of the input's JSON, roughly. ``client``: the client for which a long rendering runs in FairThreads.
     """
 
     messages: Sequence[Message | Mapping[str, Any]]
@@ -49,9 +49,9 @@ class Conversation:
 def shortened(whole: Conversation, place: int, proof: Proof) -> tuple[Conversation, int] | None:
     """Leave out messages that do not matter to the text behind the message at ``place``.
 
-    ``proof``: the proof that the template is local. Return the shorter conversation and the place of the message there.
-    Return None if the results of the template's searches would have another meaning. O(messages) for a template with
-    searches, else O(messages behind ``place``).
+    ``proof``: the proof that the template is local. Return the shorter conversation and the index of the message in it.
+    Return None if a search of the template fails. Also return None if, from ``place`` on, a search finds different
+    messages in the two conversations. O(messages) for a template with searches, else O(messages behind ``place``).
     """
     shorter = whole.since(place - 1)
     if proof.search is None:
@@ -61,8 +61,8 @@ def shortened(whole: Conversation, place: int, proof: Proof) -> tuple[Conversati
     if found is None or again is None:
         return None
     left_out = place - 2
-    # Only rounds from the message at ``place`` on matter. If both found indexes are before this message, all of these
-    # rounds are behind them.
+    # Only the rounds of the template's loop for the message at ``place`` and for later messages matter. If both found
+    # indexes are before this message, they compare alike with the indexes of all these rounds.
     same = [
         index == other + left_out or (index < place and other < 2)
         for index, other in zip(found, again, strict=True)

@@ -22,8 +22,8 @@ __all__ = ["Alike", "Asking", "History"]
 class Alike(NamedTuple):
     """Turns that differ only in what clients may change in answers, newest first.
 
-    ``needs_check``: the turns belong to other sessions or to none. A session may continue one of them only if Ownership
-    allows it.
+    ``needs_check``: the session that asks may continue one of the turns only if Ownership allows it. The turns belong
+    to other sessions or to no session.
     """
 
     turns: list[Turn]
@@ -31,9 +31,9 @@ class Alike(NamedTuple):
 
 
 class History:
-    """Turns by their conversation; the least recently used are evicted.
+    """Turns by the conversation that they end; the least recently used turns are evicted.
 
-    No change of the history has an ``await`` in the middle, so on one event loop it needs no lock.
+    No change of the history has an ``await`` in the middle, so the history needs no lock on one event loop.
     ``lost``: the sessions that have lost turns or other records.
     """
 
@@ -59,15 +59,17 @@ class History:
     def find(
         self, places: Sequence[Key], asked: Key, session: str | None, answers: Answers
     ) -> Iterator[Alike]:
-        """Yield the turns that a conversation may continue: first the session's own turns, then others.
+        """Yield the turns that a conversation may continue: first the session's own turns, then other turns.
 
         In both groups, turns of longer conversations come first. ``places``: the conversation's key behind each
-        message. ``asked``: its key before the answer. ``answers``: see Answers.
+        message. ``asked``: the key of the messages before the answer. ``answers``: see Answers.
 
-        A session continues its own turns. If the session has asked before at one of ``places``, it may also continue
-        the turns that it continued there, and the turns before those. Otherwise this branch of the conversation is new
-        to the session, which may continue any turn that Ownership allows. A session with lost turns continues only its
-        own turns: another session's turn may look like the lost turn that the client means.
+        A session continues its own turns. If the session has sent an earlier request whose messages before the answer
+        have one of the keys ``places``, it may also continue the turn that this request continued, and all turns before
+        that turn. Without such a request, this branch of the conversation is new to the session, which may continue any
+        turn that Ownership allows. A session with lost turns continues only its own turns: another session's turn may
+        look like the lost turn that the client means. A request without a session may continue the turns of all
+        sessions, except those that :meth:`_is_anyones` rules out.
         """
         if session is None:
             yield from self._longest(places, answers, self._is_anyones)
@@ -104,7 +106,7 @@ class History:
         return True
 
     def asking(self, session: str | None, place: Key) -> Asking:
-        """Begin a request of ``session`` at ``place``. From then on, the session counts as having asked there."""
+        """Begin a request of ``session``; ``place`` is the key of its messages before the answer, see Speakers."""
         return Asking(self._speakers, session, place, self.lose)
 
     def lose(self, session: str | None) -> None:
@@ -114,7 +116,7 @@ class History:
 
     def add(self, turn: Turn) -> None:
         """Keep ``turn`` and all turns before it; evict the least recently used turns if there is no room."""
-        for one in turn.chain():  # each turn counts as used before its parent, so leaves are evicted first
+        for one in turn.chain():  # a parent is marked as used after the turns that continue it, so it is evicted later
             if one in self._used:
                 self._used.move_to_end(one)
             else:
@@ -190,7 +192,7 @@ class Asking:
 
 
 def _turns_in(contexts: Iterable[Turn | None]) -> set[Turn]:
-    """Return the turns ``contexts``, and all turns before them. O(turns): contexts share their beginnings."""
+    """Return the turns in ``contexts``, and all turns before these. O(returned turns), also if contexts share turns."""
     found: set[Turn] = set()
     for context in contexts:
         while context is not None and context not in found:

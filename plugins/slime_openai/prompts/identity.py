@@ -30,14 +30,14 @@ _DIGEST_BYTES = 16
 #: Roles that are second names of other roles.
 _ROLES = {"developer": "system", "function": "tool"}
 _CALLS_FOLLOW = "Calling tools:\n"
-#: The longest list of calls that is read, in characters. No agent writes a longer one, and reading it would take long.
+#: The longest list of calls that is read, in characters. To read a longer list would take long, and agents write none.
 _LONGEST_CALLS = 1 << 16
 _THOUGHTS_END = "</think>"
 _THOUGHTS = re.compile(rf"\A\s*<think>.*?{_THOUGHTS_END}", re.DOTALL)
 
 
 def beginning(tools: Sequence[object] | None, variables: Mapping[str, Any]) -> Key:
-    """Return the key before the first message: it depends on the template's ``tools`` and ``variables``.
+    """Return the key before the first message. It depends on the ``tools`` and ``variables`` that the template gets.
 
     Raises InvalidRequest for values that are nested too deep.
     """
@@ -58,7 +58,7 @@ def _beginning(tools: object, variables: Mapping[str, Any]) -> Key:
 def keys(known: Sequence[Key], messages: Sequence[Message], traits: TemplateTraits) -> list[Key]:
     """Return the key before the first of ``messages``, and the key behind each of them.
 
-    ``known``: the first of these keys, at least one. O(text of the messages behind the last known key).
+    ``known``: the first keys of the result, at least one. O(text of the messages behind the last known key).
     """
     found = [*known]
     key, count = found[-1], len(found) - 1
@@ -72,7 +72,7 @@ def keys(known: Sequence[Key], messages: Sequence[Message], traits: TemplateTrai
             if message.tool_call_id in open_calls:
                 call = open_calls.index(message.tool_call_id)
             if message.role in ("tool", "function"):
-                del open_calls[call]  # a result without a known id belongs to the first open call
+                del open_calls[call]  # a result without a known id belongs to the first call that has no result yet
         if index >= count:
             key = next_key(key, message, traits, call)
             found.append(key)
@@ -114,7 +114,7 @@ def unreachable_key(place: Key) -> Key:
 
 
 def answers_of(messages: Iterable[Message], traits: TemplateTraits) -> bytes:
-    """Return a digest of what assistants say in ``messages``; empty when there are none.
+    """Return a digest of what assistants say in ``messages``; empty if no message is an assistant's.
 
     The digest is for answers that no engine is known to have given. So it ignores only three things: the format of
     arguments, call ids that the template does not show, and the difference between empty and missing content.

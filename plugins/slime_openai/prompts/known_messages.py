@@ -1,7 +1,7 @@
 """Messages of recent requests, as they were read, with their keys. The next request of a chat repeats its messages.
 
-If a request begins with the known messages of its chat, these are not validated again. Their keys are known, too, if
-the request also has the same tools and template variables.
+If a request begins with known messages of its chat, these messages are not validated again. If the request also has the
+same tools and template variables, the keys of these messages are not computed again.
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ class Beginning(NamedTuple):
 
 
 class KnownMessages:
-    """Messages of recent chats; the least recently used chats are evicted. ``size_bytes``: their memory, roughly.
+    """Messages of recent chats; the chats that were kept longest ago are evicted. ``size_bytes``: memory, roughly.
 
-    Messages are equal if Python takes their JSON for equal. To Python, 1, 1.0 and true are equal. Such values have an
-    effect only in call arguments that are an object. So the caller does not keep messages with such arguments.
+    Messages are equal if Python takes their JSON for equal. To Python, 1, 1.0 and true are equal. The difference
+    between these values matters only in call arguments that are an object, not text. So the caller does not keep the
+    messages of a request in which a new message has such arguments.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -62,7 +63,7 @@ class KnownMessages:
         self._chats: OrderedDict[Hashable, Beginning] = OrderedDict()
 
     def beginning(self, body: Any, session: str | None) -> Beginning:
-        """Return the known beginning of the messages in ``body``, which may be any JSON. O(their text)."""
+        """Return the known beginning of the messages in ``body``. O(their text). ``body`` may be any JSON."""
         if not isinstance(body, dict):
             return Beginning()
         items: Any = body.get("messages")
@@ -132,9 +133,9 @@ def read_question(
 
 
 def _name_of(items: Any, session: str | None) -> Hashable:
-    """Return a name that other chats are unlikely to have: the session, and the first answer. None without an answer.
+    """Return a name that other chats are unlikely to have: the session, and the first answer.
 
-    ``items`` may be any JSON.
+    Return None if no text or id of an answer is found among the first messages. ``items`` may be any JSON.
     """
     if not isinstance(items, list):
         return None
@@ -161,7 +162,7 @@ def _size_of(item: Mapping[str, Any]) -> int | None:
         if type(value) is str:
             size += len(value) if value.isascii() else _WIDE * len(value)
         elif value is None:
-            size += _WIDE * len(name)  # a null may have any name
+            size += _WIDE * len(name)  # a member that is null may have any name, of any length
         elif name not in _PARTS or len(value) > _MOST_PARTS:
             return None
         else:
@@ -174,7 +175,7 @@ def _size_of(item: Mapping[str, Any]) -> int | None:
 
 
 def _text_bytes(part: Mapping[str, Any]) -> int | None:
-    """Return twice the bytes of the text in a part or a call, since parts are joined to a copy. None: see _size_of."""
+    """Return twice the bytes of the text in a part or a call: parts are joined to a copy. None: see _size_of."""
     size = 0
     values: list[Any] = [part]
     for value in values:

@@ -37,7 +37,7 @@ _Where: TypeAlias = Literal["before", "round", "part", "behind"]
 
 
 class Proof(NamedTuple):
-    """A proof that a template is local. ``search``: the searches whose results rounds compare; None: there are none."""
+    """A proof that a template is local. ``search``: the searches whose results are used in rounds; None without any."""
 
     search: Search | None
 
@@ -59,7 +59,8 @@ def prove(source: str) -> Proof | None:
 class _Reading:
     """One reading of a template without its ``searches``, from beginning to end.
 
-    ``_tainted``: names whose values may depend on messages. ``members``: what rounds compare with their own indexes.
+    ``_tainted``: names whose values may depend on messages. ``members``: the results of searches with which rounds
+    compare their own indexes.
     """
 
     def __init__(self, searches: SearchNodes) -> None:

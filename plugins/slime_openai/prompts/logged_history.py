@@ -1,4 +1,4 @@
-"""Conversations that outlive the process: each turn is in the log before its answer ends."""
+"""Conversations that outlive the process: each turn is written to the log before the client gets its answer's end."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["LoggedHistory"]
 class LoggedHistory(History):
     """A history that begins with the turns in ``log``. :meth:`close` closes the log. Raises StartupError.
 
-    Evictions are logged like additions, so reading the log evicts no other turns. The memory limit holds from the next
-    addition on.
+    Evictions are logged like additions, so the same turns are in memory after a restart. A limit that is lower than
+    before the restart holds from the first new turn on.
     """
 
     def __init__(self, max_bytes: int, lost: LostSessions, log: RecordLog) -> None:

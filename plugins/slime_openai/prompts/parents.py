@@ -1,4 +1,4 @@
-"""The recorded turn that a conversation continues, if that is certain."""
+"""The recorded turn that a conversation continues, if it is certain which turn this is."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ class Parents:
     ``ownership``: says if a session may continue the turn of another session.
 
     Clients change white space, thoughts and the format of JSON in answers. Turns are looked up by keys of their
-    messages, and these keys ignore such changes. So several turns may match. The parent is the turn whose recorded
-    answers render to the client's text. If there is no such turn, but the answers of all matching turns render to the
-    same text, or the template refuses all of them, the most similar turn is the parent. Otherwise a turn for a shorter
-    beginning of the conversation is looked for.
+    messages, and these keys ignore such changes. So several turns may match. The template renders the client's
+    messages, and, for each matching turn, the same messages with the recorded answers. The parent is a turn that gives
+    the same text as the client's messages. If there is no such turn, but all matching turns give one text, or the
+    template refuses all of them, the most similar turn is the parent. Otherwise a turn for a shorter beginning of the
+    conversation is looked for.
     """
 
     def __init__(self, history: History, renderer: Renderer, ownership: Ownership) -> None:
@@ -46,7 +47,7 @@ class Parents:
         """Return the parent for ``question``, or None. ``chat``: the input of the template. Raises InvalidRequest."""
         sent: str | None = None
         if not await self._history.load(question):
-            return None  # the unread store may have a turn that matches a longer beginning
+            return None  # a turn that could not be loaded may match a longer beginning
         found = self._history.find(question.keys[1:], question.place, question.session, question.answers)
         for each in found:
             alike = await self._allowed(each, question.session)
@@ -74,10 +75,10 @@ class Parents:
     async def _proved(
         self, alike: Sequence[Turn], question: Question, chat: Conversation, sent: str
     ) -> Parent | None:
-        """Return the first of ``alike`` that renders to ``sent``.
+        """Return the first of ``alike`` whose recorded answers make ``chat`` render to ``sent``.
 
-        If there is none, return the first of ``alike`` if all of them render to one text, or all are refused by the
-        template. Otherwise return None.
+        If there is none, return the first of ``alike`` if all of them give one text, or the template refuses all of
+        them. Otherwise return None.
         """
         texts: dict[tuple[tuple[int, Message], ...], str | None] = {}
         for turn in alike:

@@ -1,4 +1,4 @@
-"""The parts of Jinja that a proof understands: they keep no state, and do not depend on chance."""
+"""The parts of Jinja that a proof (see ``locality``) understands: they keep no state, and do not depend on chance."""
 
 from __future__ import annotations
 

@@ -35,7 +35,8 @@ class Question:
     ) -> Question:
         """Make the question of ``request`` in ``session``. ``traits``: traits of the model's template.
 
-        ``known``: the first keys of a request with the same first messages, perhaps with other tools or variables.
+        ``known``: the first keys of a request with the same first messages. They are not used if that request had other
+        tools or variables.
         """
         start = beginning(request.tools.shown, request.template_kwargs)
         found = keys(known if known and known[0] == start else [start], request.messages, traits)
@@ -44,7 +45,7 @@ class Question:
 
     @property
     def asked(self) -> int:
-        """The number of messages before the answer. A last message to be continued belongs to the answer."""
+        """The number of messages before the answer. A last message that the answer continues belongs to the answer."""
         return len(self.messages) - self.continues
 
     @property
@@ -59,7 +60,7 @@ class Question:
         return answers_of(self.messages[first:last], self.traits)
 
     def with_reply(self, reply: Message, begun: Message | None) -> tuple[Key, int, Message]:
-        """Return the key of the conversation with ``reply``, the number of its messages, and the last message.
+        """Return the key of the conversation with ``reply``, the number of its messages, and the whole answer.
 
         ``begun``: the recorded answer that ``reply`` continues, if there is one.
         """

@@ -35,7 +35,7 @@ _TOOL = {
     "type": "function",
     "function": {"name": "probed", "parameters": {"type": "object", "properties": {}}},
 }
-#: Beginnings of trial conversations that end with an assistant's message. A template may refuse some of them.
+#: Beginnings of trial conversations. An assistant's message follows each. A template may refuse some of them.
 _BEFORE: Sequence[Sequence[Mapping[str, Any]]] = (
     [{"role": "user", "content": "?"}],
     [{"role": "system", "content": "!"}, {"role": "user", "content": "?"}],

@@ -5,7 +5,7 @@ A search is a loop over all messages, before the loop that writes them. It keeps
     {% set ns = namespace(last=-1) %}
     {% for m in messages %}{% if m.role == "user" %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
 
-Later the template compares the index of each message with ``ns.last``: it shows only the thoughts behind the question.
+Later the template compares the index of each message with ``ns.last``, to show only the thoughts behind the question.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class SearchNodes(NamedTuple):
 
 
 class Search:
-    """Runs only the searches of a template. Each of ``members`` is a number that the searches find."""
+    """Runs only the searches of a template. Each of ``members`` holds a number that a search finds."""
 
     def __init__(self, searches: SearchNodes, members: Collection[Member]) -> None:
         parts: list[nodes.Node] = [*searches.statements]
@@ -89,7 +89,7 @@ class Search:
         self._template = _ENVIRONMENT.from_string(_template(parts))
 
     def found(self, messages: Sequence[Message | Searched]) -> list[int] | None:
-        """Return the number of each member for ``messages``; None if one is no number, or the search fails."""
+        """Return the number of each member for ``messages``; None if a member is no number, or a search fails."""
         try:
             text = self._template.render(messages=messages)
             found = [int(each) for each in text.split(",")[1:]]
@@ -101,7 +101,8 @@ class Search:
 def take_searches(body: list[nodes.Node]) -> SearchNodes:
     """Remove the searches from ``body``, the statements of a whole template, and return them.
 
-    A loop that has an effect or an output, or reads more than roles and contents of messages, is no search.
+    A loop is no search if it has an output, changes more than members of a namespace, or reads more of messages than
+    roles and contents. If the searches read other variables than ``messages``, none is removed.
     """
     spaces: dict[str, nodes.Node] = {}
     searches: list[nodes.Node] = []
@@ -135,7 +136,7 @@ def _template(statements: Sequence[nodes.Node]) -> nodes.Template:
 
 
 def _is_space(node: nodes.Node) -> bool:
-    """Return True for a new namespace."""
+    """Return True if ``node`` makes a namespace from plain values."""
     return (
         isinstance(node, nodes.Call)
         and is_name(node.node, "namespace")
@@ -164,7 +165,8 @@ def _is_search(loop: nodes.For, spaces: Container[str]) -> bool:
 def _reads_little(node: nodes.Node, message: str, spaces: Container[str]) -> bool:
     """Return True if ``node`` has no output but white space, and reads of the messages only what a search may read.
 
-    A search may read the number of messages, and the members ``_READ`` of ``message``, the variable of its loop.
+    ``message`` is the name of the loop's variable. A search may read the number of messages, the counters of its loop,
+    and the members ``_READ`` of ``message``.
     """
     if isinstance(node, nodes.NSRef):
         return node.name in spaces

@@ -1,6 +1,7 @@
 """Places in conversations at which sessions have sent requests, and the contexts that these requests continued.
 
-In a History, a place is the key of a conversation, and a context is a turn; None: the request continues no turn.
+In a History, the place of a request is the key of its messages before the answer. The context of a request is the turn
+that the request continues, or None if it continues no turn.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Generic, TypeVar
 
 __all__ = ["Speakers"]
 
-#: Of the ended requests that made no turn, at most this many are remembered.
+#: Of the requests that ended without a turn, at most this many are remembered.
 _REMEMBERED = 16_384
 #: A place in a conversation.
 Place = bytes
@@ -20,9 +21,9 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Speakers(Generic[Context]):
-    """Requests by session and place, each with the context that it continues. A lookup is O(places).
+    """Requests by session and place, each with the context that it continues.
 
-    A request that is :meth:`deciding` has a place, but no context yet.
+    The place of a request is known before its context, see :meth:`deciding`.
     """
 
     def __init__(self) -> None:
@@ -43,11 +44,12 @@ class Speakers(Generic[Context]):
             del self._asked[session, place]
 
     def leave(self, session: str, place: Place, context: Context | None) -> str | None:
-        """End an added request. If it made no turn, remember it; if too many are remembered, forget the oldest one.
+        """End an added request. Remove it if its turn, or another request with the same three values, was added, too.
 
-        Return the session of the forgotten request, if there is one.
+        Otherwise remember it. If too many ended requests are then remembered, forget the oldest of them, and return its
+        session. Else return None.
         """
-        if self._asked[session, place][context] > 1:  # its turn, or an equal request, was added, too
+        if self._asked[session, place][context] > 1:
             self.remove(session, place, context)
             return None
         self._left.append((session, place, context))
@@ -58,16 +60,16 @@ class Speakers(Generic[Context]):
         return oldest[0]
 
     def deciding(self, session: str, place: Place) -> Callable[[], None]:
-        """Note that ``session`` asks at ``place``. The caller calls the returned function when the context is known."""
+        """Note that ``session`` asks at ``place``. Call the returned function once, when the context is known."""
         at = (session, place)
         self._deciding[at] = self._deciding.get(at, 0) + 1
         return lambda: _count_down(self._deciding, at)
 
     def contexts(self, session: str, places: Sequence[Place], own: Place) -> list[Context | None] | None:
-        """Return the contexts of all requests of ``session`` at ``places``; None without such a request.
+        """Return the contexts of all requests of ``session`` at ``places``; None if there is no such request.
 
-        ``own``: the place of the current request. Other undecided requests at this place are not counted: they will get
-        the same context as the current one.
+        ``own``: the place of the current request. Requests at this place whose context is not known yet do not count:
+        they will get the same context as the current request. O(places + returned contexts).
         """
         found: list[Context | None] = []
         has_asked = False

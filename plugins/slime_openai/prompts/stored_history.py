@@ -103,10 +103,11 @@ class StoredHistory(History):
         return is_known and await _succeeds(self._load(records, names, places))
 
     async def _load(self, records: SideRecords, names: list[bytes], places: list[bytes]) -> None:
-        """Load the turns of ``names`` and ``places``; ``places`` are those of the session that asks.
+        """Load the turns whose records have one of ``names`` or ``places``. ``places``: of the session that asks.
 
-        Some records may not be in the store yet. These are left out if none of them is the session's own, and none is
-        the parent of a turn that was read. Without them, this session continues another turn, or none.
+        Another router may still have to copy some of these records to the store. They are left out if none of them is
+        the session's own, and none is the parent of a turn that was read. The session then continues another turn, or
+        none.
         """
         keys = [key for key in records.find([*names, *places]) if key not in self._by_record]
         coming = {key for key in keys if records.is_coming(key)}
@@ -125,7 +126,7 @@ class StoredHistory(History):
     def _restore(
         self, records: SideRecords, keys: Sequence[bytes], contents: Iterable[bytes | None]
     ) -> list[bytes]:
-        """Add the turns of ``keys``, except turns whose parent is missing. Return the keys of the missing parents."""
+        """Add the turns of ``keys``, except turns whose parent is not in memory. Return the keys of these parents."""
         missing: list[bytes] = []
         found = {key: read for key, content in zip(keys, contents, strict=True) if (read := _read(content))}
         self._is_loading = True
@@ -183,7 +184,7 @@ class StoredHistory(History):
         return self._records is None or not self._records.has_later_elsewhere(turn.record)
 
     def _note_eviction(self, turn: Turn) -> None:
-        """Note that the turn's session has lost it. With a store, save the turn instead: it is not lost."""
+        """Note that the session of ``turn`` has lost a turn. With a store, save the turn instead: it is not lost."""
         if self._records is None:
             super()._note_eviction(turn)
             return

@@ -65,7 +65,7 @@ STRICT = TemplateTraits()
 
 
 def probe(render: Render) -> TemplateTraits:
-    """Return the traits of a template. If the template refuses the probes of a trait, nothing counts as left out."""
+    """Return the traits of a template. If it refuses the probes of a trait, the trait has its value in STRICT."""
     return TemplateTraits(
         {role: _trim(render, role) for role in ("system", "tool", "user")},
         shows_tool_name=_differs(render, *(_with_result(name=name) for name in ("one", "two"))),
@@ -138,7 +138,8 @@ def _drops(
 ) -> bool:
     """Return True when ``white_space`` at one end of a content changes nothing, wherever the message stands.
 
-    ``bare``: the texts without the white space, for each place of the message: without tools, then with tools.
+    ``bare``: two texts for each place of the message, both without the white space: the first without tools, the second
+    with tools.
     """
     if not white_space:
         return False

@@ -10,7 +10,7 @@ __all__ = ["said_of", "turn_of"]
 
 
 def said_of(turn: Turn, serial: int, parent: int) -> Said:
-    """Return the record of ``turn``. ``parent``: the serial of its parent."""
+    """Return the record of ``turn``. ``parent``: the serial number of its parent, or 0."""
     reply = turn.reply
     return Said(
         serial,

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["HistoryMode", "Origin", "Prompt", "Prompts"]
 
-#: The tokens of an old turn if the template would write them differently. ``exact``: the sampled tokens. ``template``:
-#: the template's tokens.
+#: The tokens of an old turn if the template would write the turn differently. ``exact``: the sampled tokens.
+#: ``template``: the tokens of the template's text.
 HistoryMode = Literal["exact", "template"]
 #: The source of the first tokens. ``exact``: the turn of the last answer. ``restored``: the same turn, although the
 #: template writes the client's messages differently than the recorded ones. ``template``: an earlier turn, and then the
@@ -168,7 +168,8 @@ class Prompts:
     async def _not_generated(self, turn: Turn, end: str) -> str:
         """Return ``end``, the template's end of a turn, without the tokens that the model generated.
 
-        If the model ended its turn with another special token than the template, the turn is not ended twice.
+        If the model ended its turn with another special token than the template, the template's token is left out, too.
+        Otherwise the turn would end twice.
         """
         generated = turn.sampled[len(turn.sampled) - 4 * turn.hidden :]
         if not generated:

@@ -44,9 +44,10 @@ class Turns:
     ) -> None:
         """Record ``output``, which the client got as the message ``reply``.
 
-        An unusable answer makes no turn: its tokens are not known for certain. In a session, an answer to given ids
-        makes a turn that no request continues: only the client says that the ids spell its messages. This turn shows
-        that the session has asked ``question``, so the session will not continue another session's answer to it.
+        An unusable answer makes no turn: its tokens are not known for certain. An answer without tokens makes none
+        either. In a session, an answer to ids that the client gave makes a turn that no request continues: only the
+        client says that the ids spell its messages. This turn shows that the session has asked ``question``, so the
+        session will not continue another session's answer to ``question``.
         """
         ids, reason = output.ids, output.reason or {}
         if not is_usable:

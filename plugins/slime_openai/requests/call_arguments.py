@@ -71,7 +71,7 @@ _cached = lru_cache(_CACHED)(_canonical)
 def as_object(text: str) -> dict[str, Any] | None:
     """Return the object in ``text`` for a template, whose output must pass through :func:`as_written`.
 
-    None when ``text`` is no object, is nested too deep, or has a string that UTF-8 cannot encode.
+    Return None when ``text`` is no object, is nested too deep, or has a string that UTF-8 cannot encode.
     """
     try:
         value = _read(text, _marked_number, _with_marked_keys)
@@ -83,7 +83,7 @@ def as_object(text: str) -> dict[str, Any] | None:
 
 
 def as_written(text: str) -> str:
-    """Return ``text``, a template's output for :func:`as_object`, with the original digits and keys."""
+    """Return ``text``, which a template made of objects from :func:`as_object`, with the original digits and keys."""
     return _MARKED.sub(r"\1", text) if _AGAIN in text or _DIGITS in text else text
 
 

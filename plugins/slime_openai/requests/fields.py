@@ -1,7 +1,7 @@
 """Readers of JSON values, which check parameters.
 
-A reader takes a value and its place (``param``). The reader returns the value that the router uses, or raises
-InvalidRequest. A table of readers lists the parameters of a route.
+A reader takes a value and its path in the request (``param``), such as ``messages.[2].content``. The reader returns the
+value that the router uses, or raises InvalidRequest. A table of readers lists the parameters of a route.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MAX_TOKEN_ID = 2**31 - 1
 
 
 def read_parameters(body: Any, table: Mapping[str, Reader]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the values in ``body`` that ``table`` has a reader for; return them, and all other values.
+    """Read the values in ``body`` for which ``table`` has a reader. Return what was read, and all other values.
 
     Null counts as not given. Raises InvalidRequest.
     """

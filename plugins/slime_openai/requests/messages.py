@@ -77,7 +77,7 @@ class PartlyRead(NamedTuple):
 def read_messages(value: Any, param: str = "messages") -> tuple[Message, ...]:
     """Return the conversation in ``value``, any JSON or a PartlyRead.
 
-    Raises InvalidRequest, which names the place in ``param``.
+    Raises InvalidRequest, whose ``param`` is the path of the value at fault.
     """
     messages: list[Message] = []
     if isinstance(value, PartlyRead):
@@ -123,7 +123,7 @@ def has_objects(messages: Any) -> bool:
 def _message(param: str, value: Any) -> Message:
     if not isinstance(value, dict):
         raise wrong(param, "a message, which is an object", value)
-    # Most messages pass these checks, so names of places are made only for messages that may fail.
+    # The path of a member is made only if the member is passed to a reader. Most messages have no such member.
     role = value.get("role")
     if type(role) is not str or role not in _KEYS:
         role = _role(f"{param}.role", role)

@@ -26,10 +26,11 @@ __all__ = ["COMMON", "NO_EFFECT", "REFUSED", "Options", "common_options"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Options of a request. ``sampling``: ``sampling_params`` for ``/generate``; ``engine``: other fields of its body.
+    """Options of a request. ``sampling``: the ``sampling_params`` for ``/generate``.
 
-    ``unknown``: parameters that the router does not know, and ``add_special_tokens`` where it cannot be honoured.
-    ``tokens_as_ids``: in logprobs a token is ``token_id:ID``, not its text.
+    ``engine``: other fields for the body of ``/generate``. ``unknown``: parameters that the router does not know, and
+    ``add_special_tokens`` where it cannot be honoured. ``tokens_as_ids``: logprobs show ``token_id:ID`` for a token,
+    not its text.
     ``return_meta_info``: the client wants the engine's ``meta_info``, and so knows SGLang.
     """
 

@@ -101,7 +101,7 @@ _GRAMMARS = ("response_format", "json_schema", "regex", "ebnf")
 
 
 def grammar_of(values: Mapping[str, Any]) -> str | None:
-    """Return the parameter that binds the whole text to a grammar, if there is one. Raises InvalidRequest for two."""
+    """Return the parameter that binds the whole text to a grammar, or None. Raises InvalidRequest for two or more."""
     given = [name for name in _GRAMMARS if values.get(name) is not None]
     if len(given) > 1:
         raise InvalidRequest(given[1], f"Wanted one grammar for the text, got {' and '.join(given)}.")

@@ -86,7 +86,7 @@ def choose(shown: tuple[Tool, ...], mode: ToolChoice, name: str | None) -> Tools
 
 
 def calls_schema(tools: Tools, *, several: bool) -> str:
-    """Return the JSON schema of a list of calls of callable ``tools``: one call, or with ``several`` one or more.
+    """Return the JSON schema of a list with one call of a callable tool; with ``several``, of one or more such calls.
 
     The list has the form ``[{"name": ..., "parameters": {...}}, ...]``, as in SGLang's ``get_json_schema_constraint``
     (``function_call/utils.py``). Each tool's parameters become a definition, and references in the parameters point

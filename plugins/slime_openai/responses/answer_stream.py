@@ -36,7 +36,7 @@ class StreamedChoice(Protocol):
 
     @property
     def wants_text_only(self) -> bool:
-        """True when the client needs only the new text of each event, the last event aside."""
+        """True when the client needs only the new text of each event, except of the last event."""
         ...
 
     def chunks(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
@@ -48,7 +48,7 @@ class StreamedChoice(Protocol):
         ...
 
     def about(self) -> dict[str, Any]:
-        """Return members that the sequence's last chunk has beside its choice."""
+        """Return members that stand beside ``choices`` in the sequence's last chunk."""
         ...
 
     def end(self) -> None:
@@ -61,8 +61,8 @@ class AnswerStream:
 
     ``exchange``: the exchange of the ``/generate`` request; :meth:`close` closes it.
 
-    ``usage``: returns the usage for a chunk at the end; None: no such chunk. ``beginning``: members that the first
-    chunk has beside its choice.
+    ``usage``: returns the usage for a chunk at the end; None: no such chunk. ``beginning``: members that stand beside
+    ``choices`` in the first chunk.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class AnswerStream:
     async def read(self) -> bytes:
         """See BodySource. If the engine fails in mid-stream, the stream ends with an error event.
 
-        A stream that the router cuts off as it shuts down ends with an error event too, if this can be sent at once.
+        A stream that the router cuts off as it shuts down also ends with an error event, if it can be sent at once.
         """
         ready: list[bytes] = []
         while not ready and not self.finished:
@@ -134,14 +134,14 @@ class AnswerStream:
             raise
 
     def _report(self, error: HTTPError) -> None:
-        """Log ``error``, and note it for the metrics and the request log: the answer began with status 200."""
+        """Log ``error``, and note it for the metrics and the request log: the answer's status 200 does not show it."""
         scope = self._exchange.scope
         if scope is not None:
             logger.warning("%sa reply broke off: %s", log_prefix(scope), error)
             note_failure(scope, error.code)
 
     def _send_shutdown_error(self) -> None:
-        """Send an error event at once, unless the request was cancelled since its client has gone."""
+        """Send an error event at once, unless the request was cancelled because its client disconnected."""
         if self._take is not None and not self._exchange.client_disconnected:
             self._take(lambda: _last_events(ShuttingDown("the router is shutting down")))
             self.finished = True
@@ -162,7 +162,7 @@ class AnswerStream:
         return choice is not None and choice.wants_text_only and not choice.ended
 
     def _more(self, growth: Growth, data: bytes | memoryview) -> list[bytes]:
-        """Return the chunks of ``growth``, which was read of the event ``data``."""
+        """Return the chunks of ``growth``, which was read from the event ``data``."""
         index, text = growth
         return [self._chunk(each) for each in self._choices[index].more(text, data)]
 

@@ -19,7 +19,8 @@ __all__ = ["Choice"]
 class Choice:
     """Reads one sequence. ``record`` is called once with the result, however the sequence ends.
 
-    ``inexact_reason``: returns why an ended sequence is not exact. ``history``: members about the prompt's origin.
+    ``inexact_reason``: returns the reason why an ended sequence is not exact, or None. ``history``: members about the
+    prompt's origin.
 
     Token ids and logprobs are sent as soon as the engine gives them. The text of these tokens may be held back until a
     character is complete, and while it may begin a stop string or a tag.
@@ -118,7 +119,7 @@ class Choice:
         return {"index": self._index, "delta": piece, "logprobs": None}
 
     def _new_ids(self) -> dict[str, Any]:
-        """Return ``token_ids`` since the last call, if wanted. Without new ids there is no key, except at the end."""
+        """Return new ``token_ids``, if the client wants them. If none are new, only the last chunk has the key."""
         if not self._request.return_token_ids:
             return {}
         start, ids = self._ids_given, self.output.ids
@@ -128,7 +129,7 @@ class Choice:
         return {"token_ids": ids[start:]}
 
     def _new_logprobs(self) -> dict[str, Any] | None:
-        """Return the logprobs since the last call; None when not wanted, or when earlier calls returned all of them."""
+        """Return the new logprobs; None if the client wants none, or if earlier calls returned all that there are."""
         request, output = self._request, self.output
         start = self._logprobs_given
         if not request.logprobs and not request.return_token_ids:

@@ -41,7 +41,10 @@ class Verdicts(Protocol):
     """The component ``"verdicts"``."""
 
     def of(self, exchange: Exchange) -> Sequence[str | None]:
-        """Return, for each sequence of a ``/generate`` answer, why it is not exact; None: it is exact so far."""
+        """Return for each sequence of a ``/generate`` answer the reason why its tokens are not exact.
+
+        None: they are exact so far. The result is empty if the request was passed on untouched.
+        """
         ...
 
 
@@ -66,7 +69,7 @@ class JudgedAnswers:
         self._exchange = None
 
     def inexact_reason(self, index: int) -> str | None:
-        """Return the reason why sequence ``index`` is not exact, or None. Call this at the last event or later."""
+        """Return the reason why sequence ``index`` is not exact; None if it is. Call this at the end of the answer."""
         if index not in self._known:
             reasons = self._verdicts.of(self._exchange) if self._exchange is not None else self._last
             self._known[index] = reasons[index] if index < len(reasons) else NOT_RECORDED

@@ -51,7 +51,7 @@ class Logprobs:
         *,
         as_ids: bool = False,
     ) -> dict[str, Any]:
-        """Return logprobs in the form of ``/v1/completions``; ``offsets``: the places of the tokens."""
+        """Return logprobs in the form of ``/v1/completions``; ``offsets``: the places of the tokens in the text."""
         entries = self.entries(chosen, top, count, as_ids=as_ids)
         return {
             "tokens": [entry["token"] for entry in entries],
@@ -77,7 +77,7 @@ class Logprobs:
         return {**self._entry(triple), "token": f"token_id:{triple[1]}"}
 
     def _token(self, token: int) -> dict[str, Any]:
-        """Return ``token`` and ``bytes``; the bytes are None for a token that ends or begins inside a character."""
+        """Return the token's text and bytes. The bytes are None if the token ends or begins inside a character."""
         known = self._written.get(token)
         if known is None:
             text = self._tokenizer.decode([token], skip_special_tokens=False)

@@ -85,9 +85,10 @@ def delta(piece: Delta) -> dict[str, Any]:
 
 
 def reason_of(output: Output, options: Options) -> dict[str, Any]:
-    """Return ``finish_reason``, and the stop that matched. A reason that OpenAI's API lacks is added in full.
+    """Return ``finish_reason``, and the stop that matched. A reason that OpenAI's API lacks becomes "length".
 
-    Clients that ask for ``meta_info`` know SGLang and get "abort": a trainer must not take an abort for a limit.
+    Such a reason is also returned in full. Clients that ask for ``meta_info``, and so know SGLang, get "abort" for an
+    abort: a trainer must not take an abort for a limit.
     """
     reason = output.reason or {"type": "length"}
     kind = reason.get("type")

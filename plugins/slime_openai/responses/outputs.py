@@ -98,7 +98,7 @@ class Output:
 
 
 def answers_of(exchange: Exchange, body: bytes, count: int) -> list[dict[str, Any]]:
-    """Return the ``count`` sequences of ``body``, the whole answer to ``exchange``. Nobody may change them.
+    """Return the ``count`` sequences of ``body``, the whole answer to ``exchange``. Callers must not change them.
 
     Raises WorkerBroke for any other body.
     """

@@ -15,7 +15,8 @@ def routing_matrices(output: Output, start: int) -> list[str] | None:
     """Return for each id in ``output.ids`` the experts that computed it: base64 of int32, ``[num_layers, top_k]``.
 
     An id is sampled from the computation of the token before it, so it gets that token's experts. The engine's rows
-    begin at token ``start`` of the prompt. A token without a row gets "". None: no rows, or rows that do not fit.
+    begin at token ``start`` of the prompt. A token without a row gets "". None: there are no rows, or their size is
+    wrong.
     """
     meta, count = output.meta, len(output.ids)
     encoded = meta.get("routed_experts")

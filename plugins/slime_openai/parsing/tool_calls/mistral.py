@@ -1,8 +1,8 @@
 """``[TOOL_CALLS]``: Mistral's two formats.
 
 Tokenizer v3 has ``[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`` (mistralai/Mistral-7B-Instruct-v0.3). Later
-versions have ``[TOOL_CALLS]name[ARGS]{...}``, with the tag before each call (Magistral, Devstral, Ministral 3). Some
-have ``[CALL_ID]id`` between name and arguments (Mistral-Small-3.2). Sources: the chat templates of these models.
+versions have ``[TOOL_CALLS]name[ARGS]{...}``, with the tag before each call (Magistral, Devstral, Ministral 3). Some of
+these have ``[CALL_ID]id`` between name and arguments (Mistral-Small-3.2). Sources: the chat templates of these models.
 """
 
 from __future__ import annotations
