@@ -19,9 +19,9 @@ from slime_logging.waits import Wait
 __all__ = ["Record"]
 
 _MAX_CHARS = 1024
-#: Largest number of failed attempts that a line lists, and of holds.
+#: Largest number of failed attempts, and of holds, that a line lists.
 _MAX_LISTED = 10
-#: Least ``client_s`` that a line shows: the seconds for which the client held up the answer.
+#: A line has ``client_s``, the seconds for which the client held up the answer, only if it is at least this.
 _CLIENT_S = 0.01
 _TRACE_PARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-")
 _CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")

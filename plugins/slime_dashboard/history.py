@@ -12,9 +12,12 @@ __all__ = ["History", "Sample", "quantile"]
 
 
 class Sample(NamedTuple):
-    """Numbers of one interval, which ends at ``time`` (Unix time in seconds). None: nothing measured the number.
+    """Numbers of one interval, which ends at ``time`` (Unix time in seconds).
 
-    Rates are per second; ``first_*`` and ``whole_*`` are quantiles of durations in seconds.
+    A field is None if no plugin measures it, or if the interval had nothing to measure. The fields from ``succeeded``
+    to ``sampled_tokens`` are numbers per second. ``first_*`` and ``whole_*`` are quantiles of times in seconds: to the
+    first byte of a streamed answer, and to the end of an answer. ``hit_rate`` is the share of prompts that hit the
+    cache.
     """
 
     time: float
@@ -85,7 +88,7 @@ def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> fl
     """Return the quantile ``share`` (0 to 1) of durations, interpolated as Prometheus does; None without a duration.
 
     ``counts``: the number of durations in each bucket. ``bounds``: the buckets' upper bounds. The last count is for
-    durations above all bounds, which are taken as equal to the last bound.
+    durations above all bounds. Such a duration counts as equal to the last bound.
     """
     total = sum(counts)
     if not total:

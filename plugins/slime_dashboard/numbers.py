@@ -16,11 +16,11 @@ __all__ = ["Cumulative", "Numbers"]
 
 @dataclass(frozen=True, slots=True)
 class Cumulative:
-    """Totals since the router started. ``failed``: 5xx, and 2xx answers that broke off or failed in mid-stream;
-    ``refused``: 4xx.
+    """Totals of generations since the router started. ``refused``: answers with a 4xx.
 
-    Token and prompt counts are None without the plugin that counts them. For ``bounds``, ``whole`` and ``first_byte``
-    see ``slime_metrics.contracts.Totals``.
+    ``failed``: answers with a 5xx, and 2xx answers that broke off or failed in mid-stream. ``succeeded``: the other 2xx
+    answers. Numbers of tokens and prompts are None without the plugin that counts them. For ``bounds``, ``whole`` and
+    ``first_byte`` see ``slime_metrics.contracts.Totals``.
     """
 
     succeeded: int

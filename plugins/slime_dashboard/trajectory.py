@@ -28,7 +28,7 @@ __all__ = ["TrajectoryData"]
 _PAGE_TOKENS = 4096
 #: Largest number of turns in the tree, which has the newest turns of the session.
 _MOST_TURNS = 500
-#: Longest branch whose text is tokenised again: about half a second of work.
+#: Largest number of tokens in a branch whose text is tokenised again: about half a second of work.
 _MOST_COMPARED = 1 << 18
 #: Largest number of places with different tokens that are listed, and of tokens that are listed for each place.
 _MOST_PLACES = 2000

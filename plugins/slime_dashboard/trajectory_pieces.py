@@ -16,7 +16,7 @@ _BROKEN = "\ufffd"
 _TOKENS = 1 << 18
 #: A text that is decoded before each token, since SentencePiece leaves out the space of a first token.
 _BEFORE = "One"
-#: A token of one byte in vocabularies with byte fallback.
+#: The name of a token of one byte in vocabularies with byte fallback.
 _ONE_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 

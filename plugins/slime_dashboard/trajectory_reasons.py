@@ -17,7 +17,7 @@ _UNKNOWN_FIELD = "unknown_field:"
 _EXPERTS = {
     "not_told": "an answer had no rows of experts",
     "not_recorded": "a turn was recorded without the plugin r3, by an earlier run, or by another router",
-    "starts_later": "the client asked for the rows of later tokens only",
+    "starts_later": "the client asked only for the rows of later tokens",
     "other_adapter": "turns of this context were sampled with several LoRA adapters",
     "other_weight_version": "the rows were computed, or may have been computed, under other weights than the tokens",
     "mis_sized": "the size of the rows does not fit the tokens",

@@ -45,16 +45,17 @@ def compared(
 ) -> Generator[None, None, Comparison | None]:
     """Compare two sequences of tokens of one text, in steps for :meth:`FairTurns.run`. O(tokens).
 
-    Both are cut wherever both have a token boundary after the same number of characters. The tokens between two such
-    cuts make a place, unless they are equal. Returns None if the bytes of a token are not known, or if the two texts
-    have different numbers of characters.
+    Both sequences are cut wherever both have a token boundary after the same number of characters. The tokens between
+    two neighbouring cuts make a place, unless both sequences have the same tokens there. Returns None if the bytes of a
+    token are not known, or if the two texts have different numbers of characters.
     """
     left = yield from _boundaries(recorded, piece)
     right = yield from _boundaries(again, piece)
     if left is None or right is None or left.characters != right.characters:
         return None
     places: list[Place] = []
-    # start, first: the numbers of tokens before the last common boundary; i, j: the indexes of the next boundaries
+    # start and first: the numbers of recorded and of new tokens before the last cut; i and j: the indexes of the next
+    # boundaries
     start = first = i = j = 0
     rounds = 0
     while i < len(left.tokens) and j < len(right.tokens):
@@ -78,8 +79,8 @@ def _differing(
 ) -> list[Place]:
     """Return a list with the place that two ranges make, without equal tokens at its ends; empty for equal ranges.
 
-    If the tokenizer only adds tokens, the place begins with the recorded token before them, so that the page can frame
-    this token. If the range has no recorded token, the place has none.
+    If the tokenizer only adds tokens, the place also has the recorded token before the added ones, so that the page can
+    frame this token. If the range of recorded tokens is empty, the place has no recorded token.
     """
     (start, end), (first, last) = mine, its
     if [*recorded[start:end]] == [*again[first:last]]:

@@ -23,7 +23,7 @@ _PROMPT = -1
 _EXPERTS = "routed_experts"
 #: A reason that leaves routed experts exact: a token without a logprob still has its experts.
 _HARMLESS = "no_logprobs"
-#: Number of tokens, from the beginning of its answer, that a turn shows in the tree.
+#: Number of tokens that the tree shows of a turn's answer, from the beginning of the answer.
 _PREVIEW = 24
 
 
@@ -62,7 +62,7 @@ def tree_of(source: SessionTurns, turns: Sequence[Turn], newest: int) -> dict[st
             about["prompt"] = prompts.setdefault(turns[about["number"]].prompt, len(prompts))
             known = shown.setdefault(about["number"], about)
             known["kept"] = max(known["kept"], about["kept"])
-        if leaf.number in shown:  # it has at least one token
+        if leaf.number in shown:  # the leaf has at least one token
             shown[leaf.number]["inexact_reason"] = _reason(context)
             shown[leaf.number]["is_leaf"] = True
     rows = [shown[number] for number in sorted(shown)]
@@ -124,7 +124,7 @@ def branch_of(source: SessionTurns, turn: Turn, context: TurnContext) -> dict[st
 
 
 def _experts(source: SessionTurns, turn: Turn, context: TurnContext, length: int) -> dict[str, Any] | None:
-    """Return whether the routed experts are exact, and why not; None if no plugin records routed experts."""
+    """Return whether the routed experts are exact, and if not, why; None if no plugin records routed experts."""
     found = source.rows(_EXPERTS, turn, length)
     if found is None:
         return None

@@ -24,7 +24,10 @@ _PROMPT = -1
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first ``position`` at which the retokenised text of ``session`` differs, and both lists of ids from there."""
+    """The first ``position`` at which the retokenised text of ``session`` has another id.
+
+    ``sampled`` and ``retokenised`` have the ids from this position to the end.
+    """
 
     session: str
     position: int

@@ -32,9 +32,9 @@ class PodWorkers:
     A worker belongs to the plugin while it has the label ``UID``. If somebody else registers its URL again, the worker
     loses the label.
 
-    Addresses are reused, and a pod's end may be reported after the next pod's start. So a pod waits while another pod's
-    worker has its address. A pod also waits while passthrough workers are registered, since a router cannot have these
-    and other workers.
+    Addresses are reused, and a pod's end may be reported after the next pod's start. So a pod waits while the worker of
+    another pod has the same URL. A pod also waits while passthrough workers are registered, since a router cannot have
+    passthrough workers and other workers at once.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class PodWorkers:
             return True
         uid = known.labels.get(UID)
         if uid == pod.uid:
-            return not self._is_ours(known)  # if it is ours, a plugin restored it at the start
+            return not self._is_ours(known)  # a worker of this pod that is ours was restored by a plugin at the start
         logger.info("pod %s is at %s, which is a worker already", pod.name, url)
         if uid is not None:
             self._wait(pod)

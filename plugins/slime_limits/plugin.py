@@ -131,7 +131,8 @@ class Limits:
             self._decisions["rejected"] += 1
             self._warn("full", f"requests are refused (429): {error}")
             raise
-        # From here on ``place`` is always left: if the request is cancelled when it gets its slot, it returns the slot.
+        # From now on, ``place.leave`` is called in any case. So a request that is cancelled just when it gets its slot
+        # returns the slot.
         exchange.on_close(place.leave)
         if not place.held:
             await self._turn(place, exchange)
@@ -180,7 +181,7 @@ class Limits:
             self._refill = loop.call_later(slots.next_s(), self._refill_in_time, slots)
 
     def _abort(self, prefix: str) -> None:
-        """End the wait of the requests whose rids all begin with ``prefix``; of all requests if it is empty."""
+        """End the wait of each request whose rids all begin with ``prefix``; of all requests if ``prefix`` is empty."""
         for exchange, called in self._waiting.items():
             rid = exchange.request.field("rid")
             names = rid if isinstance(rid, list) and rid else [rid]

@@ -16,7 +16,7 @@ Item = TypeVar("Item", bound=Hashable)
 #: SGLang's ``max_new_tokens`` of a request that names none.
 _DEFAULT_LENGTH = 128
 _LENGTHS = ("max_new_tokens", "max_completion_tokens", "max_tokens")
-#: Of this many requests that leave the queue, one is the request that waits longest.
+#: Of this many requests that get a slot from the queue, one is the request that has waited longest.
 _OLDEST_EVERY = 4
 #: The heap may have this many more entries of requests that have left than of requests that wait.
 _SPARE = 64
@@ -73,7 +73,7 @@ class FirstCome(Generic[Item]):
     def __init__(self) -> None:
         self._line: OrderedDict[Item, None] = (
             OrderedDict()
-        )  # a dict finds its first key in time O(removed keys)
+        )  # a plain dict would find its first key in O(removed keys)
 
     def __len__(self) -> int:
         return len(self._line)
@@ -96,8 +96,9 @@ class FirstCome(Generic[Item]):
 class LongestFirst(FirstCome[Item]):
     """Highest priority first, then the longest answer, then the first to come, as in SGLang's ``lof``.
 
-    Every fourth request that leaves is the one that has waited longest. So every request leaves in the end: if ``n``
-    others have waited longer, it is among the next ``4 * (n + 1)``. ``add`` and ``pop`` take O(log requests).
+    Every fourth request that :meth:`pop` returns is the one that has waited longest. So each request is returned in the
+    end: if ``n`` others have waited longer, it is among the next ``4 * (n + 1)``. ``add`` and ``pop`` take
+    O(log requests), amortised.
     """
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ class Place:
         self.call: Callable[[], object] = _nobody
 
     def leave(self) -> None:
-        """Return the slot, which the next request gets at once, or leave the queue. Idempotent."""
+        """Return the slot, which the next waiting request gets at once. Without a slot, leave the queue. Idempotent."""
         self._slots.leave(self)
 
 
@@ -63,7 +63,7 @@ class Slots:
         return len(self._line)
 
     def take(self, rank: Callable[[], Rank] = _no_rank) -> Place:
-        """Return a place with a free slot, else one in the queue. Raises QueueFull and ShuttingDown.
+        """Return a place with a slot if a slot is free, else a place in the queue. Raises QueueFull and ShuttingDown.
 
         ``rank`` is called for a request that has to wait.
         """

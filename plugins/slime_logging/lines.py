@@ -1,4 +1,4 @@
-"""A handler that formats each record once, and writes the lines that may wait in batches."""
+"""A handler that formats each record once, and collects the lines that may wait, to write many of them at once."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _MAX_WAITING = 10_000
 class Lines(logging.Handler):
     """Formats a record, and gives the line to each of ``targets``, whose own formatters are replaced.
 
-    The line of a record with ``may_wait`` (in ``extra``) is written by a thread, with others of the last 0.1 s. Any
-    other line is written at once, after those that wait. So the lines keep their order, and a process that is killed
-    loses only lines that wait. ``flush`` and ``close`` write these lines; logging calls both at the end of the process.
+    The line of a record with ``may_wait`` (in ``extra``) is written by a thread, together with the other lines of the
+    last 0.1 s. Any other line is written at once, after the lines that wait. So the lines keep their order, and a
+    process that is killed loses only lines that wait. ``flush`` and ``close`` write these lines; logging calls both at
+    the end of the process.
     """
 
     def __init__(self, form: logging.Formatter, targets: Sequence[logging.Handler]) -> None:
@@ -74,5 +75,5 @@ class Lines(logging.Handler):
 
     def _write(self) -> None:
         while self._has_news.wait() and not self._ended.wait(_WAIT_S):
-            self._has_news.clear()  # before the lines are taken: a later one sets it again
+            self._has_news.clear()  # before the lines are taken: a line that comes later sets it again
             self.flush()

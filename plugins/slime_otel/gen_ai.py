@@ -52,7 +52,7 @@ def request_attributes(request: Request) -> Attributes:
         _OPERATION: _OPERATIONS.get(request.path, "generate_content"),
         "gen_ai.provider.name": "sglang",
     }
-    # Parsing a large body here would hold up the event loop: its attributes are left out.
+    # Parsing a large body here would hold up the event loop, so attributes from a large body are left out.
     document = None if request.is_long_work else request.json_object_or_none()
     if document is not None:
         model, sampling = document.get("model"), document.get("sampling_params")

@@ -43,8 +43,8 @@ class Settings:
     def url(self) -> str:
         """The URL for traces. Raises SettingsError.
 
-        ``HOST:PORT`` and a URL without a path get the usual path. With ``http``, they also get port 4318 in place of
-        4317, or of no port.
+        ``HOST:PORT`` and a URL without a path get the usual path. With ``http``, they also get port 4318 if they have
+        port 4317 or no port.
         """
         given = self.endpoint
         try:

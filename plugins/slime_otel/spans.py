@@ -118,7 +118,7 @@ class _Answer:
 
 
 class TracingSender:
-    """A Sender that makes a span for each attempt, and sends its context to the worker, which ``inner`` chooses."""
+    """A Sender that makes a span for each attempt, and sends the span's context to the worker that ``inner`` chose."""
 
     def __init__(
         self, inner: Sender, tracer: Tracer, current: Current, end: Callable[[Exchange], object]
@@ -202,5 +202,5 @@ def _attributes(scope: Scope) -> Attributes:
 
 
 def _literal(pattern: re.Pattern[str]) -> str:
-    """Return the path of a route without parameters, from its pattern."""
+    """Return the path that ``pattern`` matches, the pattern of a route without parameters."""
     return re.sub(r"\\(.)", r"\1", pattern.pattern.removeprefix("^").removesuffix("$"))

@@ -32,7 +32,7 @@ _ROWS = (b'"return_routed_experts":', b'"return_indexer_topk":')
 
 
 class Pair:
-    """State of an exchange, kept for its next attempts. ``part`` leases the prefill worker.
+    """State of an exchange, kept for its next attempts. ``part``: the inner exchange that leases the prefill worker.
 
     ``asked``: the servers that got the request. ``failed``: the servers of failed attempts. A failure counts for both
     servers of a pair: the server that reports a broken transfer may not have caused it.
@@ -48,7 +48,7 @@ class Pair:
 
 
 class Attempt:
-    """One attempt at a pair of workers; ``inner`` sends to one worker."""
+    """One attempt to get an answer from a pair of workers; ``inner`` sends a request to one worker."""
 
     def __init__(
         self, inner: Sender, breakers: Breaking | None, exchange: Exchange, pair: Pair, request: Request
@@ -87,7 +87,7 @@ class Attempt:
     async def run(self, body: bytes, count: int | None = None) -> Reply:
         """Return the decode worker's reply with the prefill worker's fields, or a failed worker's reply.
 
-        ``count``: the number of sequences of ``body``, if it is a batch. Raises HTTPError.
+        ``count``: the number of sequences if ``body`` is a batch; otherwise None. Raises HTTPError.
         """
         prefill, rank = self._prefill.server, dp_rank(self._prefill)
         self._asks_rows = any(field in body for field in _ROWS)
@@ -148,7 +148,7 @@ class Attempt:
             elif _streams(reply):
                 reply.pass_through(self._first_piece)
                 if self._stream is not None:
-                    await self._stream.begin()  # if it fails, the request at the prefill worker is cancelled
+                    await self._stream.begin()  # if the stream fails here, the prefill worker's request is cancelled
                 await self._expect_prefill()
             else:
                 await reply.read()

@@ -18,12 +18,12 @@ __all__ = ["bootstrap_fields", "may_be_many", "sequences"]
 #: Fields that may ask for many sequences. Inside a JSON string the quotes would be escaped.
 _MAYBE_MANY = re.compile(rb'"(?:(?:text|prompt|input_embeds)"\s*:\s*\[|input_ids"\s*:\s*\[\s*\[|n"\s*:)')
 #: The largest number of rooms in a list. It is limited, since a short body with a huge ``n`` may ask for any number of
-#: sequences. For more sequences only the first room is sent, and SGLang counts up from it.
+#: sequences. For more sequences, only one room is sent, and SGLang counts up from this room.
 _MANY = 1 << 14
 
 
 def may_be_many(body: bytes) -> bool:
-    """Return False when ``body`` asks for one sequence, so that it need not be parsed."""
+    """Return False when ``body`` certainly asks for one sequence. Then the body need not be parsed."""
     return _MAYBE_MANY.search(body) is not None
 
 

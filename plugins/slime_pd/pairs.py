@@ -40,7 +40,7 @@ class Pairs:
         self._pending_aborts: PendingAborts | None = router.components.find("pending_aborts")
 
     def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> None:
-        """Lease a pair, if possible without the servers ``but``. Raises NoWorker."""
+        """Lease a pair for a generation, else one worker; if possible none of the servers ``but``. Raises NoWorker."""
         pair: Pair | None = exchange.notes.get(_NAME)
         if not generates(exchange.request):
             if pair is not None:
@@ -77,7 +77,10 @@ class Pairs:
         return self._select(exchange, workers) or least_in_flight(workers)
 
     async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:
-        """Ask both workers. The reply is the decode worker's, unless the prefill worker failed. Raises HTTPError."""
+        """Ask the leased pair or worker. A pair's reply is the decode worker's, unless the prefill worker failed.
+
+        Raises HTTPError.
+        """
         pair: Pair | None = exchange.notes.get(_NAME)
         if pair is None or pair.part.worker is None:
             return await self._inner.send(exchange, request, body)
@@ -102,7 +105,8 @@ class Pairs:
 def _left(workers: Sequence[Worker], avoided: Sequence[Worker]) -> Sequence[Worker]:
     """Return the ``workers`` that are not ``avoided``.
 
-    If none is left, return those that are not on the server that was avoided last, or all ``workers`` if all are on it.
+    If no worker is left, return the ``workers`` that are not on the server that was avoided last. If all are on it,
+    return all ``workers``.
     """
     servers = {worker.server for worker in workers}
     if last := [server for server in avoided if server in servers][-1:]:
@@ -112,9 +116,9 @@ def _left(workers: Sequence[Worker], avoided: Sequence[Worker]) -> Sequence[Work
 
 
 def _alike(decodes: Sequence[Worker], prefill: Worker) -> Sequence[Worker]:
-    """Return the ``decodes`` with the weight version of ``prefill``, or all of them if none has it.
+    """Return the ``decodes`` with the weight version of ``prefill``, or all of them if none has this version.
 
-    Workers whose versions are not known count as having the same version.
+    Two workers whose versions are both unknown count as having the same version.
     """
     version = prefill.server.weight_version
     return [worker for worker in decodes if worker.server.weight_version == version] or decodes

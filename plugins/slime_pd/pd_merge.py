@@ -119,9 +119,10 @@ def _index(output: dict[str, Any]) -> int:
 
 
 def _fit(first: str, before: Meta, second: str, meta: Meta, start: str) -> bool:
-    """Return False if ``first`` and ``second`` have rows of different sizes, or begin at different places of a prompt.
+    """Return False if ``first`` and ``second`` have rows of different sizes, or do not begin at the same token.
 
-    ``start``: the name of the field with that place. Return True if the metas lack the figures to decide this.
+    Also return False if their prompts have different lengths. ``start``: the name of the field with the place in the
+    prompt at which the rows begin. Return True if the metas lack the figures to decide this.
     """
     names = ("prompt_tokens", "completion_tokens", start)
     told: list[list[Any]] = [

@@ -86,10 +86,10 @@ class Attempts:
         )
 
     async def run(self) -> Reply:
-        """Return the first good reply, else the last reply. Raises HTTPError.
+        """Return the first reply that is not retried, else the last reply. Raises HTTPError.
 
-        If a plugin sends the request of an exchange again after its attempts were exhausted, that sending is not
-        retried: its first outcome is the result.
+        A plugin may send a request again whose attempts were exhausted. The request then gets a single attempt, whose
+        outcome is the result.
         """
         notes = self._exchange.notes
 

@@ -12,7 +12,7 @@ from router_core.reply import BodySource, Reply
 
 __all__ = ["begun"]
 
-#: An answer up to this length is passed on when it is complete; a larger answer piece by piece.
+#: An answer up to this length is passed on when it is complete. A larger answer is passed on piece by piece.
 _AWAITED_BYTES = 1 << 20
 
 
@@ -57,5 +57,5 @@ async def begun(reply: Reply) -> None:
 
     headers = reply.headers
     reply.pass_through(wrap)
-    reply.headers = headers  # with its Content-Length: the body is the same
+    reply.headers = headers  # pass_through has dropped Content-Length, but the body is the same
     await bodies[0].begin()

@@ -59,7 +59,7 @@ class Breakers:
         self._follow(worker, breaker, before, how)
 
     def answered(self, worker: Worker, attempt: Request, reply: Reply) -> None:
-        """Note the head of ``reply``. A 5xx is a failure; any other reply counts at its end, if there is a breaker."""
+        """Note the head of ``reply``. A 5xx is a failure; another reply counts at its end if ``worker`` has a breaker."""
         if reply.status >= 500:
             self.failed(worker, attempt, f"status {reply.status}")
             self._failing.add(attempt)
@@ -68,7 +68,7 @@ class Breakers:
             reply.tap(_End(self, worker, attempt, reply))
 
     def ended(self, worker: Worker, attempt: Request, *, well: bool) -> None:
-        """Note the end of ``attempt``. Not ``well``: it was given up, or its failure has been counted."""
+        """Note the end of ``attempt``. ``well`` is False if it was given up, or its failure was counted before."""
         self._failing.discard(attempt)
         breaker = self.troubled.get(worker)
         if breaker is None:
@@ -148,7 +148,7 @@ class _End:
         """Ignore the bytes: only the end counts."""
 
     def close(self, complete: bool) -> None:
-        """Count the end. A reply counts as complete if a plugin has read all of it, or its status is 400 or more."""
+        """Count the end. A reply is also complete if a plugin has read all of it, or if its status is 400 or more."""
         # The reference is dropped: a cycle would keep the body until garbage collection.
         reply, self._reply = self._reply, None
         assert reply is not None  # narrowing: taps are closed once

@@ -27,5 +27,5 @@ class Breaking(Protocol):
         ...
 
     def ended(self, worker: Worker, attempt: Request, *, well: bool) -> None:
-        """Note the end of ``attempt``. Not ``well``: it was given up, or its failure has been counted."""
+        """Note the end of ``attempt``. ``well`` is False if it was given up, or its failure was counted before."""
         ...

@@ -26,7 +26,8 @@ __all__ = ["Retrying"]
 class Retrying:
     """A Sender that repeats a request until the answer is good, as long as the settings allow it.
 
-    A request that succeeds at once costs next to nothing more: breakers count it only while one tracks a failure.
+    A request that succeeds at once costs next to nothing more: breakers count successes only while at least one breaker
+    tracks a failure.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Retrying:
         return reply
 
     async def _begun(self, exchange: Exchange, request: Request, reply: Reply) -> None:
-        """Wait for the beginning of ``reply``, whose head is there. Raises HTTPError."""
+        """Wait for the beginning of ``reply`` if the request may be retried until then. Raises HTTPError."""
         assert exchange.worker is not None  # narrowing: it has answered
         worker = exchange.worker.server
         try:

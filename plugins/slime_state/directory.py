@@ -54,7 +54,7 @@ class StateDirectory:
         with open(self._new, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as new:
             new.write(content)
             new.flush()
-            os.fsync(new.fileno())  # else a power cut could leave an empty file under the new name
+            os.fsync(new.fileno())  # else the renamed file could be empty after a power cut
         self._new.replace(self._file)
         self._content = content
 

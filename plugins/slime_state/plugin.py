@@ -116,12 +116,12 @@ class State:
             self._written = _without_hooks(self._router)
 
     async def _restore(self, router: Router, snapshot: Snapshot) -> None:
-        """Restore ``snapshot``, except draining workers and refused URLs. Ask workers that were ready or joining."""
+        """Restore ``snapshot``, except draining workers and refused URLs. Register ready and joining workers anew."""
         for version in snapshot.versions:
             router.weights.see(version)
         if snapshot.current is not None:
             for version in (*snapshot.versions, snapshot.current):
-                router.weights.move(version, "state")  # restored, not changed: no hook
+                router.weights.move(version, "state")  # a restored version is no update, so no hook is called
         there = [
             saved for saved in snapshot.workers if saved.state != "draining" and _is_allowed(router, saved)
         ]

@@ -20,7 +20,7 @@ _FORMAT = "slime-router state 1"
 
 
 class Foreign(Exception):
-    """The file was not written by a router; the message gives the reason."""
+    """The file is not a state that this version of the router can read; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ _WORKER_FIELDS = tuple(field.name for field in fields(SavedWorker))
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Workers in the order of registration, weight versions from the oldest, and the fleet's current version."""
+    """Workers in the order of registration, weight versions from old to new, and the fleet's current version."""
 
     workers: tuple[SavedWorker, ...] = ()
     versions: tuple[str, ...] = ()

@@ -50,13 +50,14 @@ class FakeEngine:
     ``consumed`` and ``sampled`` are the journal: the ids of each prompt, and the ids sampled for it with their
     logprobs. ``said`` has the outputs of each sequence.
 
-    For sampled ids, ``meta`` overrides keys of ``meta_info``; None removes a key, except ``finish_reason``.
-    ``edit(output, is_last)`` may change each of their outputs. With ``incremental``, those of a stream then become
-    deltas.
+    In the outputs of sampled ids, ``meta`` overrides keys of ``meta_info``. The value None removes any key but
+    ``finish_reason``. Then ``edit(output, is_last)`` may change each of these outputs. With ``incremental``, the
+    outputs of a stream become deltas after that.
 
-    A stream is sent in pieces of ``pieces`` bytes, and ends after ``events_sent`` events at the latest. With an event
-    ``hold``, it first sends ``hold_after`` events, which do not count, and waits until ``hold`` is set. With an event
-    ``delay``, answers to ``/generate`` wait until ``delay`` is set; a request to ``/abort_request`` sets it.
+    A stream is sent in pieces of ``pieces`` bytes, and ends after ``events_sent`` events at the latest. If ``hold`` is
+    an ``anyio.Event``, the stream first sends ``hold_after`` events, waits until ``hold`` is set, and counts
+    ``events_sent`` from there. If ``delay`` is an ``anyio.Event``, answers to ``/generate`` wait until ``delay`` is
+    set; a request to ``/abort_request`` sets it.
     """
 
     def __init__(self, tokenizer: Tokenizer | None = None, *, eos: int | None = None) -> None:

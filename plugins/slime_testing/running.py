@@ -30,7 +30,7 @@ class Running:
 async def started(*arguments: str, grace_s: float = 5.0) -> AsyncIterator[Running]:
     """Serve a router made of the command line ``arguments``, as ``slime-router`` would, but on a free port.
 
-    At the end requests in flight have ``grace_s`` seconds. Raises StartupError.
+    At the end, requests in flight have ``grace_s`` seconds to finish. Raises StartupError.
     """
     router, app = build(arguments)
     timeout_s = router.settings.client_timeout_s

@@ -14,7 +14,7 @@ __all__ = ["Figures", "History", "Latency", "WorkerFigures"]
 
 #: Seconds of the past that the rates, and the latencies, are computed from.
 _RATE_S, _LATENCY_S = 10.0, 60.0
-#: Values of the label ``error`` that say that the client left, or (None, of an older router) nothing.
+#: Values of the label ``error`` that are no errors: None (an older router has no such label), or the client left.
 _NO_ERRORS = (None, "client_gone")
 _BREAKERS = {0.0: "closed", 1.0: "open", 2.0: "half-open"}
 _Take = Callable[[Samples], float | None]
@@ -46,10 +46,10 @@ class Figures:
     """The contents of a frame. None: the router has no such number.
 
     ``has_metrics``: the router has the plugin ``metrics``.
-    ``has_records``: the router has the plugin ``radix_cache``, which counts the next two.
+    ``has_records``: the router has the plugin ``radix_cache``, which counts ``generated`` and ``retrieved``.
     ``generated`` and ``retrieved``: numbers of generations and of retrievals. The key is ``exact``, or the reason why
     the tokens are not exact.
-    ``latency_span_s`` is None if the latencies count from the router's start.
+    ``latency_span_s`` is None if the latencies are those of all requests since the router's start.
     """
 
     has_metrics: bool

@@ -108,7 +108,7 @@ class RouterClient:
         return answer
 
     def _engines(self) -> Samples:
-        """Return the engines' metrics. After a failure, wait a minute before asking again: the router logs failures."""
+        """Return the engines' metrics. After a failure, return none for a minute: the router logs each failure."""
         if time.monotonic() < self._ask_engines_at:
             return Samples()
         found = self._optional("/engine_metrics", _ENGINES_TIMEOUT_S)

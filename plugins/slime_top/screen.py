@@ -51,7 +51,8 @@ def _one_line(text: Text) -> Text:
 
 
 def _summary(figures: Figures) -> Table:
-    # A ratio gives a column the width that the others leave. Without it, long values would also narrow the labels.
+    # With a ratio, a column gets the width that other columns do not need. Without a ratio, long values would also
+    # narrow the labels.
     table = Table.grid(padding=(0, 2), expand=True)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
@@ -124,7 +125,7 @@ def _workers(workers: Sequence[WorkerFigures], rows: int) -> Group:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim", expand=True)
     for name in _HEADERS:
         justify: JustifyMethod = "right" if name in ("in flight", "tokens/s") else "left"
-        # The last column gets the width that the others leave.
+        # The last column gets the width that the other columns do not need.
         ratio, widest = (1, None) if name == "why" else (None, _WIDEST)
         table.add_column(
             name, no_wrap=True, overflow="ellipsis", justify=justify, ratio=ratio, max_width=widest
