@@ -59,7 +59,7 @@ class Breakers:
         self._follow(worker, breaker, before, how)
 
     def answered(self, worker: Worker, attempt: Request, reply: Reply) -> None:
-        """Note the head of ``reply``. A 5xx is a failure; another reply counts at its end if ``worker`` has a breaker."""
+        """Note the head of ``reply``. A 5xx is a failure; other replies count at their end if there is a breaker."""
         if reply.status >= 500:
             self.failed(worker, attempt, f"status {reply.status}")
             self._failing.add(attempt)
