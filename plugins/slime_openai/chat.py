@@ -63,7 +63,7 @@ class Chat:
         self._logprobs = Logprobs(tokenizer)
 
     async def answer(self, exchange: Exchange) -> Reply | None:
-        """Return the reply; None when the messages have media, which only a worker can render. Raises HTTPError."""
+        """Return the reply. Return None when messages have media, which only a worker can render. Raises HTTPError."""
         body = await self._router.read_json(exchange)
         read = await self._read(exchange, body)
         if read is None:

@@ -226,7 +226,10 @@ def _payload(request: CompletionRequest) -> dict[str, Any]:
 
 
 def _sent_ids(body: dict[str, Any], count: int) -> list[list[int] | None]:
-    """Return each prompt's ids as the engine got them, after all changes by plugins; None for each if it got texts."""
+    """Return the ids of each prompt, as the engine got them after all changes by plugins.
+
+    If the engine got texts, return None for each prompt.
+    """
     ids = body.get("input_ids")
     if ids is None:
         return [None] * count

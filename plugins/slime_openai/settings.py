@@ -15,7 +15,7 @@ from slime_openai.requests.unknown_parameters import UnknownMode
 __all__ = ["Settings", "add_openai_options"]
 
 _HISTORY_BYTES = 1 << 30
-#: KnownMessages gets the limit of the history's memory divided by this number.
+#: KnownMessages may use ``--history-max-bytes`` divided by this number.
 _KNOWN_SHARE = 8
 
 

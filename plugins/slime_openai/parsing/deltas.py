@@ -144,7 +144,7 @@ class Writer:
         return self.drain()
 
     def _write(self, kind: Callable[[str], Delta], text: str, space: str) -> None:
-        """Write ``text``, but hold back the ``space`` characters at its end."""
+        """Write ``text``, but hold back the characters of ``space`` at its end."""
         if not text:
             return
         if self._kind is not kind:

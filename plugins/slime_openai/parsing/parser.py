@@ -15,7 +15,7 @@ __all__ = ["Parser"]
 
 
 class Parser:
-    """Reads one answer. The result does not depend on how the text is cut into pieces.
+    """Reads one answer. The deltas add up to the same message, however the text is cut into pieces.
 
     ``reasoning``: the format of thoughts; ``starts_inside``: the prompt ended within thoughts. ``calls``: the format of
     calls to ``tools``. Without a format, thoughts or calls are content. Without ``parallel``, the text of every call

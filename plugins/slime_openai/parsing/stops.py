@@ -18,7 +18,7 @@ class StopStrings:
         self._stopped = False
 
     def feed(self, text: str) -> str:
-        """Return the text that is certainly outside of any stop string."""
+        """Return the text, held back or new, that certainly comes before any stop string."""
         if self._stopped or not self._stops:
             return "" if self._stopped else text
         text = self._held + text

@@ -27,9 +27,9 @@ _THOUGHTS = "reasoning_content"
 
 
 class DirectTemplate:
-    """The chat template in ``source``, or that of ``tokenizer``, which has a method ``apply_chat_template``.
+    """The chat template in ``source``, or that of ``tokenizer``, which must have a method ``apply_chat_template``.
 
-    A tokenizer that is not one of transformers renders all messages itself.
+    This method renders all messages if the tokenizer does not come from transformers, or has several named templates.
     """
 
     def __init__(self, tokenizer: Any, source: str | None) -> None:
@@ -39,7 +39,7 @@ class DirectTemplate:
         self._compiled: Any = None
         #: Names that the template may use in every text: functions, and the tokenizer's special tokens.
         self._globals: dict[str, Any] = {}
-        #: Names of variables that would be arguments of transformers' functions.
+        #: Names of arguments of transformers' functions. If a variable has such a name, transformers renders.
         self._reserved = {"messages", "self"}
         self._rendered = 0
         known = getattr(tokenizer, "chat_template", None)
@@ -97,7 +97,7 @@ class DirectTemplate:
     def _directly(
         self, messages: Any, tools: Any, variables: Mapping[str, Any], add_generation_prompt: bool
     ) -> Any:
-        """Return the text of ``messages``; None if the template raises an error, which transformers then raises."""
+        """Return the text of ``messages``; None if the template raises an error. Then transformers raises it again."""
         compiled = self._compiled
         values = {
             **self._globals,

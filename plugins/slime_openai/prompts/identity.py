@@ -1,8 +1,9 @@
 """Keys of conversations. A key ignores what clients change in answers that they send back.
 
 Clients serialise arguments again, drop thoughts and call ids, strip white space, or turn content into parts. Such
-changes leave the key as it is, so answers of conversations with the same key may differ in them, see Parents. A changed
-word in an answer changes the key. All other messages are compared as the template writes them.
+changes leave the key as it is, so conversations with the same key may have answers that differ in this way, see
+Parents. A changed word in an answer changes the key. Messages that are no answers are compared as the template writes
+them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _DIGEST_BYTES = 16
 #: Roles that are second names of other roles.
 _ROLES = {"developer": "system", "function": "tool"}
 _CALLS_FOLLOW = "Calling tools:\n"
-#: The longest list of calls that is read, in characters. To read a longer list would take long, and agents write none.
+#: The longest list of calls that is read, in characters. To read a longer list would take long. No agent writes one.
 _LONGEST_CALLS = 1 << 16
 _THOUGHTS_END = "</think>"
 _THOUGHTS = re.compile(rf"\A\s*<think>.*?{_THOUGHTS_END}", re.DOTALL)

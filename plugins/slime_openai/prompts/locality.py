@@ -37,7 +37,7 @@ _Where: TypeAlias = Literal["before", "round", "part", "behind"]
 
 
 class Proof(NamedTuple):
-    """A proof that a template is local. ``search``: the searches whose results are used in rounds; None without any."""
+    """A proof that a template is local. ``search``: the searches whose results are used in rounds, or None."""
 
     search: Search | None
 

@@ -1,4 +1,4 @@
-"""Records in the log of conversations, and a name for all that the conversations' keys depend on.
+"""Records in the log of conversations, and a name for everything on which the keys of conversations depend.
 
 Sizes of records are in tokens.
 """

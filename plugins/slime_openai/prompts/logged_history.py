@@ -1,4 +1,4 @@
-"""Conversations that outlive the process: each turn is written to the log before the client gets its answer's end."""
+"""Conversations that outlive the process: each turn is written to the log before the client gets the answer's end."""
 
 from __future__ import annotations
 

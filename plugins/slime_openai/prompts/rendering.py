@@ -209,8 +209,8 @@ class Renderer:
     def _form_of_calls(self) -> _Form:
         """Find the form that the template reads.
 
-        Most templates encode arguments from an object, but some want JSON text. Some templates look for calls only if
-        the content is None.
+        Most templates want arguments as an object, but some want JSON text. Some templates look for calls only if the
+        content is None.
         """
         function = {"name": "probed", "arguments": {"a": "b"}}
         call = {"type": "function", "id": "call00000", "function": function}
@@ -268,7 +268,7 @@ def _with_text(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _marked(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return ``message`` with the mark as its content. If it has calls, add a copy with the mark in the last call."""
+    """Return a copy of ``message`` with the mark as its content and, if it has calls, one with the mark in the last."""
     spoken = {**message, "content": _MARK}
     calls = message.get("tool_calls")
     if not calls:

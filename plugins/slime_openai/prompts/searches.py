@@ -23,7 +23,7 @@ __all__ = ["UNKNOWN", "Member", "Search", "SearchNodes", "Searched", "take_searc
 _MESSAGES, _LOOP = "messages", "loop"
 #: Members of a message that a search may read.
 _READ = ("role", "content")
-#: Filters of a search. Other filters may be defined differently in the tokenizer's environment.
+#: Filters that a search may use. Other filters may be defined differently in the tokenizer's environment.
 _FILTERS = ("count", "length")
 #: Members of ``loop`` that a search may read.
 _COUNTERS = frozenset(("first", "index", "index0", "last", "length", "revindex", "revindex0"))

@@ -103,11 +103,11 @@ class StoredHistory(History):
         return is_known and await _succeeds(self._load(records, names, places))
 
     async def _load(self, records: SideRecords, names: list[bytes], places: list[bytes]) -> None:
-        """Load the turns whose records have one of ``names`` or ``places``. ``places``: of the session that asks.
+        """Load the turns whose records have one of ``names``, or one of ``places`` of the session that asks.
 
-        Another router may still have to copy some of these records to the store. They are left out if none of them is
-        the session's own, and none is the parent of a turn that was read. The session then continues another turn, or
-        none.
+        Another router may still have to copy some of these records to the store. Such records are left out if none of
+        them is the session's own, and none is the parent of a turn that was read. The session then continues another
+        turn, or none.
         """
         keys = [key for key in records.find([*names, *places]) if key not in self._by_record]
         coming = {key for key in keys if records.is_coming(key)}

@@ -38,7 +38,7 @@ _END = 64
 _SPOKEN = {"role", "content", "reasoning_content"}
 #: The cached ids of ends of turns are dropped after this many look-ups.
 _CLEARED_EVERY = 101
-#: A content of one message may always have this many characters.
+#: A content of one message may have this many characters, even if the encoder's limit is lower.
 _LONGEST_CONTENT = 1 << 24
 
 

@@ -89,7 +89,8 @@ class AnswerStream:
     async def read(self) -> bytes:
         """See BodySource. If the engine fails in mid-stream, the stream ends with an error event.
 
-        A stream that the router cuts off as it shuts down also ends with an error event, if it can be sent at once.
+        A stream that the router cuts off as it shuts down also ends with an error event, if this event can be sent at
+        once.
         """
         ready: list[bytes] = []
         while not ready and not self.finished:

@@ -16,7 +16,7 @@ _MOST_TOKENS = 8
 class TextOffsets:
     """Counts the characters of a sequence's tokens, as they come. ``place``: the number of characters so far.
 
-    Tokens that spell a character together have the same offset: the place of that character.
+    The offset of a token that begins inside a character is the place of this character.
     """
 
     def __init__(self, logprobs: Logprobs) -> None:

@@ -48,7 +48,7 @@ CALL_FORMATS = {
 def choose_calls(template: str) -> CallFormat | None:
     """Return the format in which a chat template writes calls; None if it writes no calls, or has an unknown format.
 
-    ``<tool_call>`` alone means Hermes: Qwen3-Coder and GLM-4.5 have this tag and others.
+    ``<tool_call>`` means Hermes only if other known tags are missing: Qwen3-Coder and GLM-4.5 also have this tag.
     """
     name = None
     if "[TOOL_CALLS]" in template:

@@ -47,7 +47,7 @@ def _call(source: Source, writer: Writer, tag: str) -> Reading[None]:
 
 
 def _key(source: Source) -> Reading[str | None]:
-    """Read the key of the next parameter; None at the end of the function."""
+    """Read and return the key of the next parameter. Return None at the end of the function."""
     if (yield from source.spaced(_PARAMETER, _FUNCTION_END)) == _FUNCTION_END:
         return None
     key = yield from source.run(_KEY)
