@@ -26,7 +26,7 @@ class Settings:
     enabled: bool = flag("--enable-trace", default=False, help="send a trace of each request to a collector")
     endpoint: str = flag(
         "--otlp-traces-endpoint", default="localhost:4317", metavar="URL",
-        help="the URL or HOST:PORT of the collector, which is sent OTLP over HTTP",
+        help="the URL or HOST:PORT of the collector; traces are sent to it by OTLP over HTTP",
     )  # fmt: skip
 
     @classmethod
