@@ -29,7 +29,7 @@ def _parser() -> CommandParser:
     parser = CommandParser(
         failure=SettingsError,
         prog="slime-router top",
-        description="Show a router at the terminal: its workers, traffic, latencies, tokens and exactness. Press q to end.",
+        description="Show a router at the terminal: its workers, traffic, latencies, tokens and exactness. q quits.",
     )
     parser.add_argument(
         "--url", default="http://127.0.0.1:30000", help="address of the router (default: %(default)s)"
