@@ -43,7 +43,7 @@ class FakeEngine:
     - a list of lists of outputs, one list for each sequence of a batch; or
     - a status and a body, or a response, which may have its own headers and stream.
 
-    Other paths get their reply in ``answers``, or else ``other(call)``. Unless a test sets it, ``other`` returns ``{}``.
+    Other paths get their reply in ``answers``, or else ``other(call)``, which returns ``{}`` unless a test replaces it.
     ``rest`` and ``other`` may be asynchronous.
 
     ``asked`` has the bodies of ``/generate`` and ``headers`` their headers; ``calls`` has the other requests.
