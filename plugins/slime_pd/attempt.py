@@ -34,8 +34,8 @@ _ROWS = (b'"return_routed_experts":', b'"return_indexer_topk":')
 class Pair:
     """State of an exchange, kept for its next attempts. ``part``: the inner exchange that leases the prefill worker.
 
-    ``asked``: the servers that got the request. ``failed``: the servers of failed attempts. A failure counts for both
-    servers of a pair: the server that reports a broken transfer may not have caused it.
+    ``asked``: the servers that got the request (see ``Worker.server``). ``failed``: the servers of failed attempts. A
+    failure counts for both servers of a pair: the server that reports a broken transfer may not have caused it.
     """
 
     __slots__ = ("asked", "failed", "part")

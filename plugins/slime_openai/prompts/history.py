@@ -22,8 +22,8 @@ __all__ = ["Alike", "Asking", "History"]
 class Alike(NamedTuple):
     """Turns that differ only in what clients may change in answers, newest first.
 
-    ``needs_check``: the session that asks may continue one of the turns only if Ownership allows it. The turns belong
-    to other sessions or to no session.
+    ``needs_check``: the turns belong to other sessions or to no session, and the session that asks may continue one of
+    them only if Ownership allows it.
     """
 
     turns: list[Turn]

@@ -1,4 +1,4 @@
-"""Conversations that outlive the process, in the store to which ``radix_cache`` demotes trajectories."""
+"""Conversations that outlive the process, in the store to which ``radix_cache`` demotes (moves) trajectories."""
 
 from __future__ import annotations
 
