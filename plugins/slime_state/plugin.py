@@ -167,8 +167,8 @@ def _without_hooks(router: Router) -> list[object]:
 async def _join(router: Router, saved: SavedWorker, behind: list[Worker]) -> None:
     """Register a worker, and wait until it was asked once. If it was ready and does not answer, quarantine it.
 
-    Append it to ``behind`` if it was ready and its version (the one that it reports, else the saved one) differs from
-    the fleet's version, if both are known. Do not append it if workers serve different models.
+    If it was ready and answers, compare its version (the one that it reports, else the saved one) with the fleet's. If
+    both are known and differ, append the worker to ``behind``, unless the workers serve different models.
     """
     worker, trouble = await router.add_worker(
         saved.url,

@@ -53,7 +53,7 @@ class DirectTemplate:
 
     def _compile(self, template: str) -> None:
         try:
-            # The tokenizer has loaded this module. The first name is private, so another version may lack it.
+            # The tokenizer has loaded this module. _compile_jinja_template is private: another version may lack it.
             from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
             environment = with_short_lookups(_compile_jinja_template(template).environment)

@@ -64,12 +64,12 @@ class History:
         In both groups, turns of longer conversations come first. ``places``: the conversation's key behind each
         message. ``asked``: the key of the messages before the answer. ``answers``: see Answers.
 
-        A session continues its own turns. If the session has sent an earlier request whose messages before the answer
-        have one of the keys ``places``, it may also continue the turn that this request continued, and all turns before
-        that turn. Without such a request, this branch of the conversation is new to the session, which may continue any
-        turn that Ownership allows. A session with lost turns continues only its own turns: another session's turn may
-        look like the lost turn that the client means. A request without a session may continue the turns of all
-        sessions, except those that :meth:`_is_anyones` rules out.
+        A session continues its own turns. An earlier request of the session counts, too, if the key of its messages
+        before the answer is one of ``places``: the session may continue the turn that this request continued, and all
+        turns before that turn. Without such a request, this branch of the conversation is new to the session, which may
+        continue any turn that Ownership allows. A session with lost turns continues only its own turns: another
+        session's turn may look like the lost turn that the client means. A request without a session may continue the
+        turns of all sessions, except those that :meth:`_is_anyones` rules out.
         """
         if session is None:
             yield from self._longest(places, answers, self._is_anyones)
