@@ -126,7 +126,7 @@ class PodWorkers:
             return True
         uid = known.labels.get(UID)
         if uid == pod.uid:
-            return not self._is_ours(known)  # a worker of this pod that is ours was restored by a plugin at the start
+            return not self._is_ours(known)  # False if a plugin has restored the pod's worker at the start
         logger.info("pod %s is at %s, which is a worker already", pod.name, url)
         if uid is not None:
             self._wait(pod)

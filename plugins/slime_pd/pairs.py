@@ -40,7 +40,7 @@ class Pairs:
         self._pending_aborts: PendingAborts | None = router.components.find("pending_aborts")
 
     def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> None:
-        """Lease a pair for a generation, else one worker; if possible none of the servers ``but``. Raises NoWorker."""
+        """Lease a pair for a generation, else one worker. Avoid the servers ``but`` if possible. Raises NoWorker."""
         pair: Pair | None = exchange.notes.get(_NAME)
         if not generates(exchange.request):
             if pair is not None:

@@ -88,8 +88,8 @@ class Attempts:
     async def run(self) -> Reply:
         """Return the first reply that is not retried, else the last reply. Raises HTTPError.
 
-        A plugin may send a request again whose attempts were exhausted. The request then gets a single attempt, whose
-        outcome is the result.
+        A plugin may send a request again after its attempts were exhausted. The request then gets a single attempt,
+        whose outcome is the result.
         """
         notes = self._exchange.notes
 

@@ -29,9 +29,9 @@ class Turn:
     conversation. ``place``: the key of the messages before ``reply``. ``answers``: a digest of the assistants' messages
     between the reply of ``parent`` (or the beginning, without a parent) and ``reply``. ``ending``: the text of the stop
     token or stop string, which a reply usually does not show; empty if the answer has no such ending. ``hidden``: the
-    number of sampled ids at the end that spell ``ending``; 0 if no ids spell exactly this text. ``closed``: it ended
-    at a special token that is not one of the request's ``stop_token_ids``. ``size_bytes``: memory of the turn, roughly.
-    ``record``: the key of the turn's record in a store, or empty.
+    number of sampled ids at the end that spell ``ending``; 0 if no ids spell exactly this text. ``closed``: the answer
+    ended at a special token that is not one of the request's ``stop_token_ids``. ``size_bytes``: memory of the turn,
+    roughly. ``record``: the key of the turn's record in a store, or empty.
     """
 
     __slots__ = (

@@ -116,7 +116,7 @@ class History:
 
     def add(self, turn: Turn) -> None:
         """Keep ``turn`` and all turns before it; evict the least recently used turns if there is no room."""
-        for one in turn.chain():  # a parent is marked as used after the turns that continue it, so it is evicted later
+        for one in turn.chain():  # a parent is marked as used after the turn that continues it, so leaves go first
             if one in self._used:
                 self._used.move_to_end(one)
             else:

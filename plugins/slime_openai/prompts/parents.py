@@ -33,9 +33,9 @@ class Parents:
     Clients change white space, thoughts and the format of JSON in answers. Turns are looked up by keys of their
     messages, and these keys ignore such changes. So several turns may match. The template renders the client's
     messages, and, for each matching turn, the same messages with the recorded answers. The parent is a turn that gives
-    the same text as the client's messages. If there is no such turn, but all matching turns give one text, or the
-    template refuses all of them, the most similar turn is the parent. Otherwise a turn for a shorter beginning of the
-    conversation is looked for.
+    the same text as the client's messages. If there is no such turn, but all matching turns give one and the same text,
+    or the template refuses all of them, the most similar turn is the parent. Otherwise a turn for a shorter beginning
+    of the conversation is looked for.
     """
 
     def __init__(self, history: History, renderer: Renderer, ownership: Ownership) -> None:
@@ -77,8 +77,8 @@ class Parents:
     ) -> Parent | None:
         """Return the first of ``alike`` whose recorded answers make ``chat`` render to ``sent``.
 
-        If there is none, return the first of ``alike`` if all of them give one text, or the template refuses all of
-        them. Otherwise return None.
+        If there is none, return the first of ``alike`` if all of them give one and the same text, or if the template
+        refuses all of them. Otherwise return None.
         """
         texts: dict[tuple[tuple[int, Message], ...], str | None] = {}
         for turn in alike:

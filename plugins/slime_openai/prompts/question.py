@@ -35,8 +35,8 @@ class Question:
     ) -> Question:
         """Make the question of ``request`` in ``session``. ``traits``: traits of the model's template.
 
-        ``known``: the first keys of a request with the same first messages. They are not used if that request had other
-        tools or variables.
+        ``known``: the first keys of a request with the same first messages. These keys are not used if that request had
+        other tools or variables.
         """
         start = beginning(request.tools.shown, request.template_kwargs)
         found = keys(known if known and known[0] == start else [start], request.messages, traits)

@@ -268,7 +268,10 @@ def _with_text(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _marked(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a copy of ``message`` with the mark as its content and, if it has calls, one with the mark in the last."""
+    """Return a copy of ``message`` with the mark as its content.
+
+    If ``message`` has calls, also return a copy with the mark in the arguments of the last call.
+    """
     spoken = {**message, "content": _MARK}
     calls = message.get("tool_calls")
     if not calls:

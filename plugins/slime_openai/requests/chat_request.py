@@ -57,8 +57,8 @@ class ChatRequest(Options):
 
     With ``tools.choice`` "required", ``sampling`` has the JSON schema of :func:`calls_schema`: the answer is a list of
     calls in JSON, not in the model's own format. Otherwise the model may call ``tools.callable`` in its own format.
-    If ``parallel_tool_calls`` is False, only the first call counts. ``parallel_tool_calls`` is also False if the client
-    chose one tool by name. ``input_ids``: the prompt, instead of the rendered ``messages``.
+    If ``parallel_tool_calls`` is False, only the first call counts. The value is False, too, if the client chose one
+    tool by name. ``input_ids``: the prompt, instead of the rendered ``messages``.
     """
 
     messages: tuple[Message, ...]

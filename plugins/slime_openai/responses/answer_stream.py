@@ -36,7 +36,7 @@ class StreamedChoice(Protocol):
 
     @property
     def wants_text_only(self) -> bool:
-        """True when the client needs only the new text of each event, except of the last event."""
+        """True when the client needs only the new text of each event before the last event."""
         ...
 
     def chunks(self, answer: dict[str, Any]) -> list[dict[str, Any]]:

@@ -69,7 +69,10 @@ class JudgedAnswers:
         self._exchange = None
 
     def inexact_reason(self, index: int) -> str | None:
-        """Return the reason why sequence ``index`` is not exact; None if it is. Call this at the end of the answer."""
+        """Return the reason why sequence ``index`` is not exact, or None if it is exact.
+
+        Call this at the last event or later.
+        """
         if index not in self._known:
             reasons = self._verdicts.of(self._exchange) if self._exchange is not None else self._last
             self._known[index] = reasons[index] if index < len(reasons) else NOT_RECORDED
