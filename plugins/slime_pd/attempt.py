@@ -148,7 +148,8 @@ class Attempt:
             elif _streams(reply):
                 reply.pass_through(self._first_piece)
                 if self._stream is not None:
-                    await self._stream.begin()  # if the stream fails here, the prefill worker's request is cancelled
+                    # If the stream fails here, the request at the prefill worker is cancelled.
+                    await self._stream.begin()
                 await self._expect_prefill()
             else:
                 await reply.read()

@@ -61,7 +61,7 @@ class DirectTemplate:
             self._globals = {**self._compiled.globals, **self._tokenizer.special_tokens_map}
             for function in (self._apply, render_jinja_template):
                 self._reserved.update(inspect.signature(function).parameters)
-        except Exception:  # also for a template with an error, which transformers reports at the first rendering
+        except Exception:  # also an error in the template, which transformers reports later
             self._compiled = None
 
     def render(

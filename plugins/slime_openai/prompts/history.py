@@ -116,7 +116,8 @@ class History:
 
     def add(self, turn: Turn) -> None:
         """Keep ``turn`` and all turns before it; evict the least recently used turns if there is no room."""
-        for one in turn.chain():  # a parent is marked as used after the turn that continues it, so leaves go first
+        # A parent is marked as used after the turn that continues it, so leaves are evicted first.
+        for one in turn.chain():
             if one in self._used:
                 self._used.move_to_end(one)
             else:

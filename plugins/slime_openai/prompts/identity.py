@@ -73,7 +73,8 @@ def keys(known: Sequence[Key], messages: Sequence[Message], traits: TemplateTrai
             if message.tool_call_id in open_calls:
                 call = open_calls.index(message.tool_call_id)
             if message.role in ("tool", "function"):
-                del open_calls[call]  # a result without a known id belongs to the first call that has no result yet
+                # A result without a known id belongs to the first call that has no result yet.
+                del open_calls[call]
         if index >= count:
             key = next_key(key, message, traits, call)
             found.append(key)
