@@ -12,12 +12,12 @@ from slime_tiered_store.errors import StoreError
 __all__ = ["AT_ONCE", "all_of"]
 
 _T = TypeVar("_T")
-#: The number of items for which calls run at the same time.
+#: The largest number of calls that run at the same time.
 AT_ONCE = 64
 
 
 async def all_of(call: Callable[[_T], Awaitable[None]], items: Sequence[_T]) -> None:
-    """Call ``call`` for each of ``items``. Raises the first StoreError, once all calls have ended."""
+    """Call ``call`` for each of ``items``. Raises the first StoreError after all calls have ended."""
     errors: list[StoreError] = []
     limiter = anyio.CapacityLimiter(AT_ONCE)
 

@@ -39,8 +39,8 @@ class ColdRecords:
     """Records by key. A record is stored as the rows of one sequence, see ``record_rows``.
 
     A store evicts blocks, but a record must stay until it is forgotten. So a record counts as kept only when it is in
-    the *home*: the remote tier; without one the SSD, and without both memory. Records use at most 15/16 of the blocks
-    of the home: the rest is for forgotten blocks that are still in use. Further records wait until others are
+    the *home*: the remote tier if there is one, else the SSD, else memory. Records use at most 15/16 of the blocks of
+    the home: the rest is for forgotten blocks that are still in use. Records that exceed this wait until others are
     forgotten. A remote tier has more blocks than the SSD (see tiers.settings), so it can become the home of all records
     whose home was the SSD. Notes about records are in the log of the home. Memory has no log: if it is the home,
     neither records nor notes outlive the router. For other methods and attributes see slime_radix_cache.cold_store.
@@ -63,7 +63,7 @@ class ColdRecords:
             session_of=lambda key: self.session_of(key),
         )  # fmt: skip
         self._freed = anyio.Event()
-        #: The notes of the tier whose blocks :meth:`move` copies to the home; empty without such a tier. See ColdStore.
+        #: The notes of the tier whose blocks :meth:`move` copies to the home; empty if it copies none. See ColdStore.
         self.uncopied: list[StoredNote] = []
         self._move: Move | None = None
         self._move_is_known = anyio.Event()
@@ -116,7 +116,7 @@ class ColdRecords:
     async def mend_notes(
         self, notes: Sequence[StoredNote], damage: Sequence[str], contents: Mapping[str, bytes]
     ) -> list[StoredNote]:
-        """Count each ``damage`` as a loss, and replace damaged ones of ``notes`` by ``contents``. See ColdStore."""
+        """Count ``damage`` as losses, write ``contents`` over damaged notes, and return ``notes`` with them."""
         self.losses.in_notes(damage)
         for log in self.logs.values():
             await log.mend(contents)
@@ -173,7 +173,7 @@ class ColdRecords:
         """Keep records of earlier runs, and return the keys of missing ones. ``sizes``: bytes of each record, by key.
 
         Blocks that no kept record needs are dropped, unless the home is shared: then this router may learn of further
-        records later. With a shared tier no key is returned: only a read can tell that a record is lost.
+        records later. If a tier is a SharedTier, no key is returned: only a read can tell that a record is lost.
         Raises StartupError if records are lost and ``stops_on_loss`` is set; then nothing is dropped.
         """
         hashes = await hashes_of(sizes, self._opened().sequence_meta)
@@ -202,7 +202,7 @@ class ColdRecords:
         self.losses.damaged(key)
 
     async def keep(self, records: Sequence[tuple[bytes, bytes]]) -> None:
-        """Keep ``records``, pairs of key and content. Raises StoreError; then only those that were kept before stay."""
+        """Keep ``records``, pairs of key and content. Raises StoreError; then those not kept before are forgotten."""
         new = {key: blocks_of(len(content)) for key, content in records if key not in self._blocks}
         try:
             await self._reserve(new)
@@ -250,7 +250,7 @@ class ColdRecords:
     async def read(self, key: bytes, into: memoryview) -> bool:
         """Fill ``into`` with the beginning of the record of ``key``, block by block.
 
-        Returns False if the record is lost, unknown, or shorter than ``into``. Raises StoreError if a read fails.
+        Returns False if the record is lost, deleted, unknown or too short. Raises StoreError if a read fails.
         """
         blocks = blocks_of(len(into))
         if blocks > self._blocks.get(key, 0):

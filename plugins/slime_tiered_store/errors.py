@@ -73,7 +73,7 @@ class TierFailed(StoreError):
 
 
 class TierBusy(TierFailed):
-    """A write gave up after it had waited ``waited_s`` seconds for others: the device is too slow.
+    """A write gave up after it had waited ``waited_s`` seconds for other writes, because the device is too slow.
 
     ``required`` and ``available`` count bytes; ``waiting`` is the number of other writes that still wait.
     """
@@ -123,7 +123,7 @@ class BlockReplaced(BlockCorrupt):
 
 
 class StaleMatch(StoreError):
-    """A match that an insert was given is out of date, or ends at an unready node. Match again."""
+    """A match that an insert was given is out of date, or ends at an unready node. The caller must match again."""
 
 
 class RowsDiffer(StoreError):
@@ -158,9 +158,9 @@ class NotStored(StoreError):
 
 
 class RecordLost(StoreError):
-    """``count`` records that were kept are lost: an error that ends the router.
+    """``count`` records that were kept are lost. This error ends the router.
 
-    ``first``: the first of them, its place, and why it is lost.
+    ``first``: the first of these records, the store that had it, and the reason why it is lost.
     """
 
     def __init__(self, count: int, first: str) -> None:

@@ -24,8 +24,8 @@ class Namespace:
     """Everything that stored rows depend on, except the tokens. A row is the bytes that are stored for one token.
 
     Blocks of two namespaces never have equal keys.
-    ``variant`` tells apart rows of equal tokens, such as two samples whose logprobs differ in the last bit.
-    A weight update needs no flush: the next ``weight_version`` is another namespace.
+    ``variant`` separates different rows of equal tokens, such as two samples whose logprobs differ in the last bit.
+    A weight update needs no flush, because each ``weight_version`` has its own namespace.
     """
 
     model: str
@@ -46,7 +46,10 @@ class Namespace:
 
 
 def block_key(parent: BlockKey, tokens: bytes) -> BlockKey:
-    """Return the key of a block of ``tokens`` (int32, little endian). ``parent``: the key of the block before it."""
+    """Return the key of a block of ``tokens`` (int32, little endian).
+
+    ``parent``: the key of the block before this block, or the root key for the first block.
+    """
     return xxh3_128_digest(parent + tokens)
 
 
@@ -54,7 +57,8 @@ class SequenceMeta:
     """A sequence of tokens, cut into blocks, and the key of each block.
 
     ``token_ids``: int array of shape ``[num_tokens]``, each 0 <= id < 2**31. The last block may be shorter than
-    ``tokens_per_block``. Its key is made from fewer tokens, so a longer sequence does not find it.
+    ``tokens_per_block``. The key of a shorter block is made from fewer tokens, so a longer sequence does not find the
+    block.
 
     ``block_hashes``: the keys, 16 bytes a block. ``token_bytes``: 4 bytes a token, int32, little endian.
     Raises ``ValueError`` for ``token_ids`` of another shape, type or range, and for a wrong ``tokens_per_block``.

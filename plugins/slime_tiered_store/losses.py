@@ -23,10 +23,10 @@ _MISSING, _DAMAGED = "no tier has it intact", "is damaged"
 class RecordLosses:
     """Decides which missing records are lost, and counts these and the damaged ones.
 
-    ``kept``: the keys of the records that should be there. ``stops``: a loss is raised, by :meth:`stop` or at the start
-    as StartupError. If ``stops`` is False, losses are counted and logged as errors; of the losses after the start, only
-    the first one is logged. ``place()`` returns the place of the records, and ``session_of(key)`` the session of a
-    record, both for messages.
+    ``kept``: the keys of the records that should be there. If ``stops`` is True, losses at the start raise
+    StartupError, and the first later loss makes :meth:`stop` raise RecordLost. If ``stops`` is False, losses are
+    counted and logged as errors; of the losses after the start, only the first one is logged. ``place()`` returns the
+    place of the records, and ``session_of(key)`` the session of a record, both for messages.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class RecordLosses:
     def at_start(self, gone: Collection[bytes], known: int) -> None:
         """Count the records of the keys ``gone`` as lost. ``known``: the number of records that the log names.
 
-        With ``stops`` raises StartupError instead. Losses at a start do not end :meth:`stop`.
+        If ``stops`` is True, raises StartupError instead. Losses at the start do not make :meth:`stop` raise.
         """
         if not gone:
             return
@@ -103,9 +103,9 @@ class RecordLosses:
         logger.error("%s; sessions without all of their tokens are marked as not complete", found)
 
     def without_notes(self, blocks: int) -> None:
-        """Count one loss if earlier runs left ``blocks`` blocks, and no notes that say which records these belong to.
+        """Count one loss if earlier runs left ``blocks`` blocks, but no notes that say which records the blocks have.
 
-        With ``stops`` raises StartupError instead.
+        If ``stops`` is True, raises StartupError instead. If ``blocks`` is 0, nothing is lost.
         """
         if not blocks:
             return
@@ -129,7 +129,10 @@ class RecordLosses:
             )
 
     async def stop(self) -> None:
-        """Wait for the first loss, then raise RecordLost. Run this in the background: the error ends the router."""
+        """Wait for the first loss after the start, then raise RecordLost. Run this in the background.
+
+        The error ends the router.
+        """
         await self._is_any.wait()
         raise RecordLost(self.count, self._first)
 

@@ -20,7 +20,7 @@ __all__ = ["Move", "move_to"]
 
 logger = logging.getLogger(__name__)
 
-#: Blocks that are copied together: about 1 MiB.
+#: The number of blocks that are copied together, which have about 1 MiB.
 _AT_ONCE = 256
 #: Longest time between two attempts, in seconds.
 _PAUSE_S = 60.0
@@ -39,7 +39,7 @@ class Move:
     ) -> None:
         engine.evicts = False
         self._engine = engine
-        # Keys as well as slots: if a block is forgotten meanwhile, the read reports its key as missing.
+        # The keys are needed, too: if a block is forgotten meanwhile, the read of its slot reports the key as missing.
         self._keys, self._slots = b"".join(engine.recovered), array("q", engine.recovered.ids())
         self._tier = tier
         self._home = home
@@ -67,7 +67,7 @@ class Move:
         self._has_begun.set()
 
     async def run(self) -> None:
-        """Wait for :meth:`begin`, copy all blocks, write the last notes, then let the tier evict again."""
+        """Wait for :meth:`begin`, copy all blocks, record in the log that they are copied, then let the tier evict."""
         await self._has_begun.wait()
         slots, tier, home = self._slots, self._tier.name, self._home.name
         logger.info("copying %d blocks of earlier runs from tier %s to tier %s", len(slots), tier, home)
@@ -104,8 +104,8 @@ class Move:
         held = await self._home.holds([block.key for block in blocks])
         there, frames, damaged = await self._read(blocks[held:], self._tier.block_bytes)
         await self._home.write(there, frames)
-        # Blocks that were forgotten during the copy are deleted from the home. Blocks that are damaged only now stay
-        # there: they were intact when they were copied.
+        # Blocks that were forgotten during the copy are deleted from the home. Blocks that only the second read finds
+        # damaged stay in the home: they were intact when they were copied.
         still_there, _, damaged_since = await self._read(there, 0)
         self._home.forget(list(set(there).difference(still_there, damaged_since)))
         for block, error in damaged.items():

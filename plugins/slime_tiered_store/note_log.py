@@ -1,4 +1,4 @@
-"""An append-only log of notes, as objects of a remote store or files of a directory. For names see ``note_objects``."""
+"""An append-only log of notes: objects of a remote store, or files. ``note_objects`` explains notes and their names."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class NoteLog:
         self._needed: list[NoteObject] = []
         #: Names of objects to delete: their notes are in a joined object, too.
         self._joined: list[str] = []
-        #: The number of the last note of each run that was read. The keys are names of runs, in hex.
+        #: For each run, the number of the last note that was read. The keys are names of runs, in hex.
         self._read: dict[str, int] = {}
         #: The names, in hex, of the runs that :meth:`beside` began.
         self._beside: set[str] = set()
@@ -150,9 +150,9 @@ class NoteLog:
         ]
 
     async def news(self) -> list[StoredNote]:
-        """Return the notes that other routers have written since the last call, and perhaps earlier ones again.
+        """Return the notes that other routers have written since the last call. Raises TierFailed.
 
-        Raises TierFailed.
+        An object that joins new notes with earlier ones is returned whole.
         """
 
         async def read() -> list[StoredNote]:

@@ -1,9 +1,10 @@
 """Names of the objects of a log of notes.
 
+A note says what the router did with records, such as which records it wrote or deleted.
 Notes are in objects ``notes/RUN.FIRST-LAST``. RUN is the name, in hex, of the run that wrote the notes. (A run is one
 router process.) Each run numbers its notes from 1; FIRST and LAST are the numbers of the first and the last note in the
-object. Notes are joined into larger objects later, so a note may be in several objects. It does not matter which of
-the objects a reader reads, if together they have all numbers.
+object. Notes are joined into larger objects later, so a note may be in several objects. A reader may read any of the
+objects, if those that it reads have all numbers together.
 
 An object ``notes/RUN.whole`` says that only the notes of RUN and of later runs are needed. An object
 ``notes/RUN.moved`` says that the store of this log has copies of all intact records that are named in the log of
@@ -36,8 +37,8 @@ __all__ = [
 ]
 
 FOLDER = NOTES_FOLDER
-#: Sizes, in bytes, of the name of a run, and of the time of its start at the beginning of the name. Random bytes
-#: follow. So later runs have greater names.
+#: Sizes in bytes: of the name of a run, and of the start time (in seconds) with which the name begins. The rest of the
+#: name is random. Later runs have greater names, since the time comes first.
 RUN_BYTES, SECOND_BYTES = 11, 4
 _NAME = re.compile(r"notes/([0-9a-f]{22})\.(\d+)-(\d+)")
 _WHOLE = re.compile(r"notes/([0-9a-f]{22})\.whole")
@@ -48,7 +49,10 @@ class NotesChanged(RemoteError):
 
 
 class StoredNote(NamedTuple):
-    """A note, or several joined notes. ``place``: the URL of the object. ``damage``: why there is no content, or ""."""
+    """A note, or several joined notes.
+
+    ``place``: the URL of the object. ``damage``: the reason why no content could be read, or "" if it was read.
+    """
 
     run: bytes
     place: str
@@ -72,7 +76,7 @@ def new_run(after: bytes) -> bytes:
 
 
 def note_object(run: str, first: int, last: int) -> NoteObject:
-    """Return the object of these notes."""
+    """Return the object with the notes ``first`` to ``last`` of ``run``."""
     return NoteObject(run, first, last, f"{FOLDER}/{run}.{first}-{last}")
 
 
@@ -94,7 +98,7 @@ def note_objects(names: Iterable[str]) -> list[NoteObject]:
 
 
 def needed_and_missing(names: Iterable[str]) -> tuple[list[NoteObject], list[NoteObject]]:
-    """Return the objects to read, in order, and an object for each gap in the numbers of the notes of a run."""
+    """Return the objects to read, in order, and for each gap in the numbers of a run's notes an object that fits it."""
     names = list(names)
     whole = max((found[1] for found in map(_WHOLE.fullmatch, names) if found), default="")
     objects: list[NoteObject] = []

@@ -1,4 +1,4 @@
-"""Reading of many objects of a log of notes, while another router may join them."""
+"""Reads many objects of a log of notes. Another router may join the notes meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from slime_tiered_store.tiers.remote.client import RemoteError
 __all__ = ["again_if_changed", "contents_of"]
 
 _AT_ONCE = 16
-#: Another router may join notes while they are read. Then all are read again. Attempts in all, and pause in seconds.
+#: If another router joins notes while they are read, all notes are read again: the largest number of reads in all, and
+#: the seconds between two reads.
 _READS, _READ_AGAIN_S = 4, 0.05
 
 

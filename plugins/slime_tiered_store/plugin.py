@@ -1,4 +1,4 @@
-"""The plugin: it opens the tiers, and keeps the records that the radix cache demotes."""
+"""The plugin: it opens the tiers, and keeps the records that the radix cache demotes (removes from its memory)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TieredStorePlugin:
 
     @hookimpl
     def setup(self, router: Router) -> None:
-        """Register the component. Raises StartupError if ``--trajectory-log`` is set as well."""
+        """Register the component. Raises StartupError if ``--trajectory-log`` is set."""
         if "log_directory" in router.components:
             raise StartupError(
                 "--plugin tiered_store cannot be combined with --trajectory-log: leave out the flag, "

@@ -14,9 +14,10 @@ _FULL = (1 << _WORD) - 1
 
 
 class Mempool:
-    """The free block ids of a tier, one bit each. Allocating and recycling cost O(number of ids).
+    """The free block ids of a tier, one bit each. To allocate or recycle n ids costs O(n).
 
-    A word holds the bits of 64 ids. ``_free_words`` lists each word that has a free id, once; so no search is needed.
+    A word holds the bits of 64 ids. ``_free_words`` has the index of each word with a free id exactly once, so that
+    an allocation need not search for free ids.
     """
 
     def __init__(self, num_total_blocks: int, name: str = "memory") -> None:
@@ -84,7 +85,10 @@ class Mempool:
             self.num_free_blocks += mask.bit_count()
 
     def _masks(self, block_ids: Iterable[int], free: bool) -> dict[int, int]:
-        """Return the bits of the ids, by word. Raises ValueError if one is in use (with ``free``) or free (without)."""
+        """Return the bits of the ids, by word.
+
+        Raises ValueError for an id that does not exist, is given twice, or is not free (with ``free`` False: is free).
+        """
         masks: dict[int, int] = {}
         for each in block_ids:
             if not 0 <= each < self.num_total_blocks:

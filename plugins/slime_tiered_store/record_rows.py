@@ -14,10 +14,10 @@ from slime_tiered_store.keys import Namespace, SequenceMeta
 
 __all__ = ["LAYOUT", "LENGTH", "blocks_of", "content_of", "hashes_of", "namespace_of", "rows_of", "tokens_of"]
 
-#: A block has one row. With the header and the token of the engine (36 bytes) and the header of the SSD tier (64), a
-#: block fills 4 KiB on the disk.
+#: A block has one row. On the disk, the row, the header of ``frames`` with the token (36 bytes in all) and the header
+#: of the SSD tier (64 bytes) fill 4 KiB.
 LAYOUT = Layout(tokens_per_block=1, bytes_per_token=4096 - 36 - 64)
-#: The length of a record, before its content.
+#: The format of the length of a record. The length is before the content.
 LENGTH = struct.Struct("<Q")
 #: The number of records after which :func:`hashes_of` lets other tasks run.
 _AT_ONCE = 64
@@ -29,7 +29,7 @@ def namespace_of(key: bytes) -> Namespace:
 
 
 def tokens_of(blocks: int) -> npt.NDArray[np.int32]:
-    """Return the tokens of a record: zeros, since the namespace already has the key of the record."""
+    """Return the tokens of a record: zeros. They need not differ, since each record has a namespace of its own."""
     return np.zeros(blocks, np.int32)
 
 

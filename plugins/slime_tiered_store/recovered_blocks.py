@@ -1,4 +1,4 @@
-"""Blocks that an earlier process left, in little memory."""
+"""An index of the blocks that an earlier process left. It takes little memory."""
 
 from __future__ import annotations
 

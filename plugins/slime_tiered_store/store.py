@@ -27,12 +27,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PutResult:
-    """The outcome of a put in each tier, by the tier's name: None if all rows are stored, or the error."""
+    """The outcome of a put in each tier, by the tier's name: None if all rows are stored, else the error."""
 
     outcomes: Mapping[str, Exception | None]
 
     def is_stored(self, tier: str) -> bool:
-        """Return True when the tier has all rows. A lower tier has them durably."""
+        """Return True when the tier has all rows. An SSD or remote tier has them durably."""
         return tier in self.outcomes and self.outcomes[tier] is None
 
 
@@ -52,9 +52,10 @@ class TieredStore:
     """Keeps rows, ``layout.bytes_per_token`` bytes for each token of a sequence, in up to three tiers.
 
     Rows may depend only on the namespace and the tokens: equal tokens with other rows raise ``RowsDiffer``. The
-    caller closes the tiers, after the store. A put waits up to ``wait_s`` seconds while transfers use the room of
-    a lower tier, then leaves out that tier. ``on_loss(keys)`` is called with the keys of blocks that were dropped
-    from the last tier known to hold them. Make all calls in the event loop that entered the store. An example::
+    caller closes the tiers, after the store. The SSD and the remote tier are the *lower* tiers. A put waits up to
+    ``wait_s`` seconds while transfers use the room of a lower tier, then leaves out that tier. ``on_loss(keys)`` is
+    called with the keys of blocks that were dropped from the last tier known to hold them. Make all calls in the event
+    loop that entered the store. An example::
 
         layout = Layout(tokens_per_block=64, bytes_per_token=16)
         async with TieredStore(layout, memory, ssd) as store:
@@ -63,8 +64,8 @@ class TieredStore:
             assert result.is_stored("ssd")
             kept = await store.get(namespace, token_ids)  # the rows of the longest known prefix, 16 bytes a token
 
-    A call may be cancelled at any time; transfers that it began go on. A cancelled put ends only when its rows have
-    been copied. The end of the ``async with`` waits for transfers.
+    A call may be cancelled at any time; transfers that it began go on. A cancelled put ends only when no transfer reads
+    the caller's rows any more. The end of the ``async with`` waits for transfers.
     """
 
     def __init__(
@@ -106,7 +107,8 @@ class TieredStore:
         """Store the rows of ``token_ids``, and return when each tier has them or has refused them.
 
         ``rows``: ``bytes_per_token * len(token_ids)`` bytes. They must not change before the call returns.
-        If another call writes some of the blocks, this call waits for it. If that write fails, this call writes them.
+        If another call is writing some of the blocks, this call waits until that write ends. If that write fails, this
+        call writes the blocks.
         Raises ``RowsDiffer``, ``NotStored`` when no tier took the rows, ``ValueError`` for bad tokens or sizes.
         """
         sequence_meta, view = self.sequence_meta(namespace, token_ids), memoryview(rows).cast("B")

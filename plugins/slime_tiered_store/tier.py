@@ -83,9 +83,8 @@ class Tier(Protocol):
     def forget(self, blocks: Sequence[Block]) -> None:
         """Drop the contents of blocks, at once for this process.
 
-        Slots and keys without a block are ignored. A later start does not find the blocks, unless the process dies
-        before the tier could record the removal. A later ``write`` of the same key or slot is never undone by this
-        call.
+        Slots and keys without a block are ignored. A later start finds the blocks only if this process dies before
+        the tier has recorded the removal. A later ``write`` of the same key or slot is never undone by this call.
         """
 
     async def aclose(self) -> None:

@@ -45,8 +45,8 @@ class CacheEngine:
         self.epoch = 0
         self.evicts = True
         self._slots: Tier | None = None
-        #: The number of blocks with each key, in a tier that finds blocks by key. A key has two blocks after a block
-        #: in use was detached and stored again. The tier forgets the key when its last block is recycled.
+        #: The number of blocks with each key, in a tier that finds blocks by key. If a block was detached while it was
+        #: in use, and was then stored again, its key has two blocks. The tier forgets a key with its last block.
         self._owners: Counter[BlockKey] | None = Counter() if isinstance(tier, SharedTier) else None
         self._on_settled: dict[RadixNode | BlockKey, list[Callable[[], None]]] = {}
         if not isinstance(tier, MemoryTier):
@@ -60,7 +60,7 @@ class CacheEngine:
     ) -> list[int]:  # fmt: skip
         """Allocate ids. If too few are free, evict blocks, but not those of ``protected_node`` and of its ancestors.
 
-        Raises ``NotEnoughSpaceError`` when too many blocks are in use. Then nothing is evicted.
+        Raises ``NotEnoughSpaceError`` when too few blocks are free or can be evicted. Then nothing is evicted.
         """
         missing = num_required_blocks - self.mempool.num_free_blocks
         if missing > 0:
@@ -100,7 +100,7 @@ class CacheEngine:
         return [Block(block_id, key) for block_id, key in taken if block_id is not None]
 
     def recycle_blocks(self, blocks: list[Block], forget: bool = True) -> None:
-        """Return ids to the pool. With ``forget``, the tier forgets what the blocks held."""
+        """Return the ids of ``blocks`` to the pool. If ``forget`` is True, the tier forgets the blocks."""
         if blocks:
             self.mempool.recycle_blocks(block.id for block in blocks)
             unowned = self._disowned(blocks)
@@ -108,7 +108,7 @@ class CacheEngine:
                 self._slots.forget(unowned)
 
     def _disowned(self, blocks: list[Block]) -> list[Block]:
-        """Return the ``blocks`` that the tier may forget: no other block has their slot or key."""
+        """Return those of ``blocks`` that the tier may forget, since no other block has their slot or key."""
         if self._owners is None:
             return blocks
         self._owners.subtract(block.key for block in blocks)
@@ -158,13 +158,13 @@ class CacheEngine:
         self._settle(node)
 
     def begin_reading(self, keys: Iterable[BlockKey]) -> list[Block]:
-        """Claim blocks that a transfer reads. A plan that needs them meanwhile can wait, see ``on_settled``."""
+        """Claim the recovered blocks of ``keys`` for a read. Other plans that need them can wait, see ``on_settled``."""
         blocks = self.claim(keys)
         self.reading.update(block.key for block in blocks)
         return blocks
 
     def end_reading(self, blocks: list[Block], sequence_meta: SequenceMeta, epoch: int) -> None:
-        """Put blocks of ``begin_reading`` back at the end of ``recovered``: blocks at its beginning are evicted first.
+        """Put blocks of ``begin_reading`` back into ``recovered``, at the end, so that other blocks are evicted first.
 
         Blocks that were forgotten meanwhile, or that the index knows by now, are recycled instead.
         """
@@ -174,9 +174,9 @@ class CacheEngine:
         self.recovered.put_back((block.key, block.id) for block in blocks if block.key in kept)
 
     def still_read(self, blocks: list[Block], epoch: int) -> set[BlockKey]:
-        """Return the keys of those ``blocks`` of ``begin_reading`` that were neither forgotten nor reset since then.
+        """Return the keys of those ``blocks`` of ``begin_reading`` that have been neither forgotten nor reset since then.
 
-        ``epoch``: the epoch when they were claimed.
+        ``epoch``: the epoch in which the blocks were claimed.
         """
         return self.reading.intersection(block.key for block in blocks) if epoch == self.epoch else set()
 

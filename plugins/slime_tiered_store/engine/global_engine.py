@@ -23,7 +23,7 @@ __all__ = ["GlobalCacheEngine"]
 
 
 class GlobalCacheEngine:
-    """Decides from which tier blocks are read, and into which they are written. It does no I/O.
+    """Decides from which tier blocks are read, and into which tiers they are written. It does no I/O.
 
     A frame is the memory of one block. Frames are in the tier ``memory`` as long as it has room, else in private
     buffers. All tiers have blocks of ``layout.block_bytes``. ``losses`` collects the keys of blocks that were dropped
@@ -141,8 +141,8 @@ class GlobalCacheEngine:
                 raise NotEnoughSpaceError(memory.name, plan.num_blocks - ready, 0)
             ids = memory.take(plan.num_blocks - ready, found.last_node, partial(self._note_loss, memory))
         except NotEnoughSpaceError as full:
-            # The traceback refers to the plan, and the plan to the error: the frames would stay until a garbage
-            # collection.
+            # With its traceback, the error would refer to the plan, and the plan refers to the error. The frames would
+            # then stay in memory until a garbage collection.
             plan.outcomes[memory.name] = full.with_traceback(None)
             plan.frames += usable
             missing, size = plan.num_blocks - len(plan.frames), self.layout.block_bytes
@@ -204,7 +204,7 @@ class GlobalCacheEngine:
     ) -> Plan | InFlight:  # fmt: skip
         """Plan to copy rows into memory, and to write them to each lower tier that lacks them.
 
-        ``rows``: ``layout.bytes_per_token`` bytes a token, which must not change before the graph is ready.
+        ``rows``: ``layout.bytes_per_token`` bytes a token, which must not change before ``graph.on_ready`` is called.
         ``checksums``: the result of ``layout.checksums(rows)``, if it is known.
         Blocks that a tier has are not written again. A tier without room is left out: its outcome is the error.
 
@@ -279,7 +279,7 @@ class GlobalCacheEngine:
             engine.reset()
 
     def _note_loss(self, engine: CacheEngine, node: RadixNode, start: int) -> None:
-        """Add to ``losses`` those blocks of ``node`` from ``start`` on that only ``engine`` was known to have."""
+        """Add to ``losses`` the keys of those blocks of ``node``, from ``start`` on, that no other tier is known to have."""
         path = PathKeys(node)
         others = [other for other in self.cache_engines if other is not engine]
         held = max((other.index.num_ready(path.key, len(path)) for other in others), default=0)

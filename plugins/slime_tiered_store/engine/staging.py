@@ -13,7 +13,7 @@ __all__ = ["StagedRead", "Staging", "usable_frames"]
 
 
 class Staging:
-    """The reads under way, by the keys of their blocks. A get that needs one of the blocks waits for its read."""
+    """The reads under way, by the keys of their blocks. A get that needs one of these blocks waits until it is read."""
 
     def __init__(self) -> None:
         self.reads: dict[BlockKey, StagedRead] = {}

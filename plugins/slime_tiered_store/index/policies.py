@@ -1,4 +1,4 @@
-"""Eviction policies: the node with the lowest priority goes first."""
+"""Eviction policies: the node with the lowest priority is evicted first."""
 
 from __future__ import annotations
 

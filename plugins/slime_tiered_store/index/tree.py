@@ -121,8 +121,8 @@ class RadixTreeIndex:
     def split(self, node: RadixNode, at: int) -> RadixNode:
         """Cut a node before its block ``at``, and return the new node of the first part.
 
-        ``node`` becomes the second part, and keeps its children and locks. The first part, its parent, gets as many
-        locks. Cost: O(length of the shorter part).
+        ``node`` becomes the second part, and keeps its children and locks. The first part becomes the parent of
+        ``node``, and gets the same number of locks. Cost: O(length of the shorter part).
         """
         if not 0 < at < node.size() or not node.is_ready or node.is_detached or node.parent is None:
             raise ValueError(

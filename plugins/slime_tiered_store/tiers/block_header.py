@@ -107,7 +107,7 @@ class HeaderRows:
         """
         count = len(keys)
         rows = self._rows(keys, contents)
-        # the checksum of the fields in ``data``: if these are not the wanted fields, the row differs anyway
+        # The checksums are those of the fields in ``data``. If these are not the wanted fields, the row differs anyway.
         rows[:, -1] = self._sums(count)
         differing: list[int] = np.flatnonzero((rows != self._found[:count]).any(axis=1)).tolist()
         return differing

@@ -60,7 +60,7 @@ class TierSettings:
         type=int,
         at_least=1,
         metavar="BYTES",
-        help="size of the remote tier, for the records of this router and the records of others that it knows; "
+        help="size of the remote tier, for the records of this router and for those of other routers that it knows of; "
         "more than the SSD tier has (default: 64 GiB, or room for twice the blocks of the SSD tier if that is more)",
     )
     remote_timeout_s: float = flag(
@@ -86,13 +86,13 @@ class TierSettings:
 
     @property
     def directories(self) -> list[Path]:
-        """The directories of the SSD tier; none without it."""
+        """The directories of the SSD tier; [] if there is no SSD tier."""
         return [Path(path) for path in self.ssd.split(",")] if self.ssd else []
 
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """Open tiers, and the ``logs`` of the lower tiers by their names. Run ``remote.tidy`` in the background."""
+    """Open tiers, and the ``logs`` of the SSD and remote tiers, by tier name. Run ``remote.tidy`` in the background."""
 
     memory: MemoryArena
     ssd: SsdTier | None

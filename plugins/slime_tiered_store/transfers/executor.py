@@ -21,8 +21,8 @@ _READS = (TransferType.DISK2H, TransferType.REMOTE2H)
 class TransferExecutor:
     """Starts each operation as a task of ``task_group`` once it is ready. A short copy is done at once, without a task.
 
-    ``tiers``: the lower tier of each type of transfer. When the task group is cancelled, running and waiting
-    operations are aborted, so all callbacks are called.
+    ``tiers``: the tier (SSD or remote) of each type of transfer that reads or writes such a tier. When the task group
+    is cancelled, running and waiting operations are aborted, so all callbacks are called.
     """
 
     def __init__(self, tiers: Mapping[TransferType, Tier], task_group: TaskGroup) -> None:
@@ -37,7 +37,7 @@ class TransferExecutor:
         self._start_ready()
 
     async def next_end(self) -> None:
-        """Wait until an operation ends, unless none is under way."""
+        """Wait until an operation ends. If none is under way, return at once."""
         if self.scheduler.graphs:
             await self._ended.wait()
 
@@ -84,7 +84,7 @@ class TransferExecutor:
 
 
 def _failure(op: TransferOp) -> Exception | None:
-    """Do the work of a copy. Return its error."""
+    """Do the work of a copy. Return the error that it raises, else None."""
     try:
         if op.work is not None:
             op.work()

@@ -37,8 +37,8 @@ class OpStatus(Enum):
 class TransferOp:
     """One transfer of ``blocks`` from or into ``buffers``, one buffer a block, and then ``work``, if there is any.
 
-    ``work()`` copies or verifies ``num_bytes`` bytes, and touches nothing else: it may run in a thread. If it raises,
-    the operation fails.
+    ``work()`` copies or verifies ``num_bytes`` bytes, and touches nothing else, so that it may run in a thread. If it
+    raises, the operation fails.
 
     ``on_end(error)`` is called exactly once, when the operation has completed (with None) or will never complete. It
     normally returns the error it was given. If it returns or raises another error, the operation fails with that error.
@@ -115,7 +115,7 @@ class TransferOpGraph:
     def add_transfer_op(self, op: TransferOp) -> TransferOp:
         """Add an operation. Its predecessors must be in the graph already, so a graph has no cycles.
 
-        Raises ``ValueError`` if one of them is not, or if the operation is in a graph already.
+        Raises ``ValueError`` if a predecessor is not in the graph, or if the operation is in a graph already.
         """
         if op.graph is not None or any(each.graph is not self for each in op.predecessors):
             raise ValueError("an operation belongs to one graph, and so do its predecessors")

@@ -26,7 +26,7 @@ class TransferScheduler:
         self._ready: deque[TransferOp] = deque()
 
     def submit(self, graph: TransferOpGraph) -> None:
-        """Take over a graph. An empty graph is complete at once.
+        """Schedule the operations of a graph. An empty graph is complete at once.
 
         Raises ``ValueError`` if operations of the graph were submitted before.
         """
@@ -48,7 +48,7 @@ class TransferScheduler:
                 yield op
 
     def finish(self, op: TransferOp, error: Exception | None = None) -> None:
-        """End a running operation. With an error, the operations that depend on it are aborted.
+        """End a running operation. If there is an ``error``, the operations that depend on ``op`` are aborted.
 
         Raises ``ValueError`` for an operation that does not run.
         """
@@ -70,7 +70,10 @@ class TransferScheduler:
             self._ready.append(op)
 
     def _end(self, op: TransferOp, error: Exception | None) -> None:
-        """End an operation, and those that end with it. In a loop, not recursive: chains of operations may be long."""
+        """End an operation, and all operations that end because of it.
+
+        This is a loop, since a recursion could be too deep: chains of operations may be long.
+        """
         ending = [(op, error)]
         while ending:
             op, error = ending.pop()
@@ -82,8 +85,9 @@ class TransferScheduler:
             if error:
                 op.status = OpStatus.ABORTED
                 graph.first_error = graph.first_error or error
-            # These fields refer to the plan, which refers to the graph: a cycle, which would keep the frames until the
-            # garbage collector frees it. The server's collector hardly ever frees objects that lived as long as an I/O.
+            # These fields refer to the plan, and the plan refers to the graph. Only the garbage collector frees such a
+            # cycle. In the server, it hardly ever looks at objects that have lived as long as an I/O takes. So the
+            # frames (the blocks in memory) of the plan would stay in memory.
             op.buffers, op.predecessors, op.work, op.on_end, op.graph = [], [], None, _no_end, None
             graph.num_unfinished -= 1
             for each in op.successors:
@@ -109,7 +113,7 @@ class TransferScheduler:
 
 
 def _tell(callback: Callable[[], None]) -> None:
-    """Call the callback of a graph. If it raises, its graph goes on, and so do the others."""
+    """Call the callback of a graph. If the callback raises, the error is logged, and all graphs go on."""
     try:
         callback()
     except Exception:

@@ -125,7 +125,7 @@ class RemoteTier:
 
     async def holds(self, keys: Sequence[BlockKey]) -> int:
         """Return the number of leading ``keys`` that are stored. Raises TierFailed when the answer is unknown."""
-        count, step = 0, 1  # a sequence that is not there mostly lacks its first block, too
+        count, step = 0, 1  # one call first: if blocks of a sequence are missing, the first block is usually one of them
         while count < len(keys):
             found = await self._each("holds", self._exists, keys[count : count + step], step)
             if not all(found):
@@ -178,7 +178,7 @@ class RemoteTier:
         return True
 
     async def _put(self, pairs: Sequence[tuple[Block, memoryview]]) -> None:
-        # Copies, since the client may use them for a moment after a cancellation.
+        # The client gets copies, since it may still use the bytes for a moment after a cancellation.
         objects = {_name(key): b"".join((block_header(key, source), source)) for (_, key), source in pairs}
         await self.call(partial(self.client.put, objects))
 

@@ -1,6 +1,6 @@
 """Group commit: one thread orders the writes and removals of a directory, so that many blocks share each wait.
 
-A removal frees the slot of a block. A wait is a wait for the device: until written bytes are on it.
+A removal frees the slot of a block. A wait ends when the written bytes are on the device.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ class Committer:
     record the blocks. A step without work is left out. So at any moment the index names only slots whose blocks are
     complete on the device.
 
-    A process that ends without :meth:`close` waits for all calls, as for those of any ``ThreadPoolExecutor``: a block
-    whose removal was not recorded would come back. The constructor raises OSError, RuntimeError and MemoryError.
+    A process that ends without :meth:`close` still waits for all calls, since the thread is one of a
+    ``ThreadPoolExecutor``. This is needed: a block whose removal was not recorded would come back. The constructor
+    raises OSError, RuntimeError and MemoryError.
     """
 
     def __init__(self, directory: SsdDirectory, name: str) -> None:
@@ -78,7 +79,7 @@ class Committer:
 
     def close(self) -> None:
         """Wait for all calls, and end the threads. Blocks the caller."""
-        if self._free:  # perhaps an earlier record of these slots has failed
+        if self._free:  # an earlier attempt to record these slots may have failed
             self._thread.submit(self._commit)
         self._thread.shutdown()
         self._writers.close()
@@ -92,7 +93,7 @@ class Committer:
             log = self._directory.log
             runs = [run for each, _ in writes for run in each]
             held = [block for run in runs for block in log.table.held(run.slot, run.slot + len(run.keys))]
-            free = freed + [SlotRun(slot, [key], []) for slot, key in held]  # they get other blocks
+            free = freed + [SlotRun(slot, [key], []) for slot, key in held]  # these slots get other blocks
             if log.needs_rewrite:
                 log.rewrite()
             if free:
@@ -104,7 +105,7 @@ class Committer:
                 log.append(HELD, [run for each, _ in written for run in each])
         except BaseException as error:  # a bug in this code must reach the callers, too
             for _, done in writes:
-                with suppress(InvalidStateError):  # it has its error, or was cancelled
+                with suppress(InvalidStateError):  # the future has an error already, or was cancelled
                     done.set_exception(error)
             with self._lock:
                 self._free[:0] = freed

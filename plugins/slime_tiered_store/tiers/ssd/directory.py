@@ -61,7 +61,7 @@ class Layout:
 
     @classmethod
     def within(cls, size_bytes: int, block_bytes: int) -> Layout:
-        """Return the layout with the most slots whose files fit into ``size_bytes``. Raises StartupError."""
+        """Return the largest layout whose files fit into ``size_bytes``. Raises StartupError."""
         empty, one = cls(block_bytes, 0).total_bytes, cls(block_bytes, 1).total_bytes
         if size_bytes < one:
             raise StartupError(

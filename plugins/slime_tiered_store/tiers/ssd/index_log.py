@@ -14,9 +14,9 @@ offset  bytes   content
 The log lies in one of two files of a fixed, preallocated size, so it never runs out of space. At each start, after a
 failed write, and when the file is full, the records of all held slots are written to the other file. That file gets a
 new random seed, and its header is written last. So records of an earlier use of the file, and torn records, do not
-count. A damaged record costs its own slot only.
+count. A damaged record affects only its own slot.
 
-``slime_journal`` is no base for it: its logs grow, are written on the event loop, and never wait for the disk.
+This log does not use ``slime_journal``, whose logs grow, are written on the event loop, and never wait for the disk.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class IndexLog:
             self.table.apply(kind, run.slot, of_run)
 
     def rewrite(self) -> None:
-        """Write the records of all held slots to the other file, which takes over."""
+        """Write the records of all held slots to the other file. That file is the log from then on."""
         self._next = None
         generation, current = self._generation + 1, 1 - self._current
         fd, former = self._fds[current], self._fds[self._current]
@@ -172,7 +172,7 @@ class IndexLog:
         self._write(fd, live, _RECORD_BYTES)
         self._write(fd, header + _SUM.pack(xxh3_64_intdigest(header)), 0)
         self._current, self._seed, self._generation = current, seed, generation
-        self._write(former, bytes(_RECORD_BYTES), 0)  # it must not count if the new header gets damaged
+        self._write(former, bytes(_RECORD_BYTES), 0)  # the former header must not count if the new one gets damaged
         self._next = len(live) // _RECORD_BYTES
 
     def _write(self, fd: int, data: bytes, offset: int) -> None:

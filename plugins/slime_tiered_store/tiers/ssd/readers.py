@@ -69,7 +69,7 @@ class Readers:
             with self._buffers.take() as buffer:
                 call.read(part.runs, buffer)
         except OSError as raised:
-            error = raised.with_traceback(None)  # the frames refer to the call, which will refer to the error
+            error = raised.with_traceback(None)  # a traceback would refer to the call, and the call to the error
         except BaseException as raised:  # a bug in this code must reach the caller, too
             error = raised
         self._running.remove(part)
@@ -93,7 +93,7 @@ class Readers:
 
 
 class _Part:
-    """Runs that one thread reads. ``began``: the start, in seconds of the monotonic clock; 0 before it."""
+    """Runs that one thread reads. ``began``: when the reading began, by the monotonic clock; 0 until it begins."""
 
     def __init__(self, runs: Sequence[SlotRun]) -> None:
         self.began = 0.0
@@ -101,10 +101,10 @@ class _Part:
 
 
 class _Call:
-    """A call of :meth:`Readers.read`. ``parts``: those that have not ended yet. ``ended``: done at the end.
+    """A call of :meth:`Readers.read`. ``parts``: the parts that have not ended yet.
 
-    ``damaged`` is complete when ``ended`` is done. Threads change ``parts`` and ``damaged``. Only the event loop
-    changes the other fields.
+    ``ended``: done when the call has ended; then ``damaged`` is complete. Threads change ``parts`` and ``damaged``.
+    Only the event loop changes the other fields.
     """
 
     def __init__(self, directory: SsdDirectory, runs: Sequence[SlotRun]) -> None:
@@ -112,7 +112,7 @@ class _Call:
         self.ended: asyncio.Future[None] = self.loop.create_future()
         self.watch: asyncio.TimerHandle | None = None
         # A long call bypasses the page cache. Each of its runs is a part, so that all threads end at about the same
-        # time. A short call uses the cache: Linux reads ahead.
+        # time. A short call uses the cache, because Linux reads ahead there.
         blocks = sum(len(run.keys) for run in runs)
         self._is_direct = directory.is_long(blocks, max(len(runs), _LEAST_LONG_RUNS))
         parts = [[run] for run in runs] if self._is_direct else _cut(runs)
@@ -123,7 +123,7 @@ class _Call:
         self._lock = threading.Lock()
 
     def read(self, runs: Sequence[SlotRun], buffer: RunBuffer) -> None:
-        """Read runs in a thread."""
+        """Read runs. A thread of the Readers calls this."""
         for run in runs:
             contents, damaged = self._directory.read(run, buffer, direct=self._is_direct)
             with self._lock:
@@ -134,7 +134,7 @@ class _Call:
                     into[:] = content
 
     def end(self, part: _Part, error: BaseException | None) -> None:
-        """Note in a thread that a part has ended."""
+        """Record that a part has ended. A thread of the Readers calls this."""
         with self._lock:
             del self.parts[part]
             is_over = error is not None or not self.parts

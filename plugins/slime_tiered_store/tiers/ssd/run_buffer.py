@@ -68,7 +68,7 @@ class RunBuffer:
                 slot, end = number * self._slot_bytes, HEADER_BYTES + len(source)
                 padding = -end % ALIGNMENT  # an earlier block may have left bytes there
                 self._data[slot + end : slot + end + padding] = _ZEROS[:padding]
-                if end + padding < self._slot_bytes:  # a gap: the next block does not follow
+                if end + padding < self._slot_bytes:  # a gap: the next block does not follow directly
                     stretches.append((begin, slot + end + padding))
                     begin = slot + self._slot_bytes
         if begin < count * self._slot_bytes:

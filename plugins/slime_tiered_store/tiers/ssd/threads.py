@@ -13,11 +13,12 @@ logger = logging.getLogger(__name__)
 
 
 class StartedThreads:
-    """``count`` threads, which begin calls in the order of :meth:`submit`. The constructor raises RuntimeError.
+    """``count`` threads, which begin calls in the order of :meth:`submit`.
 
-    A process that ends without :meth:`close` does not wait for calls. ``ThreadPoolExecutor`` waits, and starts threads
-    in ``submit``. If the system refuses a thread, that ``submit`` raises, but leaves the call in the queue. The call
-    would run later, on memory that its caller then uses for something else.
+    The constructor raises RuntimeError if the system refuses a thread. A process that ends without :meth:`close` does
+    not wait for calls. ``ThreadPoolExecutor`` would wait for them, and it starts threads only in ``submit``: if the
+    system then refuses a thread, ``submit`` raises, but leaves the call in the queue. The call would run later, on
+    memory that its caller then uses for something else.
     """
 
     def __init__(self, count: int, name: str) -> None:
