@@ -44,7 +44,7 @@ provides = (
 
 
 def requires(options: argparse.Namespace) -> dict[str, str]:
-    """Return the component that the plugin needs, and the flags that provide it. With ``--hf-checkpoint``: none."""
+    """Return the component that the plugin needs, and the flags that provide it; {} if ``--hf-checkpoint`` is given."""
     return {} if options.hf_checkpoint else {"tokenizer": "--hf-checkpoint PATH, or --plugin engine"}
 
 

@@ -34,7 +34,10 @@ _SampleT = TypeVar("_SampleT")
 
 
 class RequestFailed(Exception):
-    """An error answer of the router or of an engine, or an answer that cannot be parsed. ``status``: its status."""
+    """An error answer of the router or of an engine, or an answer that cannot be parsed.
+
+    ``status``: the HTTP status of the answer.
+    """
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")

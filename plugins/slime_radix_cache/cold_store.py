@@ -11,7 +11,7 @@ __all__ = ["ColdStore", "StoredNote"]
 class StoredNote(Protocol):
     """One or more notes of one run, joined in ``content``. ``run``: the run's name. Notes and runs: see ColdStore.
 
-    ``place``: the place of the notes, for error messages. ``damage``: why there is no content, or "".
+    ``place``: the place of the notes, for error messages. ``damage``: the reason why no content could be read, or "".
     """
 
     @property
@@ -35,8 +35,8 @@ class ColdStore(Protocol):
     ``was_deleted(key)``: set this function if the store is shared. The store calls it for a record that is missing.
     The function returns True if a router has dropped the record, and raises if that cannot be known now.
 
-    ``session_of(key)``: set this to a function that returns the session of a record, None if it is not known. The store
-    names that session when the record is lost.
+    ``session_of(key)``: set this to a function that returns the session of a record, None if it is not known. If a
+    record is lost, the store names its session in the message.
 
     A *run* is one router process, from its start to its end. ``run``: the name of this run, 11 bytes; names of later
     runs are greater. Call :meth:`notes`, :meth:`adopt`, :meth:`replace_notes`, :meth:`shorten_notes` and :meth:`copy`,
@@ -59,25 +59,25 @@ class ColdStore(Protocol):
     async def notes(self) -> Sequence[StoredNote]:
         """Return the notes of earlier runs, earliest first, and begin the notes of this run. Raises StartupError.
 
-        Without ``stops_on_loss``, damaged notes are returned, too; then call :meth:`mend_notes`.
+        If ``stops_on_loss`` is False, damaged notes are returned, too. If there are any, call :meth:`mend_notes`.
         """
         ...
 
     async def mend_notes(
         self, notes: Sequence[Any], damage: Sequence[str], contents: Mapping[str, bytes]
     ) -> Sequence[StoredNote]:
-        """Replace damaged notes, those of ``contents`` (by place), and return ``notes`` with these contents.
+        """Write ``contents`` over damaged notes, and return ``notes`` with these contents. Raises StartupError.
 
-        ``notes``: the result of :meth:`notes`. ``damage``: place and reason of each damage, which counts as a loss.
-        Raises StartupError.
+        ``notes``: the result of :meth:`notes`. ``contents``: the new contents, by the place of the notes. ``damage``:
+        place and reason of each damage, which counts as a loss.
         """
         ...
 
     @property
     def uncopied(self) -> Sequence[StoredNote]:
-        """The notes in :meth:`notes` about records of this router that the shared store does not have yet.
+        """The notes in :meth:`notes` about records that are in another tier of this router.
 
-        The router has the records in another tier. If there are such notes, call :meth:`copy`.
+        The shared store may lack these records. If there are such notes, call :meth:`copy`.
         """
         ...
 
@@ -143,21 +143,20 @@ class ColdStore(Protocol):
         ...
 
     async def fetch(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
-        """Return the record of each key, None for a lost record. Raises if a record cannot be read now."""
+        """Return each key's record; None if it is lost, deleted or unknown. Raises if a record cannot be read now."""
         ...
 
     async def holds(self, key: bytes) -> bool:
-        """Return False if the record of ``key`` seems to be lost.
+        """Return False if the record of ``key`` is unknown or seems to be lost. Raises if the store cannot answer now.
 
-        This does not read the record, so only :meth:`read` tells for certain.
-        Raises if the store cannot answer now.
+        This does not read the record. Only :meth:`read` shows for certain whether it is lost.
         """
         ...
 
     async def read(self, key: bytes, into: memoryview) -> bool:
         """Fill ``into`` with the first bytes of the record of ``key``, without another copy.
 
-        Returns False if the record is lost, or shorter than ``into``. Raises if it cannot be read now.
+        Returns False if the record is lost, deleted, unknown or shorter than ``into``. Raises if it cannot be read now.
         """
         ...
 

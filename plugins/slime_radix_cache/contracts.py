@@ -175,8 +175,8 @@ class SessionTurns(Protocol):
     async def load(self, session: str) -> None:
         """Load the turns of ``session`` that are only in a store. Raises HTTPError.
 
-        Call this right before :meth:`turns` or :meth:`expect`, without an ``await`` in between. :meth:`context` and
-        :meth:`rows` can read the returned turns even after the session has moved to the store, or is deleted.
+        Call this right before :meth:`turns` or :meth:`expect`, without an ``await`` in between. The turns that those
+        return can be given to :meth:`context` and :meth:`rows` even after the session is moved to the store or deleted.
         """
         ...
 
@@ -241,7 +241,7 @@ class SideRecords(Protocol):
 
         The record is saved at the latest when an answer of its session is demoted, or when the router ends.
         ``content()`` is called when the record is saved or read. It returns the record's bytes, the same at each call.
-        ``parent``: empty for none.
+        ``parent`` is empty if the record continues no other record.
         """
 
     def save_soon(self, key: bytes) -> None:
@@ -266,7 +266,7 @@ class SideRecords(Protocol):
         """Return True if another router may still have to copy the record of ``key`` to the store."""
 
     async def fetch(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
-        """Return the contents of the records of ``keys``, None for a lost record.
+        """Return the contents of the records of ``keys``, None for a record that is lost or deleted.
 
         Raises HTTPError, also if one of the records is not copied to the store yet.
         """

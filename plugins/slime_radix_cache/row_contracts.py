@@ -42,8 +42,8 @@ class RowNotes(Protocol):
         """Note that the rows ``name`` of ``response`` are in ``records``: keys, each with a size in bytes.
 
         A later note about the same rows replaces this one. ``content``: plain values (numbers, strings, tuples, None)
-        that :meth:`TokenRows.restore` gets back unchanged. ``response`` None: the note is about the rows
-        ``name`` of all responses, such as the size of a row.
+        that :meth:`TokenRows.restore` gets back unchanged. If ``response`` is None, the note is about the rows
+        ``name`` of all responses; it may say how large a row is, for example.
         """
 
     def drop(self, keys: Sequence[bytes]) -> None:

@@ -15,7 +15,7 @@ _STATUS = {"stop": "COMPLETED", "length": "TRUNCATED", "abort": "ABORTED"}
 
 
 class NotExact(Exception):
-    """The retrieved tokens, or their routed experts, are not exact. ``reason``: why; ``answer``: the whole answer."""
+    """The retrieved tokens, or their routed experts, are not exact. ``reason``: the reason; ``answer``: the answer."""
 
     def __init__(self, answer: Mapping[str, Any]) -> None:
         experts = answer.get("routed_experts_reason")
@@ -23,7 +23,7 @@ class NotExact(Exception):
         self.answer = answer
         matched, size = answer["matched_length"], len(answer.get("text", answer["response"]))
         super().__init__(
-            f"the tokens are not exact: {self.reason} ({matched} of {size} characters were recorded); "
+            f"the answer is not exact: {self.reason} ({matched} of {size} characters were recorded); "
             "docs/plugins/radix_cache.md and docs/plugins/r3.md explain each reason"
         )
 
@@ -31,14 +31,16 @@ class NotExact(Exception):
 def fill_sample(sample: _SampleT, answer: Mapping[str, Any], *, allow_inexact: bool = False) -> _SampleT:
     """Fill ``sample`` from ``answer``, a retrieved answer or a record of a session; return ``sample``.
 
-    ``sample`` is any object with slime's attributes. Sets ``tokens`` to the ids of the whole text.
-    ``response_length`` counts the tokens from the first token with loss mask 1 on; ``loss_mask`` and
-    ``rollout_log_probs`` have that length. ``weight_versions`` has each version once, in order. ``status`` is set
-    if the finish reason is stop, length or abort, and the sample's class has a ``Status``. ``prompt`` and
-    ``response`` are set only if ``answer`` is a record of a session. A record without a finish reason is aborted:
-    its stream broke off, or still runs. ``rollout_routed_experts`` (int32, ``[tokens - 1, layers, top_k]``) is set
-    if routed experts were asked for; it is None if they are not exact. Raises NotExact for an answer that is not
-    exact. With ``allow_inexact``, such an answer is used, and missing logprobs are NaN.
+    ``sample`` is any object with slime's attributes. ``tokens`` gets the ids of the whole text. ``response_length`` is
+    the number of tokens from the first one whose loss mask is 1 to the end, and 0 if there is no such token;
+    ``loss_mask`` and ``rollout_log_probs`` have one value for each of these tokens. ``weight_versions`` has each
+    version once, in order. ``status`` is set if the finish reason is stop, length or abort, and the sample's class has
+    a ``Status``. ``prompt`` and ``response`` are set only if ``answer`` is a record of a session. A record without a
+    finish reason gets the status ABORTED, whether its stream broke off or still runs. ``rollout_routed_experts``
+    (int32, ``[tokens - 1, layers, top_k]``) is set if routed experts were asked for; it is None if they are not exact.
+
+    Raises NotExact for an answer that is not exact. If ``allow_inexact`` is True, such an answer is used, and missing
+    logprobs are NaN.
     """
     is_exact = answer["exact"] and answer.get("experts_exact", True)
     if not is_exact and not allow_inexact:

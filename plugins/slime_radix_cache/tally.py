@@ -35,7 +35,8 @@ class Tally:
         self.unrecorded_by_kind: Counter[str] = Counter()
         self.contradictions: Counter[str] = Counter()
         self._unknown_fields: set[str] = set()
-        #: Sequences by the path of the client's request, and by the kind of the reason why not exact, or "exact".
+        #: Sequences by the path of the client's request, and by the kind of the reason why their tokens are not exact
+        #: ("exact" if they are).
         self.generated: Counter[tuple[str, str]] = Counter()
         self.answers: Counter[str] = Counter()
         self.aborts: Counter[str] = Counter()

@@ -74,7 +74,7 @@ def offer_metrics(metrics: Metrics | None, records: ColdRecords) -> None:
     for key, name, help in _COUNTERS:
         metrics.counter(f"slime_store_{name}_total", help, each(key), ["tier"])
     metrics.gauge("slime_store_records", "Records that the store keeps.", lambda: len(records))
-    metrics.gauge("slime_store_record_blocks", "Blocks of the records that the store keeps.", lambda: records.num_blocks)
+    metrics.gauge("slime_store_record_blocks", "Blocks of the kept records.", lambda: records.num_blocks)
     metrics.counter(
         "slime_store_record_waits_total", "Writes that waited for room in the store.", lambda: records.waits
     )

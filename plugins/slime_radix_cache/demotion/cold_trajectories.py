@@ -187,7 +187,7 @@ class ColdTrajectories:
     async def load_text(self, text: bytes, session: str | None, *, asks: bool = False) -> None:
         """Promote all segments that a search for ``text`` by ``session`` may meet. Raises StoreFailed.
 
-        ``asks``: a request of the session begins right after the search. Raises NotNoted if that cannot be noted.
+        ``asks``: a request of the session begins right after the search. Raises NotNoted if no note can say so.
         """
         if self._store is not None:
             known = self._demotion.directory
@@ -212,7 +212,7 @@ class ColdTrajectories:
             await self._load(found, session)
 
     async def load_session(self, session: str) -> None:
-        """Promote all responses of ``session``, and all contexts with the same texts. Raises StoreFailed."""
+        """Promote all responses of ``session``, and what a search for their texts may meet. Raises StoreFailed."""
         if self._store is None:
             return
         await self._look()

@@ -21,7 +21,7 @@ from slime_radix_cache.demotion.notes import Begun, Copying, Dropped, Ended, Run
 
 __all__ = ["CLOSING", "Copies", "NotCopied", "beginnings_of", "opening"]
 
-#: How many bytes at the beginning of a key are the same for all keys of one process.
+#: The number of bytes of a beginning. All keys of one process have the same beginning.
 _BEGINNING_BYTES = 8
 #: How many notes are written together.
 _TOGETHER = 4096

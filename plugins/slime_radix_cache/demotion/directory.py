@@ -13,7 +13,7 @@ from slime_radix_cache.index.segments import Giver, Versions
 __all__ = ["ANY_BYTE", "Directory", "Entry", "IdPlace", "State", "TextPlace"]
 
 _K = TypeVar("_K")
-#: The value of ``first`` in a TextPlace where the segment's text ends: a text may go on there with any byte.
+#: The value of ``first`` if nothing of the segment's text follows the place: any byte may follow in a text.
 ANY_BYTE = -1
 
 

@@ -14,8 +14,8 @@ __all__ = ["NoteReader"]
 class NoteReader:
     """Reads stored notes. ``twice``: stored notes that are read twice.
 
-    ``salvages``: damaged parts are left out, and :attr:`damage` has place and reason of each. Otherwise they raise
-    DamagedNote.
+    If ``salvages`` is True, damaged parts are left out, and :attr:`damage` has place and reason of each. Otherwise, a
+    damaged part raises DamagedNote.
     """
 
     def __init__(self, *, salvages: bool = False, twice: Iterable[StoredNote] = ()) -> None:
@@ -37,11 +37,11 @@ class NoteReader:
         return notes
 
     def is_damaged(self, stored: StoredNote) -> bool:
-        """Return True if a part of ``stored``, which was read, is damaged."""
+        """Return True if :meth:`read` has left out a damaged part of ``stored``."""
         return stored.place in self.salvaged
 
     def mended(self, begun: RunBegun, marks: Sequence[Any]) -> dict[str, bytes]:
-        """Return contents in place of those with damage, by place: what could be read of them, and ``marks``."""
+        """Return new contents for the damaged stored notes, by place: the notes that could be read, and ``marks``."""
         return {place: packed([begun, *notes, *marks]) for place, notes in self.salvaged.items()}
 
     def _intact(self, stored: StoredNote) -> Sequence[Any]:

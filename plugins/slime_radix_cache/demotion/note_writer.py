@@ -1,6 +1,6 @@
 """Writer of notes to the store's log, in the order in which they are added.
 
-Notes that come during a write are written together.
+Notes that come during a write are written together in the next write.
 """
 
 from __future__ import annotations

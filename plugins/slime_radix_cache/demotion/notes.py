@@ -53,8 +53,9 @@ class RunBegun(NamedTuple):
 
 
 class Demoted(NamedTuple):
-    """A segment in the store. ``key`` and ``parent``: keys of its record and of its parent's record (empty: none).
+    """A segment in the store. ``key``: the key of its record.
 
+    ``parent``: the key of its parent's record; empty if it has no parent.
     ``size``: bytes of the record. ``givers`` and ``is_odd``: see Giver. Other fields: see Entry and State.
     """
 
@@ -109,7 +110,10 @@ class Unanswered(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A mark of a loss, by digest. ``kind``: "session" or "text"."""
+    """Something of a session, or of a text, is lost. ``kind``: "session" or "text".
+
+    ``first`` and ``second``: the digest of that session or text.
+    """
 
     kind: str
     first: int
@@ -127,7 +131,7 @@ class SideRecord(NamedTuple):
 
 
 class AskedAgain(NamedTuple):
-    """``place`` may get several side records, and some of them may be in memory only."""
+    """The same request came again, so ``place`` may get several side records. Some of them may be in memory only."""
 
     place: bytes
 
@@ -139,8 +143,8 @@ class Ended(NamedTuple):
 class Rows(NamedTuple):
     """The rows ``name`` of the response with the record ``key`` are in the store. Rows: see RowNotes in the contracts.
 
-    Empty ``key``: the note is about the rows ``name`` of all responses. ``content``: plain values for the owner of the
-    rows. ``records``: keys, each with a size in bytes.
+    If ``key`` is empty, the note is about the rows ``name`` of all responses. ``content``: plain values for the owner
+    of the rows. ``records``: the keys of the records in the store that have the rows, each with its size in bytes.
     """
 
     key: bytes

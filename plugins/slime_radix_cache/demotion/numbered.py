@@ -59,7 +59,7 @@ class NumberedSegments:
         self.segments[serial] = segment
 
     def merge(self, segment: Segment, serial: int, other: int) -> None:
-        """Give ``segment`` this ``serial``. From now on ``other``, an equal segment's serial, also means it."""
+        """Give ``segment`` this ``serial``. From now on ``other``, the serial of an equal segment, also means it."""
         self.renumber(segment, serial)
         self.noted.pop(other, None)
         self._merged[other] = serial

@@ -20,7 +20,7 @@ class OpenSessions:
         self._demotion = demotion
         self._writer = writer
         self._open: set[str] = set()
-        #: Open sessions whose requests do not wait: the note is written, or a request has waited too long for the note.
+        #: Open sessions whose requests need not wait for the note: it is written, or a request has waited too long.
         self._noted: set[str] = set()
 
     def __contains__(self, session: str) -> bool:

@@ -112,8 +112,8 @@ class OtherRouters:
     async def was_deleted(self, key: bytes) -> bool:
         """Return True if a router has dropped the record of ``key``, according to the notes written until now.
 
-        A router notes that before it deletes the record. Raises what :meth:`look` raises, and NotCopied if the record
-        may still come.
+        A router writes this note before it deletes the record. Raises what :meth:`look` raises, and NotCopied if the
+        record may still come.
         """
         await self.look()
         demotion, runs = self._demotion, self._demotion.runs

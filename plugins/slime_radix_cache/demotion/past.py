@@ -55,9 +55,9 @@ class Past:
     ``copies``: unfinished copies of other routers to the store. ``hidden``: segments that these copies may bring.
     ``waiting``: segments that continue hidden ones.
 
-    ``here``: the notes about records that this router is about to copy to the store. Its earlier copies, whose runs are
-    ``replaced``, do not count. ``gone``: keys of records that an earlier copy wanted to bring, and that this router
-    does not have any more.
+    ``here``: the notes about records that this router is about to copy to the store. The notes of its earlier,
+    unfinished copies, whose runs are ``replaced``, do not count. ``gone``: keys of records that an earlier copy was to
+    bring, and that this router does not have any more.
 
     ``reader`` reads the notes. If it leaves out damaged ones, all sessions of the other notes are lost, and answers to
     requests without a session, too: a damaged note may have been about any of them. ``marks``: notes that say so.
@@ -117,7 +117,7 @@ class Past:
         for stored in notes:
             try:
                 some = self._reader.read(stored)
-                # The first note of the run may be among the damaged ones: then another run proves the tokenizer.
+                # The first note of the run may be damaged. Then another run must show that the tokenizer is the same.
                 is_begun = is_begun or self._reader.is_damaged(stored)
                 for note in some:
                     if isinstance(note, RunBegun):
@@ -222,7 +222,7 @@ class Past:
         return [session for session in found if session is not None]
 
     def _are_needed(self, note: Rows) -> bool:
-        """Return True if ``note`` is about all rows, or if its response is known or may be noted later.
+        """Return True if ``note`` is about all responses, or if its response is known or may be noted later.
 
         If the store is not shared, a note about one response is needed only if none of its records was dropped.
         """

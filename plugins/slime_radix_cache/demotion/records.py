@@ -19,7 +19,7 @@ def packed_record(record: Asked | Answered) -> bytes:
 
 
 def read_record(content: bytes | None, serial: int) -> Asked | Answered | None:
-    """Return the record in ``content``; None if it is missing or damaged, or if its serial has another counter.
+    """Return the record in ``content``; None if it is missing or damaged, or its counter is not that of ``serial``.
 
     The other part of a serial, the place of the run (see Runs), may differ between processes.
     """

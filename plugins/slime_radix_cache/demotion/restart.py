@@ -57,12 +57,12 @@ async def restore(
         copied = opening(begun, here.beginnings, here.sessions, facts, past.gone, past.replaced)
         await _written(store.copy(copied, CLOSING))
     if store.keeps_notes:
-        # Before this run has samples: by this note, later starts see that samples may be lost.
+        # The note is written before this run has samples. It shows later starts that samples may be lost.
         await _written(store.note(packed([begun, *past.marks])))
     _follow(demotion, trajectories, writer, past)
     gone_rows = tuple(key for note in past.rows for key, _ in note.records if key in gone)
     if gone_rows:
-        writer.add(DroppedRows(gone_rows))  # so that the next start does not miss them again
+        writer.add(DroppedRows(gone_rows))  # so that the next start does not count them as lost again
     demotion.damaged = lambda serial: store.damaged(demotion.runs.key(serial))
     entries = sorted(
         (entry_of_note(note, demotion.runs) for note in past.segments.values()), key=lambda one: one.serial

@@ -84,7 +84,7 @@ class RowNotes:
             await self._writer.flush()
 
     async def save_of(self, segments: Iterable[Segment]) -> None:
-        """Put the rows of those ``segments`` and ancestors that are saved into the store, if it outlives the router.
+        """Put rows into the store, if it outlives the router: those of all ``segments`` and ancestors that are saved.
 
         Rows that the store does not take in time stay in memory. When the call returns, the notes about all other rows
         are written. O(all these segments).

@@ -259,7 +259,7 @@ class SideRecords:
         self._drop(key)
 
     def lose(self, session: str | None) -> None:
-        """Mark ``session``, which lost a record; None: requests without a session lost one."""
+        """Mark ``session`` as having lost a record. If it is None, mark the requests without a session."""
         if session is None:
             self._losses.texts.add(b"")
         else:

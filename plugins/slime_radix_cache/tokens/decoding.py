@@ -29,7 +29,8 @@ class Decoder(NamedTuple):
 def decoder_of(tokenizer: Tokenizer) -> Decoder:
     """Return a decoder for ``tokenizer``.
 
-    If the Rust tokenizer inside it gives the same texts, the decoder does not call transformers: half the cost or less.
+    If the Rust tokenizer inside ``tokenizer`` gives the same texts, the decoder calls that instead of transformers, at
+    half the cost or less.
     """
     own = own_copy(tokenizer)
     if own is None or not _only_delegates(tokenizer):

@@ -1,4 +1,4 @@
-"""Tokenisation of texts, off the event loop if long, with a cache of common parts."""
+"""Tokenisation of texts, with a cache of common parts. Long texts are tokenised off the event loop."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class PromptTooLong(BadRequest):
 class Encoder:
     """Tokenizer of prompts.
 
-    If the tokenizer has a Rust tokenizer inside, as most transformers tokenizers have, a copy of that is used, since
-    transformers sets truncation and padding on the original. Of the copy's calls, only those for a batch release the
+    If the tokenizer has a Rust tokenizer inside, as most transformers tokenizers have, a copy of the Rust tokenizer is
+    used, since transformers sets truncation and padding on the original. Only calls for a batch of texts release the
     GIL. Any other tokenizer is called directly, and must be safe to call from several threads. ``abilities``: results
     of the tests of the tokenizer. ``max_tokens``: limit for one prompt.
     """

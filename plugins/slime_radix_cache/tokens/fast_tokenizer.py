@@ -76,8 +76,9 @@ def reference_of(own: tokenizers.Tokenizer) -> Batch:
 def fast_copy(own: tokenizers.Tokenizer) -> _Fast | None:
     """Return the faster tokenizer of the same vocabulary, or None.
 
-    None if ``fastokens`` is not installed. Also None if ``fastokens`` cannot read the vocabulary, or fails on a text or
-    makes other ids of it; the reason is logged. Takes about 4 s for 150,000 tokens, 0.1 s for 1,000; once per process.
+    The result is None if ``fastokens`` is not installed. It is also None, with the reason in the log, if ``fastokens``
+    cannot read the vocabulary, fails on a text, or makes other ids of a text than ``own``. The call takes about 4 s for
+    150,000 tokens and 0.1 s for 1,000, once per process.
     """
     try:
         read = importlib.import_module("fastokens").Tokenizer.from_json_str
@@ -111,8 +112,8 @@ def _checked(read: Callable[[str], _Fast], own: tokenizers.Tokenizer) -> _Fast |
 class ComparedTokenizer:
     """A tokenizer that encodes all texts with ``fast``, and some of them with ``reference`` too, to compare the ids.
 
-    At the first difference, ``fast`` is dropped. At a failure, it is dropped if ``reference`` can encode the texts;
-    else the error of ``reference`` is raised. Safe to call from several threads.
+    At the first difference, ``fast`` is dropped. If ``fast`` fails on texts that ``reference`` can encode, it is
+    dropped, too. If both fail, the error of ``reference`` is raised. Safe to call from several threads.
     """
 
     def __init__(self, fast: _Fast, reference: Batch) -> None:
@@ -146,7 +147,7 @@ class ComparedTokenizer:
         return self._reference(texts, framed)
 
     def _agree(self, fast: _Fast, text: str, framed: bool) -> bool:
-        """Return True if both tokenizers make the same ids of ``text``. Of a long text, the beginning is compared."""
+        """Return True if both tokenizers make the same ids of ``text``, or of the beginning of a long ``text``."""
         begin = text[:_COMPARED_CHARACTERS]
         return list(fast.encode(begin, framed).ids) == list(self._reference([begin], framed)[0])
 

@@ -18,7 +18,7 @@ __all__ = ["SHORT_PART", "Part", "Parts", "cut"]
 
 #: Texts with at least so many characters are tokenised in a thread: about 1 ms of work, far more than the switch costs.
 _LONG_TEXT = 4096
-#: Shorter pieces between two seams (see Abilities) are joined with the next pieces: each part costs about 1 µs.
+#: Shorter pieces between two seams (see Abilities) are joined with the next ones, because each part costs about 1 µs.
 SHORT_PART = 512
 _OVERHEAD_BYTES = 300
 

@@ -9,7 +9,10 @@ __all__ = ["SpecialTokens", "any_of"]
 
 
 class SpecialTokens:
-    """Search in UTF-8 texts for ``texts``. None of them may begin at the second or a later character of another one."""
+    """Search for the special tokens ``texts`` in UTF-8 texts.
+
+    No special token may begin at the second or a later character of another one.
+    """
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         spelt = sorted(set(texts))
@@ -28,7 +31,7 @@ class SpecialTokens:
 
 
 def any_of(texts: Iterable[str]) -> str:
-    """Return a regular expression for any of ``texts`` that reads each character once, not once per text.
+    """Return a regular expression that finds any of ``texts``. It reads each character once, not once per text.
 
     If one text is a prefix of another, the expression finds the shorter text.
     """

@@ -167,7 +167,7 @@ class _Reading:
         return spelt
 
     def behind(self, ids: Sequence[int], visible: int) -> str:
-        """Return the text of the tokens after the first ``visible``; empty if no client could write that text."""
+        """Return the text of the tokens after the first ``visible`` ones; empty if no client could write that text."""
         if not self._lead:
             return _anchored(self._decode(ids[visible:], False))
         whole, shown = self.text(ids, False), self.text(ids[:visible], False)

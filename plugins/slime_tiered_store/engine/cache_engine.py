@@ -158,7 +158,7 @@ class CacheEngine:
         self._settle(node)
 
     def begin_reading(self, keys: Iterable[BlockKey]) -> list[Block]:
-        """Claim the recovered blocks of ``keys`` for a read. Other plans that need them can wait, see ``on_settled``."""
+        """Claim recovered blocks of ``keys`` for a read. Other plans that need them can wait, see ``on_settled``."""
         blocks = self.claim(keys)
         self.reading.update(block.key for block in blocks)
         return blocks
@@ -174,7 +174,7 @@ class CacheEngine:
         self.recovered.put_back((block.key, block.id) for block in blocks if block.key in kept)
 
     def still_read(self, blocks: list[Block], epoch: int) -> set[BlockKey]:
-        """Return the keys of those ``blocks`` of ``begin_reading`` that have been neither forgotten nor reset since then.
+        """Return the keys of those ``blocks`` of ``begin_reading`` that were neither forgotten nor reset since then.
 
         ``epoch``: the epoch in which the blocks were claimed.
         """

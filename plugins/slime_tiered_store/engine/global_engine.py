@@ -279,7 +279,7 @@ class GlobalCacheEngine:
             engine.reset()
 
     def _note_loss(self, engine: CacheEngine, node: RadixNode, start: int) -> None:
-        """Add to ``losses`` the keys of those blocks of ``node``, from ``start`` on, that no other tier is known to have."""
+        """Add to ``losses`` the keys of blocks of ``node``, from ``start`` on, that no other tier is known to have."""
         path = PathKeys(node)
         others = [other for other in self.cache_engines if other is not engine]
         held = max((other.index.num_ready(path.key, len(path)) for other in others), default=0)

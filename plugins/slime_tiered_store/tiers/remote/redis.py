@@ -36,8 +36,8 @@ _COMPLETE = f"{NOTES_FOLDER}/"
 class RedisClient:
     """Objects under the keys ``slime-store:NAME``, and a set with the names of the notes.
 
-    Notes are written or deleted in the same transaction in which the set changes. So once the set is complete, it always
-    has the names of all notes that exist.
+    Notes are written or deleted in the same transaction in which the set changes. So once the set is complete, it
+    always has the names of all notes that exist.
 
     ``url``: ``redis[s]://[USER:PASSWORD@]HOST[:PORT][/DB]``. Raises SettingsError.
     """

@@ -125,7 +125,7 @@ class RemoteTier:
 
     async def holds(self, keys: Sequence[BlockKey]) -> int:
         """Return the number of leading ``keys`` that are stored. Raises TierFailed when the answer is unknown."""
-        count, step = 0, 1  # one call first: if blocks of a sequence are missing, the first block is usually one of them
+        count, step = 0, 1  # one call first: if a sequence is not complete, it usually lacks its first block, too
         while count < len(keys):
             found = await self._each("holds", self._exists, keys[count : count + step], step)
             if not all(found):
