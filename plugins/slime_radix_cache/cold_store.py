@@ -39,9 +39,9 @@ class ColdStore(Protocol):
     record is lost, the store names its session in the message.
 
     A *run* is one router process, from its start to its end. ``run``: the name of this run, 11 bytes; names of later
-    runs are greater. Call :meth:`notes`, :meth:`adopt`, :meth:`replace_notes`, :meth:`shorten_notes` and :meth:`copy`,
-    in this order, before all other methods. The store opens before the lifespans of other plugins begin, and closes
-    after they end.
+    runs are greater. Call :meth:`notes`, :meth:`mend_notes` (if notes are damaged), :meth:`adopt`,
+    :meth:`replace_notes`, :meth:`shorten_notes` and :meth:`copy` in this order, before all other methods. The store
+    opens before the lifespans of other plugins begin, and closes after they end.
     """
 
     wait_s: float

@@ -40,10 +40,10 @@ class ColdRecords:
 
     A store evicts blocks, but a record must stay until it is forgotten. So a record counts as kept only when it is in
     the *home*: the remote tier if there is one, else the SSD, else memory. Records use at most 15/16 of the blocks of
-    the home: the rest is for forgotten blocks that are still in use. Records that exceed this wait until others are
-    forgotten. A remote tier has more blocks than the SSD (see tiers.settings), so it can become the home of all records
-    whose home was the SSD. Notes about records are in the log of the home. Memory has no log: if it is the home,
-    neither records nor notes outlive the router. For other methods and attributes see slime_radix_cache.cold_store.
+    the home: the rest is for forgotten blocks that are still in use. A record for which too few blocks are left waits
+    until others are forgotten. A remote tier has more blocks than the SSD (see tiers.settings), so it can become the
+    home of all records whose home was the SSD. Notes about records are in the log of the home. Memory has no log, so
+    neither records nor notes outlive a router whose home is memory. See also slime_radix_cache.cold_store.
     """
 
     def __init__(self, *, wait_s: float, stops_on_loss: bool) -> None:
@@ -172,7 +172,7 @@ class ColdRecords:
     async def adopt(self, sizes: Mapping[bytes, int]) -> list[bytes]:
         """Keep records of earlier runs, and return the keys of missing ones. ``sizes``: bytes of each record, by key.
 
-        Blocks that no kept record needs are dropped, unless the home is shared: then this router may learn of further
+        If the home is not shared, blocks that no kept record needs are dropped; else the router may learn of further
         records later. If a tier is a SharedTier, no key is returned: only a read can tell that a record is lost.
         Raises StartupError if records are lost and ``stops_on_loss`` is set; then nothing is dropped.
         """

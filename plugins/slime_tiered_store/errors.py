@@ -123,11 +123,11 @@ class BlockReplaced(BlockCorrupt):
 
 
 class StaleMatch(StoreError):
-    """A match that an insert was given is out of date, or ends at an unready node. The caller must match again."""
+    """An insert got a match that is out of date, or that ends at an unready node. The caller must match again."""
 
 
 class RowsDiffer(StoreError):
-    """Equal tokens came with other rows than the stored rows. ``block``: the first block that differs.
+    """A put has other rows than those stored for the same tokens. ``block``: the first block that differs.
 
     Rows may depend only on the namespace and the tokens. Put anything else they depend on into ``Namespace.variant``.
     """
@@ -166,8 +166,8 @@ class RecordLost(StoreError):
     def __init__(self, count: int, first: str) -> None:
         super().__init__(
             f"the store has lost {count} {'record' if count == 1 else 'records'} that it had kept, the first one: "
-            f"{first}; start the router again, with --store-on-loss mark to go on at such losses: sessions "
-            "without all of their tokens are marked as not complete"
+            f"{first}; start the router again; with --store-on-loss mark it goes on after such losses, and marks "
+            "sessions without all of their tokens as not complete"
         )
         self.count = count
         self.first = first

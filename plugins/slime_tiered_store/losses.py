@@ -21,7 +21,7 @@ _MISSING, _DAMAGED = "no tier has it intact", "is damaged"
 
 
 class RecordLosses:
-    """Decides which missing records are lost, and counts these and the damaged ones.
+    """Decides which missing records are lost, and counts the lost and the damaged records.
 
     ``kept``: the keys of the records that should be there. If ``stops`` is True, losses at the start raise
     StartupError, and the first later loss makes :meth:`stop` raise RecordLost. If ``stops`` is False, losses are
@@ -58,8 +58,8 @@ class RecordLosses:
         if was_deleted is not None:
             if await _answer(was_deleted(key)):
                 return None
-            # Another router may have written the record after the first read, and its note before was_deleted read the
-            # notes. If the second read misses the record, too, the record was deleted meanwhile, or it is lost.
+            # Another router may have written the record after the first read, and the note about it before was_deleted
+            # read the notes. If the second read misses the record, too, it was deleted meanwhile, or it is lost.
             found = await read()
             if found is not None or await _answer(was_deleted(key)):
                 return found
@@ -119,7 +119,7 @@ class RecordLosses:
         logger.error("%s: the blocks are dropped, and all records of earlier runs are lost", found)
 
     def in_notes(self, damage: Sequence[str]) -> None:
-        """Count each damaged note as a loss: its records are not known. ``damage``: place and reason of each note."""
+        """Count each damaged note as a loss, since its records are not known. ``damage``: place and reason of each."""
         self.count += len(damage)
         for each in damage:
             logger.error(

@@ -109,7 +109,7 @@ class Move:
         still_there, _, damaged_since = await self._read(there, 0)
         self._home.forget(list(set(there).difference(still_there, damaged_since)))
         for block, error in damaged.items():
-            if not await self._home.holds([block.key]):  # an earlier run may have copied it
+            if not await self._home.holds([block.key]):  # an earlier run may have copied the block
                 self._damaged[block] = error
 
     async def _read(

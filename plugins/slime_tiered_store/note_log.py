@@ -1,4 +1,4 @@
-"""An append-only log of notes: objects of a remote store, or files. ``note_objects`` explains notes and their names."""
+"""An append-only log of notes, in objects of a remote store or in files. See ``note_objects`` for their names."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ class NoteLog:
         """Write the latest notes into one object, and delete the objects of the single notes. A failure is logged.
 
         In a shared log, the objects of single notes are deleted only at the next join: another router may be reading
-        them right now. After a failure, some of them may stay.
+        them right now. After a failure, some objects of single notes may stay.
         """
         tail, self._tail = self._tail, []
         if len(tail) == 1:

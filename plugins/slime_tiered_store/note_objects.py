@@ -3,12 +3,12 @@
 A note says what the router did with records, such as which records it wrote or deleted.
 Notes are in objects ``notes/RUN.FIRST-LAST``. RUN is the name, in hex, of the run that wrote the notes. (A run is one
 router process.) Each run numbers its notes from 1; FIRST and LAST are the numbers of the first and the last note in the
-object. Notes are joined into larger objects later, so a note may be in several objects. A reader may read any of the
-objects, if those that it reads have all numbers together.
+object. Notes are joined into larger objects later, so a note may be in several objects. A reader needs only so many
+objects that it gets the note of each number.
 
 An object ``notes/RUN.whole`` says that only the notes of RUN and of later runs are needed. An object
-``notes/RUN.moved`` says that the store of this log has copies of all intact records that are named in the log of
-another store, and that this log has the notes about them. RUN is the latest run in the other log.
+``notes/RUN.moved`` says that the log of another tier, whose latest run is RUN, was copied: its notes to this log, and
+the intact records that it names to the tier of this log.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def note_objects(names: Iterable[str]) -> list[NoteObject]:
 
 
 def needed_and_missing(names: Iterable[str]) -> tuple[list[NoteObject], list[NoteObject]]:
-    """Return the objects to read, in order, and for each gap in the numbers of a run's notes an object that fits it."""
+    """Return the objects to read, in order, and the missing ones: one for each gap in the numbers of a run's notes."""
     names = list(names)
     whole = max((found[1] for found in map(_WHOLE.fullmatch, names) if found), default="")
     objects: list[NoteObject] = []

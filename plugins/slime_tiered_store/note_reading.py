@@ -12,8 +12,7 @@ from slime_tiered_store.tiers.remote.client import RemoteError
 __all__ = ["again_if_changed", "contents_of"]
 
 _AT_ONCE = 16
-#: If another router joins notes while they are read, all notes are read again: the largest number of reads in all, and
-#: the seconds between two reads.
+#: The most reads, and the seconds between two reads. All notes are read again if another router joins some meanwhile.
 _READS, _READ_AGAIN_S = 4, 0.05
 
 
@@ -35,8 +34,8 @@ async def contents_of(
 ) -> dict[str, bytes]:
     """Return the contents of ``objects``, by name; ``read(name)`` returns one content. Raises RemoteError.
 
-    With ``damage``, an object that cannot be read is left out, and the reason is added to ``damage``. An object that
-    does not exist any more still raises NotesChanged.
+    If ``damage`` is given, an object that cannot be read is left out, and the reason is added to ``damage``. But an
+    object that does not exist any more raises NotesChanged in any case.
     """
     found: dict[str, bytes] = {}
     errors: list[RemoteError] = []

@@ -73,11 +73,11 @@ class RecoveredBlocks(Mapping[BlockKey, int]):
         return self._ids[place]
 
     def contains(self, keys: bytes) -> npt.NDArray[np.bool_]:
-        """Return, for each of ``keys`` (16 bytes a key), whether it is there. Call this before blocks are put back."""
+        """Return, for each of ``keys`` (16 bytes a key), whether it is there. Blocks that were put back are not."""
         return self._places_of(keys) >= 0
 
     def without(self, keys: bytes) -> list[BlockKey]:
-        """Return the keys of all blocks, except ``keys`` (16 bytes a key). Call this before blocks are put back."""
+        """Return the keys of all blocks except ``keys`` (16 bytes a key), and except blocks that were put back."""
         rest = np.frombuffer(self._is_there, bool).copy()
         places = self._places_of(keys)
         rest[places[places >= 0]] = False

@@ -205,9 +205,9 @@ class TieredStore:
                 raise error
 
     async def _shared_blocks(self, sequence_meta: SequenceMeta) -> int:
-        """Return the number of leading blocks that an index knows or, after these, the remote tier has.
+        """Return the number of leading blocks that an index has, plus the number of next blocks in the remote tier.
 
-        Return 0 if there is no remote tier, or if an index knows all blocks: then the remote tier is not asked.
+        Return 0 if there is no remote tier, or if an index has all blocks, so that the remote tier need not be asked.
         """
         ready = max(
             engine.index.num_ready(sequence_meta.key, sequence_meta.num_blocks)
@@ -237,7 +237,7 @@ class TieredStore:
     async def _run(self, plan: Plan, release: bool) -> Exception | None:
         """Submit a plan, and wait until its frames are ready. Return the error of a transfer, or None.
 
-        With ``release``, release the plan at once, and wait until all its transfers have ended.
+        If ``release`` is True, release the plan at once, and wait until all its transfers have ended.
         """
         assert self._executor is not None  # narrowing: the store was open just now, when the plan was made
         done, copied, errors = Event(), Event(), list[Exception]()

@@ -1,6 +1,7 @@
 """The interface of a tier: a place that keeps blocks of equal size.
 
-The engine decides which block lies where; a tier moves bytes and takes no decision. There are three kinds:
+The engine of the store (see ``engine``) decides which block lies where; a tier moves bytes and takes no decision. There
+are three kinds of tiers:
 
 - ``MemoryTier``: an arena. The engine reads and writes its blocks in place.
 - ``Tier``: a device with slots, such as files on an SSD. A block lies in the slot ``Block.id``.

@@ -108,7 +108,7 @@ async def test_process_that_lost_records_ends_at_once_and_the_next_one_finds_the
                 f"the store has lost 1 record that it had kept, the first one: --store-ssd {disk.as_uri()}"
                 in line
             )
-            assert "no tier has it intact; start the router again, with --store-on-loss mark" in line
+            assert "no tier has it intact; start the router again; with --store-on-loss mark" in line
             third = await routers.serve()
             complete = [name for name in rollout.journal if await rollout.check(name)]
             assert len(complete) == len(rollout.journal) - 1

@@ -64,7 +64,7 @@ class ColdTrajectories:
 
     @asynccontextmanager
     async def kept_in(self, store: ColdStore, tokenizer: str, tasks: TaskGroup) -> AsyncIterator[None]:
-        """Restore what was demoted to ``store``; demote to it in ``tasks``; at the end save all if ``keeps_notes``.
+        """Restore what ``store`` has, demote to it in ``tasks``, and save all at the end if it ``keeps_notes``.
 
         ``tokenizer``: the tokenizer's fingerprint. Call this before anything is recorded. Raises StartupError.
         """

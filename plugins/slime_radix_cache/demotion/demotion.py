@@ -220,7 +220,7 @@ class Demotion:
     def _merge(self, segment: Segment, serial: int) -> None:
         """Merge the promoted prompt ``serial`` with ``segment``, an equal prompt that was recorded meanwhile."""
         other = self.memory.serials[segment]
-        # The log of notes must have the serial that stays: notes about the prompt's children name it as their parent.
+        # The serial that stays must be in the log: notes about the prompt's children name it as their parent.
         first, last = sorted((serial, other)) if self.memory.is_saved(segment) else (serial, other)
         moved = self.directory.children(last)
         self.directory.adopt(last, first)

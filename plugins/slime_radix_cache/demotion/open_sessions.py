@@ -29,9 +29,9 @@ class OpenSessions:
     async def begin(self, session: str) -> None:
         """Open ``session``, and wait until the log says so.
 
-        If that takes too long, a session of which the log cannot have notes yet is marked as lost. Its request can
-        begin: the log will have this note before all others about the session. For any other session, raises NotNoted:
-        without the note, the log would still call the session settled.
+        If that takes too long, and the log cannot have notes about the session yet, the session is marked as lost. Its
+        request can begin, since this note will be the first one about the session in the log. If the log may have notes
+        about the session, raises NotNoted: without the new note, the log would still call the session settled.
         """
         if session not in self._open:
             self._open.add(session)

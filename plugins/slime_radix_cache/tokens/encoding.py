@@ -31,8 +31,8 @@ MAX_TOKENS = 1 << 20
 #: A text with more characters than this times the limit is refused without tokenising it. Few texts have so many
 #: characters per token.
 _MOST_CHARACTERS = 16
-#: In characters. A part longer than _LONG_PART is cut at a place where that is safe. Without such a place, it may have
-#: up to _LONGEST_PART characters.
+#: In characters. A part longer than _LONG_PART is cut where a cut is safe. A part without such a place may have up to
+#: _LONGEST_PART characters.
 _LONG_PART = 1 << 15
 _LONGEST_PART = 1 << 20
 #: About how many characters are tokenised in one call: a tokenizer needs a hundred times their size in memory.

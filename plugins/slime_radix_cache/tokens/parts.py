@@ -48,9 +48,9 @@ def cut(
 ) -> Iterator[Part]:
     """Yield ``text`` in parts that begin at seams. A text longer than ``long_part`` is also cut at breaks.
 
-    For seams and breaks see Abilities. ``follows``: a part that begins at a break is tokenised as a text that follows
-    other tokens; if False, as any other part. Texts with the same beginning are cut at the same places in this
-    beginning, except in the last ``long_part`` characters of the shorter text.
+    For seams and breaks see Abilities. If ``follows`` is True, a part that begins at a break is tokenised as a text
+    that follows other tokens, else like any other part. Texts with the same beginning are cut at the same places in
+    this beginning, except in the last ``long_part`` characters of the shorter text.
     """
     start = 0
     while len(text) - start > long_part:

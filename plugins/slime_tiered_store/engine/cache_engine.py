@@ -124,9 +124,9 @@ class CacheEngine:
         match_result: MatchResult,
         checksums: bytes | None = None,
     ) -> RadixNode:
-        """Add to the index the blocks that follow those of ``match_result``. With ``checksums`` they are ready at once.
+        """Add to the index the blocks that follow those of ``match_result``. On an error, the ids are recycled.
 
-        On an error the ids are recycled.
+        If ``checksums`` are given, the blocks are ready at once.
         """
         known = _UNKNOWN * len(physical_block_ids) if checksums is None else checksums
         try:
@@ -183,7 +183,7 @@ class CacheEngine:
     def settle_reading(self, blocks: list[Block]) -> None:
         """End the reading of ``blocks``, and call the callbacks that wait for them.
 
-        Call this once the index has the blocks, or they were put back or recycled.
+        Call this after the blocks were inserted into the index, put back, or recycled.
         """
         for block in blocks:
             self.reading.discard(block.key)
@@ -211,9 +211,9 @@ class CacheEngine:
             first += taken
 
     def forget(self, sequence_meta: SequenceMeta) -> None:
-        """Forget the blocks of a sequence, and those that follow them in the index. Recovered blocks that follow stay.
+        """Forget the blocks of a sequence, and all blocks that follow them in the index.
 
-        Blocks on their way are forgotten when they arrive.
+        Recovered blocks that follow them are not forgotten. Blocks on their way are forgotten when they arrive.
         """
         unready = self.index.match_prefix(sequence_meta, update_cache_info=False).unready_node
         if unready is not None:  # without the callback its blocks would never be forgotten

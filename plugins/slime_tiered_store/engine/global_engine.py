@@ -67,9 +67,9 @@ class GlobalCacheEngine:
     ) -> Plan | InFlight:  # fmt: skip
         """Plan to bring the longest known prefix into memory, and to fill the tiers that lack it.
 
-        ``without``: names of lower tiers that are not read or written. ``shared_blocks``: the number of leading
-        blocks that the remote tier says it holds, whoever wrote them. ``frames``: the ``frames`` of the ``InFlight``
-        objects that earlier calls for the same get returned.
+        ``without``: names of lower tiers (SSD, remote) that are not read or written. ``shared_blocks``: the number of
+        leading blocks that the remote tier says it holds, whoever wrote them. ``frames``: the ``frames`` of the
+        ``InFlight`` objects that earlier calls for the same get returned.
         """
         memory = self.cpu_cache_engine
         found = memory.index.match_prefix(sequence_meta)

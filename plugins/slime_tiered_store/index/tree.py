@@ -207,7 +207,7 @@ class RadixTreeIndex:
     def detach(self, node: RadixNode, start: int = 0) -> list[Block]:
         """Remove the blocks of ``node`` from ``start`` on, and all that follow. Return the blocks that nobody uses.
 
-        The others are returned by the call that releases their last lock: ``unlock``, ``set_ready`` or ``discard``.
+        Blocks in use are returned by the call that releases their last lock: ``unlock``, ``set_ready`` or ``discard``.
         """
         if start:
             self.split(node, start)

@@ -21,7 +21,7 @@ from slime_tiered_store.tiers.ssd.tier import SsdTier
 
 __all__ = ["TierSettings", "Tiers", "open_tiers"]
 
-#: Least size of the remote tier without ``--store-remote-bytes``.
+#: If ``--store-remote-bytes`` is not set, the remote tier has at least this many bytes.
 _REMOTE_BYTES = 64 << 30
 
 

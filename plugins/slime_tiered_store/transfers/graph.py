@@ -99,8 +99,9 @@ class TransferOp:
 class TransferOpGraph:
     """Operations that depend on one another, and callbacks, each called at most once. What a callback raises is logged.
 
-    ``on_ready()`` is called when the operation ``task_end_op`` has completed; without such an operation, at the start.
-    When all operations have ended, ``on_complete()`` is called, or ``on_abort(error)`` with the first error.
+    ``on_ready()`` is called when the operation ``task_end_op`` has completed. If there is no such operation,
+    ``on_ready()`` is called at the start. When all operations have ended, ``on_complete()`` is called, or
+    ``on_abort(error)`` with the first error.
     """
 
     def __init__(self) -> None:

@@ -85,9 +85,9 @@ class TransferScheduler:
             if error:
                 op.status = OpStatus.ABORTED
                 graph.first_error = graph.first_error or error
-            # These fields refer to the plan, and the plan refers to the graph. Only the garbage collector frees such a
-            # cycle. In the server, it hardly ever looks at objects that have lived as long as an I/O takes. So the
-            # frames (the blocks in memory) of the plan would stay in memory.
+            # These fields refer to the plan, and the plan refers to the graph. Only the garbage collector would free
+            # this cycle, and with it the plan's frames (the memory of its blocks). In the server, the collector hardly
+            # ever looks at objects that have lived as long as an I/O takes.
             op.buffers, op.predecessors, op.work, op.on_end, op.graph = [], [], None, _no_end, None
             graph.num_unfinished -= 1
             for each in op.successors:
