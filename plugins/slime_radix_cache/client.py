@@ -63,10 +63,10 @@ class Client:
     def retrieve(
         self, text: str, *, session: str | None = None, routed_experts: bool = False
     ) -> dict[str, Any]:
-        """Return the tokens of ``text``, and ``inexact_reason``: why the tokens are not exact, or None.
+        """Return a dict with the tokens of ``text``, and with ``inexact_reason``, which is None if they are exact.
 
-        ``routed_experts``: add the routed experts of all tokens but the last, and ``routed_experts_reason``: why the
-        experts are not exact, or None.
+        ``routed_experts``: add the routed experts of all tokens but the last, and ``routed_experts_reason``, which is
+        None if the experts are exact.
         """
         return _record(
             _answer(

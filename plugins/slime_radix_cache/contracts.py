@@ -95,7 +95,7 @@ class SessionSummary(NamedTuple):
 
 
 class SessionPage(NamedTuple):
-    """A part of the list of sessions. ``has_more``: sessions follow. ``is_cut``: older sessions were not searched."""
+    """A part of the list of sessions. ``has_more``: more sessions follow. ``is_cut``: older sessions were not searched."""
 
     sessions: Sequence[SessionSummary]
     has_more: bool
@@ -112,7 +112,8 @@ class SessionList(Protocol):
     def page(self, search: str, offset: int, limit: int) -> SessionPage:
         """Return at most ``limit`` sessions whose names contain ``search``, newest first; skip the first ``offset``.
 
-        O(offset + the responses of the returned sessions). With ``search``, at most 100,000 names are compared.
+        O(offset + the responses of the returned sessions). If ``search`` is not empty, only the latest 100,000 names
+        are searched.
         """
         ...
 
@@ -139,7 +140,7 @@ class Turn(Protocol):
 
 
 class TurnRecord(Protocol):
-    """Tokens of a context. ``spans``: runs of ``(weight version, count)``, with version -1 where the loss mask is 0."""
+    """Tokens of a context. ``spans``: runs of tokens as ``(weight version, count)``; -1 where the loss mask is 0."""
 
     @property
     def tokens(self) -> npt.NDArray[np.int32]: ...

@@ -17,7 +17,7 @@ __all__ = ["offer_metrics"]
 
 
 def offer_metrics(metrics: Metrics | None, tally: Tally, kept: Trajectories) -> None:
-    """Register the counts of ``tally`` and the sizes of ``kept`` as metrics; do nothing without ``metrics``."""
+    """Register the counts of ``tally`` and the sizes of ``kept`` as metrics. If ``metrics`` is None, do nothing."""
     if metrics is None:
         return
     metrics.counter(

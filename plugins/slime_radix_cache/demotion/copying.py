@@ -81,7 +81,7 @@ def opening(
     """Yield the notes of a copy up to its end, as bytes.
 
     ``facts``: what the log on the disk says. ``replaces``: the runs of earlier copies that this copy replaces.
-    ``gone``: keys of records that those copies wanted to bring, and that are not on the disk any more.
+    ``gone``: keys of records that those copies were to bring, and that are not on the disk any more.
     """
     keys = tuple(sorted(beginnings))
     yield from _packed(iter([begun, Copying(keys, ()), *map(Begun, sessions)]))

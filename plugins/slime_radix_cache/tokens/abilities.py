@@ -82,7 +82,7 @@ class Abilities:
 def examine(
     encode: Encode, decode: Decode, added: Sequence[AddedToken], vocabulary: Iterable[str] = ()
 ) -> Abilities:
-    """Test a tokenizer. ``added``: the tokens that it searches for first. Takes about 10 ms.
+    """Test a tokenizer. ``added``: the tokens for which the tokenizer searches first. Takes about 10 ms.
 
     ``vocabulary``: the tokens of the tokenizer's model; without them there are no ``breaks``.
     """
@@ -116,7 +116,7 @@ def examine(
 def _joins(plain: Callable[[str], list[int]], decode: Decode, guard: str) -> bool:
     """Return True if ``guard`` works.
 
-    For each probe, the ids after the guard's ids must decode to exactly the probe, if they follow other tokens.
+    For each probe, the ids after the guard's ids must decode to exactly the probe when they follow other tokens.
     """
     ahead, before = plain(guard), plain(_BEFORE)
     for probe in _PROBES:

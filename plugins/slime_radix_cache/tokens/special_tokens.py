@@ -1,4 +1,4 @@
-"""Special tokens as texts spell them: no other token begins or ends inside a special token."""
+"""Special tokens that texts spell. No other token begins or ends inside one of them."""
 
 from __future__ import annotations
 

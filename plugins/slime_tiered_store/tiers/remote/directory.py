@@ -70,7 +70,7 @@ class DirectoryClient:
             for name in names:
                 (self._path / name).unlink(missing_ok=True)
 
-        # A thread that ran on after a cancellation could delete what is written later.
+        # If the thread ran on after a cancellation, it could delete objects that are written later.
         await self._call(unlink, abandon=False)
 
     async def is_there(self, format_name: str) -> bool:

@@ -66,7 +66,7 @@ class SlotTable:
         return bytes(self._keys[16 * slot : 16 * slot + 16]) if self._held[slot] else None
 
     def missing(self, run: SlotRun) -> list[bytes]:
-        """Return those keys of a run whose blocks are not in its slots."""
+        """Return those keys of a run whose blocks are not in the slots of the run."""
         end = run.slot + len(run.keys)
         is_held = self._held.count(HELD, run.slot, end) == len(run.keys)
         if is_held and self._keys[16 * run.slot : 16 * end] == b"".join(run.keys):
