@@ -42,8 +42,8 @@ class ColdRecords:
     the *home*: the remote tier if there is one, else the SSD, else memory. Records use at most 15/16 of the blocks of
     the home: the rest is for forgotten blocks that are still in use. A record for which too few blocks are left waits
     until others are forgotten. A remote tier has more blocks than the SSD (see tiers.settings), so it can become the
-    home of all records whose home was the SSD. Notes about records are in the log of the home. Memory has no log, so
-    neither records nor notes outlive a router whose home is memory. See also slime_radix_cache.cold_store.
+    home of all records whose home was the SSD. Notes about records are in the log of the home. Memory has no log: if
+    memory is the home, neither records nor notes outlive the router. See also slime_radix_cache.cold_store.
     """
 
     def __init__(self, *, wait_s: float, stops_on_loss: bool) -> None:

@@ -218,13 +218,13 @@ class NoteLog:
         self._earlier, self._needed = [], []
 
     def has_copies_of(self, run: bytes) -> bool:
-        """Return True if :meth:`note_copies_of` was called for ``run`` before the log was read."""
+        """Return True if an earlier router has called :meth:`note_copies_of` for ``run``."""
         return moved_name(run.hex()) in self._earlier
 
     async def note_copies_of(self, run: bytes) -> None:
-        """Record that another log was copied up to ``run``: its notes to this log, its intact records to the store.
+        """Record that another log was copied up to ``run``. Raises TierFailed.
 
-        Raises TierFailed.
+        Its notes are in this log then, and the intact records that it names are in the tier of this log.
         """
         try:
             await self._call(partial(self._client.put, {moved_name(run.hex()): b""}))

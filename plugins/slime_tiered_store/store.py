@@ -196,7 +196,7 @@ class TieredStore:
                 return plan
             plan.release()
             if isinstance(error, BlockMissing | BlockCorrupt):
-                logger.warning("A stored block is gone: %s", error)
+                logger.warning("A stored block is missing or corrupt: %s", error)
                 keys = sequence_meta.keys(0, sequence_meta.num_blocks)
                 shared_blocks = min(shared_blocks, keys.index(error.key))
             elif isinstance(error, TierFailed) and error.tier not in failed:
@@ -205,7 +205,7 @@ class TieredStore:
                 raise error
 
     async def _shared_blocks(self, sequence_meta: SequenceMeta) -> int:
-        """Return the number of leading blocks that an index has, plus the number of next blocks in the remote tier.
+        """Return the number of leading blocks that an index has, plus that of the next blocks in the remote tier.
 
         Return 0 if there is no remote tier, or if an index has all blocks, so that the remote tier need not be asked.
         """
@@ -260,7 +260,7 @@ class TieredStore:
             finally:
                 if (
                     release and not copied.is_set()
-                ):  # a thread reads the caller's rows, and cannot be cancelled
+                ):  # the thread that reads the caller's rows cannot be cancelled
                     with CancelScope(shield=True):
                         await copied.wait()
         except BaseException:

@@ -39,8 +39,8 @@ class MemoryTier(Protocol):
     def stretches(self, block_ids: Sequence[int]) -> list[memoryview]:
         """Return the writable bytes of the blocks in the order of ``block_ids``, valid until ``aclose``.
 
-        Blocks with consecutive ids may share a view, which has ``block_bytes`` bytes for each of them.
-        Raises IndexError.
+        Blocks with consecutive ids may share a view, which has ``block_bytes`` bytes for each of them. Raises
+        IndexError for an id that no block has.
         """
 
     async def aclose(self) -> None:

@@ -4,7 +4,7 @@ The router writes them as a run of their own, in this order:
 
 1. A Copying note, and a Begun note for each session of the records. To other routers, these sessions are not complete.
 2. All that the log on the disk says about the records. Other routers do not use these records yet.
-3. Another Copying note, which says which earlier runs this run replaces: the router ended during their copies.
+3. Another Copying note, which names the earlier runs that this run replaces: those of copies that were interrupted.
 4. After the last copy, an Ended note. From then on, other routers use the records.
 
 A router that ends in between begins the copy again, as another run, at its next start with this disk.
@@ -78,7 +78,7 @@ def opening(
     begun: RunBegun, beginnings: Iterable[bytes], sessions: Iterable[str], facts: Iterable[bytes],
     gone: Iterable[bytes], replaces: Iterable[bytes],
 ) -> Iterator[bytes]:  # fmt: skip
-    """Yield the notes of a copy up to its end, as bytes.
+    """Yield the notes of a copy, except the last one (``CLOSING``), as bytes.
 
     ``facts``: what the log on the disk says. ``replaces``: the runs of earlier copies that this copy replaces.
     ``gone``: keys of records that those copies were to bring, and that are not on the disk any more.

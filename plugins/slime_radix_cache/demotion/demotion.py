@@ -80,7 +80,7 @@ class Demotion:
         """See slime_radix_cache.index.segment_store.Demotion. Demoted segments that continue ``segment`` are lost."""
         serial = self.memory.serials.get(segment)
         if serial is None:
-            return  # it is being demoted
+            return  # the segment is being demoted
         self.grown.removed(segment, serial)
         self._drop(serial, segment.session if isinstance(segment, Response) else None)
         self.memory.remove(segment)
@@ -111,7 +111,7 @@ class Demotion:
         if serial in self.memory.segments:
             self.memory.sizes[serial] = size
         else:
-            self.forget(serial)  # it was removed meanwhile
+            self.forget(serial)  # the segment was removed meanwhile
 
     def may_go(self, segment: Segment) -> bool:
         """Return True if ``segment`` is in memory, and no request and no segment in memory needs it."""
@@ -126,7 +126,7 @@ class Demotion:
             return
         entry = self.memory.entry_of(segment)
         if entry != self.memory.noted[entry.serial]:
-            return  # it has changed since
+            return  # the segment has changed since it was saved
         self.grown.note(segment)
         self.memory.remove(segment)  # now, so that the method ``removed`` does not drop it for good
         del self.memory.sizes[entry.serial]
@@ -161,8 +161,8 @@ class Demotion:
     def promote(self, serials: Sequence[int], records: Sequence[bytes | None], found: list[Segment]) -> None:
         """Put segments into memory as they were, pin them, and add them to ``found``.
 
-        ``serials``: in ascending order, including demoted ancestors; they are promoted in this order. A missing or
-        wrong record is a loss. A segment whose parent is demoted at that moment stays demoted: call again for it.
+        ``serials``: in ascending order, including demoted ancestors; segments are promoted in this order. A missing or
+        wrong record is a loss. A segment whose parent is demoted at that moment stays demoted: call this again for it.
         """
         size = len(found)
         for serial, record in zip(serials, records, strict=True):
@@ -268,7 +268,7 @@ class Demotion:
         self._drop(serial, entry.session)
 
     def _before(self, entry: Entry) -> Response | Entry | None:
-        """Return the nearest response before ``entry`` of the same session: a Response in memory, or an entry."""
+        """Return the session's nearest response before ``entry``, in memory or as an entry; None if there is none."""
         parent: Entry | None = entry
         while entry.session is not None and parent is not None:
             segment = self.memory.segments.get(parent.parent)

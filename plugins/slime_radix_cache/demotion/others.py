@@ -232,7 +232,7 @@ class OtherRouters:
         self._demotion.grown.learn(runs.serial(note.part), runs.serial(note.whole))
 
     def _end(self, run: bytes) -> None:
-        """Settle all sessions of ``run``: the shortened log of an ended run has no Settled notes. End its copy, too."""
+        """End the copy of ``run``, and settle its sessions: the shortened log of an ended run has no Settled notes."""
         self._copies.end(run)
         for session in list(self.open):
             self._settle(session, run)

@@ -25,7 +25,7 @@ __all__ = ["shortened"]
 
 
 def shortened(contents: Sequence[bytes]) -> list[bytes]:
-    """Return ``contents``, the notes of one run, each with only its needed notes. Raises WrongNote.
+    """Return ``contents`` (the notes of one run), each without its needless notes. Raises WrongNote.
 
     No note moves from one content to another: a router that has read some of the contents goes on with the next one,
     and the run may still append contents. A note is needless if a later note replaces it. But a Dropped note is always

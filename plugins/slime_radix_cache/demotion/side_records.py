@@ -181,7 +181,7 @@ class SideRecords:
         self._notes[note.key] = note
 
     def session_of(self, key: bytes) -> str | None:
-        """Return the session of the record of ``key``; None if it has none, or is not known."""
+        """Return the session of the record of ``key``; None if the record has no session, or is not known."""
         return self._notes[key].session if key in self._notes else None
 
     def remove(self, key: bytes) -> bool:

@@ -59,8 +59,8 @@ _MOST_BEFORE = 4
 class Abilities:
     """The abilities of one tokenizer. ``refused``: why no answer can be exact with it; None if answers can be exact.
 
-    - ``guards``: texts. One is put before a text that follows other tokens, and its ids are then removed. If the guard
-      merged with the text into one token, the next guard is tried. () if no guard is needed.
+    - ``guards``: texts. One of them is put before a text that follows other tokens, and the ids of the guard are then
+      removed. If the guard merged with the text into one token, the next guard is tried. () if no guard is needed.
     - ``lead``: ids to put before other ids, so that these are decoded as in the middle of a text; () if not needed.
     - ``seams``: finds places at which a text may be cut: the ids of the parts, joined, are those of the whole. None if
       the tokenizer has no such places.

@@ -23,7 +23,7 @@ _BYTES_OF_CHARACTER = 4
 #: How many places are tried for a cut, from the result of the binary search backwards. A character has at most four
 #: tokens.
 _STEPS_BACK = 8
-#: How many tokens have their text cached: the last token of each answer is decoded alone, and many answers share it.
+#: How many tokens have their text cached. The last token of each answer is decoded alone, and is often the same.
 _TOKENS = 1 << 12
 #: If a text ends in half a character, the tokens after that place may be a trimmed stop string. The stop string is
 #: found only if it has fewer tokens than this.
@@ -62,11 +62,11 @@ class Spelling:
         return best
 
     def tail(self, ids: Sequence[int], text: str, reason: Any = None) -> tuple[int, str] | None:
-        """Return ``(visible, tail)`` of a response with this ``text``: see Sampled. None if ``ids`` do not spell it.
+        """Return ``(visible, tail)`` of a response, see Sampled. Return None if its ``ids`` do not spell its ``text``.
 
         Besides special tokens, the text may lack only what the finish ``reason`` of the response explains: a trimmed
         stop token or stop string, or an end that the engine withholds. An engine withholds an end while the response is
-        unfinished, or when it is aborted. Two decodings in the usual case.
+        unfinished, or when it is aborted. Costs two decodings in the usual case.
         """
         for reading in self._readings:
             if (shown := reading.text(ids, True)) == text:
@@ -106,16 +106,16 @@ class Spelling:
         return reading.broken_off(ids, text) or reading.inside_token(ids, text)
 
     def is_decoding(self, ids: Sequence[int], text: str) -> bool:
-        """Return True if ``ids`` decode to ``text``, special tokens included, with any tokens before and after."""
+        """Return True if ``ids``, special tokens included, decode to ``text`` whatever tokens are before and after."""
         return len(self._readings) == 1 and _BROKEN not in text and self._plain.text(ids, False) == text
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """Return the text of ``ids``, special tokens included: the key of a prompt that was given as ids."""
+        """Return the text of ``ids``, special tokens included. It is the key of a prompt that was given as ids."""
         return self._plain.text(ids, False)
 
 
 class _Reading:
-    """One way to decode tokens: after the tokens ``lead``."""
+    """One way to decode tokens: as if they followed the tokens ``lead``."""
 
     def __init__(self, decoder: Decoder, lead: Sequence[int] = ()) -> None:
         self._decoded, self._special = decoder

@@ -41,7 +41,7 @@ _FORMAT_NAME = "slime-store-remote-1"
 
 
 class RemoteTier:
-    """Blocks of ``block_bytes`` bytes under their keys. ``counts``: the counters of the tier.
+    """Keeps blocks of ``block_bytes`` bytes under their keys. ``counts``: the counters of the tier.
 
     ``capacity``: the number of blocks that this router may have in the store. A call to the store has up to
     ``attempts`` attempts of ``timeout_s`` seconds each. Call :meth:`open` first. Forgotten blocks are deleted for all
@@ -69,7 +69,10 @@ class RemoteTier:
         self._unwritten: set[BlockKey] = set()
 
     async def open(self) -> None:
-        """Check that the store has blocks of this size, or write the size to a new store. Raises StartupError."""
+        """Check that the store has blocks of ``block_bytes`` bytes, or write this size to a new store.
+
+        Raises StartupError.
+        """
         wanted = str(self.block_bytes).encode()
         try:
             found = await self.call(partial(self.client.get, _FORMAT_NAME))
@@ -109,7 +112,7 @@ class RemoteTier:
                 calls = [pairs[first : first + some] for first in range(0, len(pairs), some)]
                 await self._each("write", self._put, calls, len(pairs))
         except BaseException:
-            self._forgotten.update(dict.fromkeys(forgotten))  # their objects are still there
+            self._forgotten.update(dict.fromkeys(forgotten))  # the objects of these keys still exist
             self._news.set()
             raise
         self._unwritten -= keys

@@ -43,7 +43,7 @@ class StartedThreads:
             self._calls.put(call)
 
     def close(self) -> None:
-        """Run the calls that are left, and end the threads. Blocks the caller."""
+        """Run the calls in the queue, and end the threads. Blocks the caller."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True

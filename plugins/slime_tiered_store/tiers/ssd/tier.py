@@ -176,7 +176,7 @@ class SsdTier:
             directory.close()
 
     def _runs(self, blocks: Sequence[Block], buffers: Sequence[memoryview]) -> dict[int, list[SlotRun]]:
-        """Return the runs of the blocks in each directory, by its number. Raises IndexError and ValueError."""
+        """Return the runs of the blocks in each directory, by directory number. Raises IndexError and ValueError."""
         longest = max(map(len, buffers), default=0)
         if longest > self.block_bytes:
             raise ValueError(f"a block has at most {self.block_bytes} bytes, got {longest}")
