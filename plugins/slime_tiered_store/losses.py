@@ -103,7 +103,7 @@ class RecordLosses:
         logger.error("%s; sessions without all of their tokens are marked as not complete", found)
 
     def without_notes(self, blocks: int) -> None:
-        """Count one loss if earlier runs left ``blocks`` blocks, but no notes that say which records the blocks have.
+        """Count one loss if earlier runs left ``blocks`` blocks, but no notes about the records of these blocks.
 
         If ``stops`` is True, raises StartupError instead. If ``blocks`` is 0, nothing is lost.
         """

@@ -3,8 +3,8 @@
 A note says what the router did with records, such as which records it wrote or deleted.
 Notes are in objects ``notes/RUN.FIRST-LAST``. RUN is the name, in hex, of the run that wrote the notes. (A run is one
 router process.) Each run numbers its notes from 1; FIRST and LAST are the numbers of the first and the last note in the
-object. Notes are joined into larger objects later, so a note may be in several objects. A reader needs only so many
-objects that it gets the note of each number.
+object. Notes are joined into larger objects later, so a note may be in several objects. A reader need not
+read all objects, if it gets the notes of all numbers.
 
 An object ``notes/RUN.whole`` says that only the notes of RUN and of later runs are needed. An object
 ``notes/RUN.moved`` says that the log of another tier, whose latest run is RUN, was copied: its notes to this log, and

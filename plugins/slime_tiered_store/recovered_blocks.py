@@ -73,7 +73,7 @@ class RecoveredBlocks(Mapping[BlockKey, int]):
         return self._ids[place]
 
     def contains(self, keys: bytes) -> npt.NDArray[np.bool_]:
-        """Return, for each of ``keys`` (16 bytes a key), whether it is there. Blocks that were put back are not."""
+        """Return, for each of ``keys`` (16 bytes a key), whether it is there. Does not find blocks put back."""
         return self._places_of(keys) >= 0
 
     def without(self, keys: bytes) -> list[BlockKey]:

@@ -24,7 +24,7 @@ class Settings:
     )  # fmt: skip
     keep_s: float = flag(
         "--store-keep-secs", default=60.0, above=0, metavar="SECONDS",
-        help="longest time that a record waits for the store, with new attempts after failures",
+        help="longest time that a record waits for the store; failed attempts are repeated",
     )  # fmt: skip
     eviction: str = flag(
         "--store-eviction", default="lru", choices=tuple(POLICIES),

@@ -16,7 +16,7 @@ from slime_radix_cache.demotion.notes import Dropped, DroppedRows, packed
 
 __all__ = ["NotNoted", "NoteWriter"]
 
-#: The first and the longest wait, in seconds, before a failed write is repeated. Each wait is twice the wait before it.
+#: The first and the longest wait, in seconds, before a failed write is repeated. Waits double up to the longest.
 _PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0
 #: Longest time that a request waits for a note, in seconds.
 _WAIT_S = 5.0

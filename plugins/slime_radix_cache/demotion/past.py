@@ -41,15 +41,17 @@ _TOGETHER = 4096
 
 
 class Past:
-    """The facts in ``notes`` (earliest first). Raises StartupError if a note is damaged, or of another ``tokenizer``.
+    """The facts in ``notes`` (earliest first).
+
+    Raises StartupError if a note is of another ``tokenizer``, or is damaged and ``reader`` does not leave it out.
 
     ``segments``: the latest note about each segment, by key, in the order of the first notes. ``rows``: notes about
-    rows; of several notes about the same rows, that of the latest run comes first. ``dropped``: keys that are never
+    rows; of several notes about the same rows, the note of the latest run is first. ``dropped``: keys that are never
     used again; if the store is shared, a note about such a key may still come. ``dropped_rows``: keys of dropped
     records of rows. If the store is not shared, a note about rows does not count if one of its records was dropped.
 
-    A session is open between a Begun and a Settled note. A session that was open at the end of a run is lost. If the
-    store is shared, that run may still go on, so ``open`` has the session instead, with the runs in which it is open.
+    A session is open between a Begun and a Settled note. A session that was open at the end of a run is lost. But if
+    the store is shared, that run may still go on, so ``open`` has the session instead, with the runs in which it is open.
     A run without an Ended note may also have lost answers to requests without a session.
 
     ``copies``: unfinished copies of other routers to the store. ``hidden``: segments that these copies may bring.
@@ -59,8 +61,8 @@ class Past:
     unfinished copies, whose runs are ``replaced``, do not count. ``gone``: keys of records that an earlier copy was to
     bring, and that this router does not have any more.
 
-    ``reader`` reads the notes. If it leaves out damaged ones, all sessions of the other notes are lost, and answers to
-    requests without a session, too: a damaged note may have been about any of them. ``marks``: notes that say so.
+    ``reader`` reads the notes. If it leaves out damaged ones, all sessions of the other notes count as lost, and so do
+    answers to requests without a session: a damaged note may have been about any of them. ``marks``: notes that say so.
     """
 
     def __init__(

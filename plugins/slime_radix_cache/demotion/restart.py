@@ -29,8 +29,9 @@ async def restore(
 ) -> Past:  # fmt: skip
     """Add to ``demotion`` and ``side`` what earlier runs demoted, and let ``writer`` note each change from now on.
 
-    Segments whose records are gone are lost, with all that continues them. Damaged notes are left out. Raises
-    StartupError, also if records are gone or notes are damaged, and the store's ``stops_on_loss`` is set.
+    If the store's ``stops_on_loss`` is set, raises StartupError if records are gone or notes are damaged. Otherwise,
+    segments whose records are gone are lost, with all that continues them, and damaged notes are left out. Raises
+    StartupError for other errors, too.
     """
     notes = await store.notes()
     begun = RunBegun(FORMAT, tokenizer)

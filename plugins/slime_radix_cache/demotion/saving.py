@@ -19,7 +19,7 @@ __all__ = ["SegmentSaver"]
 
 logger = logging.getLogger(__name__)
 
-#: The first and the longest wait, in seconds, before a failed write is repeated. Each wait is twice the wait before it.
+#: The first and the longest wait, in seconds, before a failed write is repeated. Waits double up to the longest.
 _PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0
 
 

@@ -60,7 +60,7 @@ class TierSettings:
         type=int,
         at_least=1,
         metavar="BYTES",
-        help="size of the remote tier, for the records of this router and for those of other routers that it knows of; "
+        help="size of the remote tier, for the records of this router and the known records of other routers; "
         "more than the SSD tier has (default: 64 GiB, or room for twice the blocks of the SSD tier if that is more)",
     )
     remote_timeout_s: float = flag(
