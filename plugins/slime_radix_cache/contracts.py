@@ -95,7 +95,7 @@ class SessionSummary(NamedTuple):
 
 
 class SessionPage(NamedTuple):
-    """A part of the list of sessions. ``has_more``: more sessions follow. ``is_cut``: older sessions were not searched."""
+    """A part of the list of sessions. ``has_more``: more sessions follow. ``is_cut``: older ones were not searched."""
 
     sessions: Sequence[SessionSummary]
     has_more: bool
@@ -283,4 +283,4 @@ class SideRecords(Protocol):
         """
 
     def has_lost(self, session: str | None) -> bool:
-        """Return True if something of ``session`` is lost (None: something of requests without a session)."""
+        """Return True if something of ``session`` is lost, or for None, something of requests without a session."""

@@ -87,7 +87,8 @@ class Mempool:
     def _masks(self, block_ids: Iterable[int], free: bool) -> dict[int, int]:
         """Return the bits of the ids, by word.
 
-        Raises ValueError for an id that does not exist, is given twice, or is not free (with ``free`` False: is free).
+        Raises ValueError for an id that does not exist or is given twice, for an id in use if ``free`` is True, and for
+        a free id if ``free`` is False.
         """
         masks: dict[int, int] = {}
         for each in block_ids:

@@ -47,7 +47,7 @@ class IdPlace(NamedTuple):
 
 @dataclass(slots=True)
 class Entry:
-    """A demoted segment. ``serial``: its number, see Runs. ``parent``: its parent's serial (0: none).
+    """A demoted segment. ``serial``: its number, see Runs. ``parent``: its parent's serial, or 0.
 
     ``text`` and ``ids``: the places where it is found; ``ids`` is None for a prompt. ``tokens``: number of a response's
     tokens; ``versions``: their versions. ``size``: bytes of the record. ``marks``: packed digests of the texts that are

@@ -103,7 +103,7 @@ class NumberedSegments:
         return list(found)
 
     def entry_of(self, segment: Segment) -> Entry:
-        """Return the entry of ``segment``. O(its text), unless it is saved."""
+        """Return the entry of ``segment``. Cost: O(its text), or O(1) if it is saved."""
         serial = self.serials[segment]
         parent = self.serials[segment.parent] if segment.parent is not None else 0
         return entry_of(segment, serial, parent, self.sizes.get(serial, 0), self.noted.get(serial))

@@ -51,7 +51,7 @@ class Past:
     records of rows. If the store is not shared, a note about rows does not count if one of its records was dropped.
 
     A session is open between a Begun and a Settled note. A session that was open at the end of a run is lost. But if
-    the store is shared, that run may still go on, so ``open`` has the session instead, with the runs in which it is open.
+    the store is shared, that run may still go on, so ``open`` has the session instead, with the runs where it is open.
     A run without an Ended note may also have lost answers to requests without a session.
 
     ``copies``: unfinished copies of other routers to the store. ``hidden``: segments that these copies may bring.

@@ -55,7 +55,7 @@ class RowNotes:
         self._writer.add(DroppedRows(tuple(keys)))
 
     def found(self, note: Rows) -> None:
-        """Give ``note`` to the owner of the rows, unless their response is gone for good."""
+        """Give ``note`` to the owner of the rows, unless the response of the rows is gone for good."""
         if self._owner is None:
             return
         if not note.key:

@@ -21,7 +21,7 @@ _AT_ONCE = 64  # records that are written together
 
 
 class _Unsaved(NamedTuple):
-    """A record that is not in the store yet. ``parent``: the key of the record that it continues (empty: none)."""
+    """A record that is not in the store yet. ``parent``: the key of the record that it continues, or empty."""
 
     parent: bytes
     content: Callable[[], bytes]

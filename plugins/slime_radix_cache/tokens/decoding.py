@@ -20,7 +20,7 @@ _TRANSFORMERS = "transformers.tokenization_"
 
 
 class Decoder(NamedTuple):
-    """A function to ``decode`` ids, and the ``special`` ids that it skips on request (empty: not known)."""
+    """A function to ``decode`` ids, and the ``special`` ids that it skips on request (empty if they are not known)."""
 
     decode: _Decode
     special: frozenset[int] = frozenset()

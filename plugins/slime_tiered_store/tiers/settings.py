@@ -120,9 +120,9 @@ def _blocks_in(flag: str, size: int, block_bytes: int) -> int:
 
 
 def _remote_blocks(settings: TierSettings, block_bytes: int, ssd_blocks: int) -> int:
-    """Return the number of blocks of the remote tier. Raises SettingsError unless it has more than the SSD tier.
+    """Return the number of blocks of the remote tier. Raises SettingsError if the SSD tier has as many or more.
 
-    With fewer, the remote tier could not keep all records, and other routers find only the records in it.
+    Then the remote tier could not keep all records, and other routers find only the records in it.
     """
     size = HEADER_BYTES + block_bytes
     if settings.remote_bytes is None:
@@ -173,7 +173,7 @@ async def open_tiers(settings: TierSettings, block_bytes: int) -> Tiers:
         raise
     logs: dict[str, NoteLog] = {}
     if ssd is not None:
-        # The log is in one of the directories: in the first one, unless their order has changed.
+        # The log is in only one of the directories: in the one that was the first when the log began.
         path = next((one for one in directories if (one / FOLDER).is_dir()), directories[0])
         logs[ssd.name] = NoteLog(
             DirectoryClient(path.absolute(), mode=0o600), once, flag="--store-ssd", is_shared=False

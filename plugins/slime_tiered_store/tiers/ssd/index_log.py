@@ -82,7 +82,7 @@ class SlotTable:
             self._held[slot:end] = b"\1" * (end - slot)
 
     def held(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, bytes]]:
-        """Yield slot and key of each block in the slots from ``start`` to ``stop``, in their order."""
+        """Yield slot and key of each block in the slots from ``start`` to ``stop``, in the order of the slots."""
         for slot in self._held_slots(start, stop).data:
             yield slot, bytes(self._keys[16 * slot : 16 * slot + 16])
 
@@ -108,8 +108,8 @@ class IndexLog:
     """The log of a directory whose files are allocated. ``table``: the content of the log.
 
     ``skipped``: the number of unreadable records that were found. All methods block and raise OSError. Call them in one
-    thread at a time. The constructor also raises ValueError if neither file has an intact header, unless ``is_new`` is
-    set.
+    thread at a time. The constructor also raises ValueError if ``is_new`` is False and neither file has an intact
+    header.
     """
 
     def __init__(self, directory: Path, slots: int, ops: FileOps, *, is_new: bool) -> None:
@@ -216,7 +216,7 @@ def index_paths(directory: Path) -> tuple[Path, Path]:
 
 
 def _newest(fds: Sequence[int], slots: int, ops: FileOps) -> tuple[SlotTable, int, int, int]:
-    """Return table, unreadable records, generation and number of the newer file. Generation 0: no header is intact."""
+    """Return table, unreadable records, generation (0 if no header is intact) and number of the newer file."""
     (generation, seed), number = max((_header(ops, fd), number) for number, fd in enumerate(fds))
     table = SlotTable(slots)
     skipped = _replay(ops, fds[number], seed, table) if generation else 0
