@@ -20,7 +20,7 @@ __all__ = ["Move", "move_to"]
 
 logger = logging.getLogger(__name__)
 
-#: The number of blocks that are copied together, which have about 1 MiB.
+#: The number of blocks that are copied together. These blocks have about 1 MiB.
 _AT_ONCE = 256
 #: Longest time between two attempts, in seconds.
 _PAUSE_S = 60.0

@@ -111,7 +111,7 @@ class NumberedSegments:
     def save(self, entry: Entry) -> None:
         """Note that the log has ``entry``."""
         if entry.serial not in self.segments:
-            return  # it was removed meanwhile
+            return  # the segment was removed meanwhile
         if entry.serial not in self.noted:
             self._count_saved(entry.session)
         self.noted[entry.serial] = entry

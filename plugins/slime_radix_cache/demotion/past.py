@@ -154,7 +154,7 @@ class Past:
             self.lost[Lost("text", *digest_of(b""))] = None
 
     def _mark_all(self) -> None:
-        # One note is enough, since a router with another tokenizer does not start with this log.
+        # One RunBegun note is enough, since a router with another tokenizer does not start with this log.
         if not self._is_proved:
             raise _refused(f"{self._reader.damage[0]}, and no other note names the tokenizer", False)
         self._names.update(self.unanswered, self.sessions)

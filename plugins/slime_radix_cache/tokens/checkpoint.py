@@ -46,7 +46,7 @@ def load_tokenizer(path: str) -> Tokenizer:
         raise SettingsError(f"--hf-checkpoint {path}: no such directory; wanted {_WANTED}")
     if is_local and not Path(path).is_dir():
         raise SettingsError(f"--hf-checkpoint {path}: not a directory; wanted {_WANTED}")
-    logger.info("loading the tokenizer of %s", path)  # now: on a slow machine it takes many seconds
+    logger.info("loading the tokenizer of %s", path)  # logged first, since it may take many seconds
     unreachable = None if is_local else hub_failure()
     logging.getLogger("transformers").addFilter(_is_wanted)
     from transformers import AutoTokenizer  # slow to import, and only needed with --hf-checkpoint

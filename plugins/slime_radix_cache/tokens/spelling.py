@@ -200,7 +200,7 @@ class _Reading:
                 if self._decode(ids[visible - 1 : visible], True):
                     break
                 if self.text(ids[: visible - 1], True) != shown:
-                    break  # it has text only after other tokens: SentencePiece's space
+                    break  # the token has text only after other tokens: SentencePiece's space
             visible -= 1
         return visible
 

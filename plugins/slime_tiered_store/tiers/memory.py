@@ -46,5 +46,5 @@ class MemoryArena:
     async def aclose(self) -> None:
         """Release the arena. Memory that views still refer to is released with them."""
         self._bytes.release()
-        with suppress(BufferError):  # a view is left; the mapping ends with it
+        with suppress(BufferError):  # views still exist; the mapping ends with the last one
             self._arena.close()

@@ -95,7 +95,7 @@ class RedisClient:
             await self._call(changes.execute())
 
     async def is_there(self, format_name: str) -> bool:
-        return await self.exists(format_name)  # a server that was flushed answers, too
+        return await self.exists(format_name)  # a server answers even after its data was flushed
 
     async def aclose(self) -> None:
         await self._redis.aclose()
