@@ -121,7 +121,7 @@ class Encoder:
             whole = Part(text, framed=True)
             _check_part(whole)
             ids = await self._parts.ids([whole], client)
-        elif len(text) < SHORT_PART and self._compared is not None:  # a look-up in the cache would take as long
+        elif len(text) < SHORT_PART and self._compared is not None:  # a look-up takes as long
             ids = self._parts.made_now(Part(text, follows=not begins and self._needs_guard(text)))
         elif len(text) > self._long_part:
             ids = await self._encode_long(text, begins=begins, client=client)

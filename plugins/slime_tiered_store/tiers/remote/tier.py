@@ -128,7 +128,8 @@ class RemoteTier:
 
     async def holds(self, keys: Sequence[BlockKey]) -> int:
         """Return the number of leading ``keys`` that are stored. Raises TierFailed when the answer is unknown."""
-        count, step = 0, 1  # one call first: if a sequence is not complete, it usually lacks its first block, too
+        # One call first: if a sequence is not complete, it usually lacks its first block, too.
+        count, step = 0, 1
         while count < len(keys):
             found = await self._each("holds", self._exists, keys[count : count + step], step)
             if not all(found):

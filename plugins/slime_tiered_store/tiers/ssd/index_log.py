@@ -172,7 +172,8 @@ class IndexLog:
         self._write(fd, live, _RECORD_BYTES)
         self._write(fd, header + _SUM.pack(xxh3_64_intdigest(header)), 0)
         self._current, self._seed, self._generation = current, seed, generation
-        self._write(former, bytes(_RECORD_BYTES), 0)  # the former header must not count if the new one gets damaged
+        # The former header must not count if the new one gets damaged.
+        self._write(former, bytes(_RECORD_BYTES), 0)
         self._next = len(live) // _RECORD_BYTES
 
     def _write(self, fd: int, data: bytes, offset: int) -> None:

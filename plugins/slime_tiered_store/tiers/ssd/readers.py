@@ -69,7 +69,8 @@ class Readers:
             with self._buffers.take() as buffer:
                 call.read(part.runs, buffer)
         except OSError as raised:
-            error = raised.with_traceback(None)  # a traceback would refer to the call, and the call to the error
+            # With a traceback, the error would refer to the call, and the call to the error.
+            error = raised.with_traceback(None)
         except BaseException as raised:  # a bug in this code must reach the caller, too
             error = raised
         self._running.remove(part)
