@@ -8,7 +8,7 @@ __all__ = ["ANYWHERE", "AddressRules"]
 
 
 class AddressRules(Protocol):
-    """Rules for the servers that may be workers; the component ``"worker_addresses"``."""
+    """Rules that decide which servers may be workers; a plugin registers them as ``"worker_addresses"``."""
 
     def check(self, url: str) -> None:
         """Raise BadRequest if the text of ``url`` breaks the rules. Resolves no names."""

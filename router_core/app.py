@@ -1,7 +1,7 @@
 """The ASGI application: serves the router's own routes, and sends all other requests to the proxy.
 
-Starlette serves the routes of the core and of the plugins, and runs the lifespan. Requests whose path resembles
-no route bypass Starlette: even with one route, its routing would take a quarter of the time of a proxied request.
+Starlette serves the routes of the core and of the plugins, and runs the lifespan. A request whose path can
+match no route bypasses Starlette: even with one route, Starlette's routing would take a quarter of the request's time.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class _App:
         except ClientDisconnect:
             return  # the client has hung up
         except Exception:
-            # Starlette has sent the response. Raising again would make the server close the connection.
+            # Unless the response had begun, Starlette has sent a 500. Raising again would close the connection.
             logger.exception("%s%s failed", log_prefix(scope), scope["path"])
 
     async def _crash(self, request: StarletteRequest, error: Exception) -> Response:
@@ -154,14 +154,14 @@ class _App:
                 note_failure(scope, error.code)
                 return
             if error.status >= 500:
-                # The decoded path may have line breaks.
+                # The log gets the raw path, since the decoded path may have line breaks.
                 path, prefix = raw.decode("latin-1"), log_prefix(scope)
                 logger.warning("%s%s %s: %d, %s", prefix, scope["method"], path, error.status, error)
             await send_error(error, send)
         except Exception as error:
             logger.exception("%sa request failed", log_prefix(scope))
             if reply is not None and reply_fault(reply.status, reply.headers) is None:
-                raise  # the server knows if the client has got a part of the reply
+                raise  # the server knows whether the client has got a part of the reply
             await send_error(router.hooks.unexpected(error, request, reply), send)
 
 

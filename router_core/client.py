@@ -22,7 +22,7 @@ _JSON = (b"content-type", b"application/json")
 _PATIENCE_S = 0.05
 #: Longest time in seconds for which the rest of a refused request is read and discarded.
 _LINGER_S = 2.0
-#: Seconds that an engine has to stop and to report its sampled tokens, after the client has hung up.
+#: Seconds in which an engine can stop and report its sampled tokens, after the client has hung up.
 _DISCONNECT_GRACE_S = 2.0
 
 
@@ -65,7 +65,7 @@ async def let_finish(receive: Receive) -> None:
 
 
 async def send_error(error: HTTPError, send: Send, unread: Receive | None = None) -> None:
-    """Answer a request with ``error``. ``unread``: its ``receive``, if the rest of its body is to be discarded."""
+    """Answer a request with ``error``. ``unread``: its ``receive``, if the rest of the body must be discarded."""
     body = error_body(error)
     headers = [_JSON, (b"content-length", b"%d" % len(body)), *error.headers]
     if unread is not None or isinstance(error, ShuttingDown):
@@ -81,9 +81,9 @@ async def send_error(error: HTTPError, send: Send, unread: Receive | None = None
 class Watch:
     """Detects clients that hang up, and cancels the blocks ``with Watched(watch, ...):`` that serve them.
 
-    Before a block is cancelled, ``on_disconnect`` is called. If it returns True, the block has two seconds to end. The
-    exchange ends with its block. Most requests end within milliseconds, so one timer serves all requests. Only a
-    request that still runs when the timer fires gets a task. That task waits for the client to hang up.
+    Before a block is cancelled, ``on_disconnect`` is called. If it returns True, the block has two seconds to end. When
+    a block ends, its exchange is closed. Most requests end within milliseconds, so one timer serves all requests. Only
+    a request that still runs when the timer fires gets a task. That task waits for the client to hang up.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_disconnect: Callable[[Exchange], bool]) -> None:
@@ -135,11 +135,11 @@ class Watched:
         return self
 
     def end(self) -> None:
-        """Stop watching. Call this before the last piece is sent, since ``receive`` reports a disconnect after it."""
+        """Stop watching. Call this before the last piece is sent: after that piece ``receive`` reports a disconnect."""
         self._over = True
 
     def begin(self) -> None:
-        # A task group would cost a third of the throughput. This task ends one step of the loop after __exit__.
+        # A task group would cost a third of the throughput. The task ends at most one step of the loop after __exit__.
         self._waiting = self._watch.loop.create_task(self._wait())
 
     async def _wait(self) -> None:
@@ -166,10 +166,10 @@ class Watched:
             self._grace.cancel()
         if self._waiting is not None and kind is not None:
             # After a whole reply the server ends receive() by itself, so the task is cancelled only after an error.
-            # Cancelled tasks leave cycles, and their garbage collection took 5 % of the time under load.
+            # Cancelled tasks leave reference cycles, whose garbage collection took 5 % of the time under load.
             self._waiting.cancel()
         self._waiting = None  # the task's error refers to this object: the cycle would keep a body alive
         if self._cancelled:
-            # This cancellation ends here, even if the block has caught it, unless other code cancelled the task too.
+            # Undo this cancellation, even if the block has caught it. The error goes on if other code cancelled, too.
             return self._task.uncancel() == 0 and kind is asyncio.CancelledError
         return False

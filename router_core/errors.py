@@ -48,11 +48,11 @@ __all__ = [
 
 
 class SettingsError(StartupError):
-    """A flag has a value that cannot work."""
+    """The command line has an unknown flag or command, or a value that cannot work."""
 
 
 class PluginError(StartupError):
-    """A plugin cannot be loaded, or two plugins conflict."""
+    """A plugin cannot be loaded, fails at the start, or conflicts with another plugin."""
 
 
 class MissingComponent(StartupError):
@@ -64,14 +64,14 @@ class TooManyValues(BadRequest):
 
 
 class Unauthorized(HTTPError):
-    """The request has no key, or an unknown key."""
+    """The request has no key or token, or one that is not valid."""
 
     status, type, code = 401, "authentication_error", "UNAUTHORIZED"
     headers = ((b"www-authenticate", b"Bearer"),)
 
 
 class Forbidden(HTTPError):
-    """The key is known, but does not permit this request."""
+    """The key or token does not permit the request, or the request may come from a web page of another site."""
 
     status, type, code = 403, "permission_error", "FORBIDDEN"
 
@@ -89,7 +89,7 @@ class WorkerNotFound(HTTPError):
 
 
 class MixedWorkers(HTTPError):
-    """One router cannot have both passthrough workers, to which it only proxies, and others."""
+    """A router that has passthrough workers, to which it only proxies, cannot have workers of other types."""
 
     status, type, code = 409, "conflict_error", "MIXED_WORKERS"
 

@@ -19,7 +19,7 @@ __all__ = ["Exchange", "SessionSource", "check_length", "client_of", "session_na
 logger = logging.getLogger(__name__)
 
 _UNREAD = object()
-#: Largest size of a name in bytes. The router stores names, such as a session's name with the session's data.
+#: Largest size of a name in bytes. There is a limit because the router stores names, such as those of sessions.
 _MAX_NAME = 1024
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -30,12 +30,12 @@ SessionSource: TypeAlias = "Callable[[Request], str | None]"
 class Exchange:
     """One request on its way through the hooks. Used as a context manager, it is closed at the end of the block.
 
-    ``session``, if given, replaces the request's session; None: no session. ``sources``: see :func:`session_of`.
+    ``session``, if given, replaces the request's session, also if it is None. ``sources``: see :func:`session_of`.
     ``parent``: the client's exchange, if a plugin made this exchange for it. Then this exchange has the parent's
     ``scope``, and begins with the parent's ``client_disconnected`` and ``worker_filter``.
     ``worker``: the leased worker. ``notes``: data of plugins about this request, by plugin name.
     ``scope``: the ASGI scope of the client's request. Middleware may leave data for hooks in it.
-    ``client_disconnected``: the client has hung up or aborted the request, so no new work may begin.
+    ``client_disconnected``: True once the client has hung up or aborted the request; then no new work may begin.
     ``worker_filter``: returns True for each eligible worker, or raises an HTTPError. A plugin sets it before a worker
     is chosen.
     """
@@ -151,8 +151,8 @@ class Exchange:
     def close(self) -> None:
         """End the exchange: release the lease, and close the connection to the worker if bytes are unread. Idempotent.
 
-        Calls the functions of :meth:`on_close`. Drops the notes, the reply and the other exchanges: notes often refer
-        to the exchange, and such a cycle would keep a body in memory until the next garbage collection.
+        Calls the functions of :meth:`on_close`. Drops the notes, the reply and links to other exchanges: notes often
+        refer to the exchange, and such a cycle would keep a body in memory until the next garbage collection.
         """
         if self._closed:
             return
@@ -189,7 +189,7 @@ def session_named(value: bytes) -> str:
 def session_of(request: Request, sources: Iterable[SessionSource] = ()) -> str | None:
     """Return the session: ``X-Session-Id``, else ``X-SMG-Routing-Key``, else ``session_id`` in the body.
 
-    Without these, return the first session that one of ``sources`` finds. All parts of the router call this function.
+    Without these, return the first session that one of ``sources`` finds. All parts of the router use this function.
     Raises BadRequest for a name in the request that is too long or has control characters.
     """
     named = _in_headers(request) or _in_body(request)

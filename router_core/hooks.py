@@ -28,7 +28,7 @@ __all__ = ["Hooks", "attribute_errors", "failure", "hook_names", "new_plugin_man
 
 logger = logging.getLogger(__name__)
 
-#: An attribute of all that a hook at the start may return, and the words for it.
+#: By start-up hook: an attribute that each valid result has, and a description of a valid result for errors.
 _RESULTS = {
     "asgi_middleware": ("__call__", "an ASGI application"),
     "routes": ("__iter__", "a list of routes"),
@@ -46,7 +46,7 @@ def hook_names() -> list[str]:
 
 class _Manager(pluggy.PluginManager):
     def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
-        # No hook has a private name, but most names of a plugin are private, and pluggy inspects each.
+        # No hook has a private name, but most names of a plugin are private, and pluggy would inspect each of them.
         return None if name.startswith("_") else super().parse_hookimpl_opts(plugin, name)
 
 
@@ -107,7 +107,7 @@ class Hooks:
         return any(_call_each("client_gone", self._client_gone, exchange))
 
     async def call_pre_request(self, exchange: Exchange) -> Reply | None:
-        """Call each plugin in turn until one returns a reply, and return that reply; None without one."""
+        """Call each plugin in turn until one returns a reply. Return that reply, or None if no plugin returns one."""
         request, foreign = exchange.request, self.owners.foreign
         before, target, method = request.headers[:], request.target, request.method
         for plugin, function in self.pre_request:
@@ -129,7 +129,7 @@ class Hooks:
         return None
 
     async def call_post_response(self, exchange: Exchange) -> None:
-        """Call each plugin, in the reverse order of the command line."""
+        """Call each plugin, the last one first."""
         reply = exchange._reply
         assert reply is not None  # narrowing: it has come
         before, status = reply.headers[:], reply.status
@@ -172,10 +172,10 @@ class Hooks:
     def unexpected(
         self, error: BaseException, request: Request | None = None, reply: Reply | None = None, by: Any = None
     ) -> HTTPError:
-        """Return the 500 for ``error``, which the caller logs. The 500 names the plugin that raised, if it is known.
+        """Return the 500 for ``error``; it names the plugin that raised, if that is known. The caller logs ``error``.
 
-        Middleware or a sender may have broken ``request`` or ``reply``. What hooks do to them was checked before.
-        ``by``: the function of a route that had to answer.
+        Looks for faults in ``request`` and ``reply``, because only changes by ``pre_request``, ``select_worker`` and
+        ``post_response`` were checked before. ``by``: the function of the route that should have answered.
         """
         message = "internal error; the router's log has the traceback"
         fault = reply_fault(reply.status, reply.headers) if reply is not None else None
@@ -196,7 +196,7 @@ class Hooks:
         return failure(" or ".join(foreign or layers), "sender", TypeError(fault))
 
     async def on_weight_update(self, update: WeightUpdate) -> None:
-        """Call each plugin, then raise the first failure."""
+        """Call each plugin, then raise the first failure, if any."""
         failed: list[HTTPError] = []
         for plugin, function in self._on_weight_update:
             try:
@@ -266,7 +266,7 @@ def attribute_errors(plugin: str, doing: str) -> Iterator[None]:
 
 
 def _at_start(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Callable[..., Any]]]:
-    """Return the functions of :func:`_in_order` for a start-up hook; errors and wrong results name plugin and hook."""
+    """Return the functions of :func:`_in_order` for a start-up hook, wrapped so that errors name plugin and hook."""
     attribute, wanted = _RESULTS.get(hook, ("__class__", ""))
 
     def guarded(plugin: str, function: Callable[..., Any]) -> Callable[..., Any]:

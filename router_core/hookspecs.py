@@ -1,7 +1,7 @@
 """All hooks. Read this module before you write a plugin; docs/hooks.md has the details.
 
-The router calls the plugins one after the other, in ``--plugin`` order, but each after those that it requires. So a
-later plugin sees what an earlier plugin did. ``post_response`` runs in reverse order, like the layers of an onion.
+The router calls the plugins one after the other, in ``--plugin`` order, but each after the plugins that it requires.
+So a later plugin sees what an earlier plugin did. ``post_response`` runs in reverse order, like the layers of an onion.
 ``tryfirst`` and ``trylast`` move an implementation to the beginning or the end of the order. ``pre_request`` and
 ``post_response`` may be plain or async functions. An implementation may leave out arguments.
 """
@@ -60,7 +60,7 @@ def setup(router: Router) -> None:
 def routes(router: Router) -> Sequence[BaseRoute]:  # type: ignore[empty-body]
     """Return Starlette routes that the plugin answers itself.
 
-    When: once, after ``setup``. All other requests are proxied. A route that is claimed twice is an error at start.
+    When: once, after ``setup``. Requests that match no route are proxied. A route claimed twice is an error at start.
     """
 
 
@@ -69,7 +69,7 @@ def asgi_middleware(app: ASGIApp, router: Router) -> ASGIApp:  # type: ignore[em
     """Wrap the whole application in ASGI middleware.
 
     When: once, after ``routes``; the first plugin's middleware is the outermost. Middleware sees a request before
-    authorization and routing; they use the path and headers that it passes on. Pass on scopes other than ``http``.
+    authorization and routing, which use the path and headers that it passes on. Pass on scopes other than ``http``.
     An exception in the hook ends the start; an exception while a request is served becomes a 500 that names the plugin.
     """
 
@@ -89,7 +89,7 @@ def lifespan(router: Router) -> AbstractAsyncContextManager[None]:  # type: igno
 async def pre_request(exchange: Exchange) -> Reply | None:
     """See, change or answer a request.
 
-    When: once per request, after its body was read and before a worker is chosen; behind the default plugins ``limits``
+    When: once per request, after its body was read and before a worker is chosen; after the default plugins ``limits``
     and ``sessions``, or before them if marked ``tryfirst``. Change ``exchange.request`` in place, or return a Reply:
     the first Reply wins, and later plugins are not called. An HTTPError reaches the client as it is; any other
     exception becomes a 500 that names the plugin. No worker is leased yet, so no lease can leak.
@@ -122,17 +122,17 @@ def attempt_failed(worker: Worker, request: Request, error: HTTPError | None) ->
     """React to a request to ``worker`` that failed or was given up.
 
     When: at once. ``error`` is the worker's failure: WorkerUnreachable, WorkerBroke or WorkerTimeout. It is None when
-    the router gave the attempt up, because the client has left or a plugin closed the reply. An exception is logged.
+    the attempt was given up, for example because the client left or a plugin closed the reply. An exception is logged.
     """
 
 
 @hookspec
 def client_gone(exchange: Exchange) -> bool | None:
-    """React to a client that hung up while ``exchange.worker`` has its request.
+    """React to a client that hung up while ``exchange.worker`` serves its request.
 
     When: at once, or at most 50 ms later if the request has just begun. Return True when the worker was told to stop.
     Then the exchange goes on for up to two seconds, so that the sampled tokens are recorded. If for one of a request's
-    exchanges no plugin returns True, all of them are cancelled at once. An exception is logged.
+    exchanges no plugin returns True, the whole request is cancelled at once. An exception is logged.
     """
 
 
@@ -167,7 +167,7 @@ def worker_changed(worker: Worker, change: WorkerChange) -> None:
 
 @hookspec
 def weights_confirmed(worker: Worker) -> None:
-    """Release the plugin's own hold of ``worker`` that waits for the fleet's weights.
+    """Release the plugin's own hold of ``worker`` if the hold waits for the fleet's weights.
 
     When: a plugin has found that ``worker`` may serve with the weights that it has. An exception is logged.
     """

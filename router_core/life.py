@@ -29,9 +29,9 @@ class Life:
 
 @asynccontextmanager
 async def background() -> AsyncIterator[tuple[TaskGroup, Callable[[], Awaitable[None]]]]:
-    """Open a task group for background work; yield it, and a function that cancels it and waits for its end.
+    """Open a task group for background work. Yield the group, and a function that cancels it and waits for its end.
 
-    Call the function before closing resources that the work uses. An exception of the work ends the block, too.
+    Call the function before closing resources that the work uses. An exception that leaves a task ends the block.
     """
     async with anyio.create_task_group() as whole:
         ended = anyio.Event()

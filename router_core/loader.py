@@ -85,7 +85,7 @@ class _Source:
                 add(parser)
 
     def make(self, options: argparse.Namespace) -> object | None:
-        """Make the plugin; None when it has nothing to do with these ``options``. Raises StartupError."""
+        """Make the plugin. Returns None when these ``options`` leave it nothing to do. Raises StartupError."""
         if self.factory is None:
             return self.modules[0]
         with attribute_errors(self.name, "its factory"):
@@ -135,7 +135,7 @@ class Loaded:
                 raise PluginError(" ".join(str(error).split())) from None
             except ValueError:
                 raise PluginError(
-                    f"plugin {source.name!r} is loaded twice, also under another name"
+                    f"plugin {source.name!r} is loaded twice, once under another name"
                 ) from None
             if not manager.get_hookcallers(plugin):
                 raise PluginError(f"plugin {source.name!r} has no hooks; known: {', '.join(hook_names())}")
@@ -147,7 +147,7 @@ def _is_hook(function: object) -> bool:
 
 
 def _check_marks(name: str, plugin: object) -> None:
-    """Refuse a function named like a hook but without the mark: it would never be called. Raises PluginError."""
+    """Refuse a function that has a hook's name but no ``@hookimpl``: it would never be called. Raises PluginError."""
     for hook in hook_names():
         function = getattr(plugin, hook, None)
         if inspect.isroutine(function) and not _is_hook(function):
@@ -191,7 +191,7 @@ def load(names: Iterable[str], paths: Iterable[str]) -> Loaded:
 
 
 def _named(path: str, middleware: type[Any]) -> Callable[..., Any]:
-    """Wrap the class ``middleware``: its constructor gets the router only if it takes one; its errors name ``path``."""
+    """Wrap the class ``middleware``: its constructor gets the router if it takes one, and its errors name ``path``."""
 
     def make(app: ASGIApp, *, router: Router) -> Any:
         router.hooks.owners.add(path, middleware)

@@ -1,4 +1,4 @@
-"""Logging to the console, and to one file per day."""
+"""Logging to the console and, with ``--log-dir``, to one file per day."""
 
 from __future__ import annotations
 

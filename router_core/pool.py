@@ -12,14 +12,14 @@ from router_core.workers import JOINING, Hold, Worker, WorkerChange, WorkerState
 __all__ = ["WorkerPool"]
 
 _MAX_SESSIONS = 1 << 18
-#: Largest number of workers that a message lists.
+#: An error message lists at most this many workers, and counts the rest.
 _MAX_TOLD = 20
 
 
 class WorkerPool:
     """All registered workers.
 
-    ``keeps_sessions``: a session stays with its worker; if False, a policy chooses for each request of a session.
+    ``keeps_sessions``: True if a session stays with its worker, False if a policy chooses for each of its requests.
     No change of the pool has an ``await`` in the middle, so on one event loop the pool needs no lock. Nor is there an
     ``await`` between the choice of a worker and its lease.
     """
@@ -29,7 +29,7 @@ class WorkerPool:
         #: True when the workers are passthrough workers, so plugins leave requests and replies as they are.
         self.passthrough = False
         self._routable: tuple[Worker, ...] = ()
-        #: By type that a request needs: the workers and targets of that type that may get requests now.
+        #: For each type of worker that requests need: the workers and targets of that type that may get requests now.
         self._usable: dict[WorkerType, tuple[Worker, ...]] = {"regular": ()}
         self.keeps_sessions = True
         self._sessions: OrderedDict[str, Worker] = OrderedDict()
@@ -64,7 +64,7 @@ class WorkerPool:
     def add(self, worker: Worker) -> Worker:
         """Register ``worker``, or update the worker that is registered under its URL. Returns the registered worker.
 
-        An updated worker keeps facts that ``worker`` lacks, and joins again unless it is ready. Raises MixedWorkers.
+        An updated worker keeps facts that ``worker`` lacks. If it was not ``ready``, it is ``joining``. Raises MixedWorkers.
         """
         self._expect_alike(worker)
         known = self._workers.get(worker.url)
@@ -90,7 +90,7 @@ class WorkerPool:
         others = [other for other in self._workers.values() if other.url != worker.url]
         if wanted and self._usable.keys() != {"regular"}:
             raise MixedWorkers(
-                f"{worker.url}: a router of {' and '.join(self._usable)} workers has no passthrough workers"
+                f"{worker.url}: a router of {' and '.join(self._usable)} workers cannot have passthrough workers"
             )
         if any(other.passthrough != wanted for other in others):
             raise MixedWorkers(
@@ -166,7 +166,7 @@ class WorkerPool:
 
     @property
     def missing(self) -> str | None:
-        """The first kind of worker that requests need and lack, for messages; None: requests can be sent."""
+        """The first type that requests need and no usable worker has, for messages; None: requests can be sent."""
         for kind, workers in self._usable.items():
             if not workers:
                 return "worker" if kind == "regular" else f"{kind} worker"
@@ -201,7 +201,7 @@ class WorkerPool:
         return worker if worker in self._routable else None
 
     def bind(self, session: str, worker: Worker) -> None:
-        """Let ``session`` keep ``worker``. Past 262,144 sessions the least recently used one is forgotten."""
+        """Let ``session`` keep ``worker`` if ``keeps_sessions``. Only the 262,144 sessions used last are remembered."""
         if not self.keeps_sessions:
             return
         self._sessions[session] = worker

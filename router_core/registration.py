@@ -24,7 +24,7 @@ _DRAINED_S = 0.05
 #: Deadline in seconds for a worker's answer about itself.
 FIRST_LOOK_S = 2.0
 _MAX_INFO_BYTES = 1 << 20
-#: Largest number of requests at once: a whole fleet may register together, and requests that wait slow httpx down.
+#: Largest number of requests at once. A whole fleet may register together, and many waiting requests slow httpx down.
 _ASKED_AT_ONCE = 64
 
 
@@ -35,12 +35,12 @@ class Refusal(str):
 
 
 class Introduction(Protocol):
-    """Asks workers about themselves; the component ``"introduction"``."""
+    """Asks workers about themselves; a plugin registers it as the component ``"introduction"``."""
 
     async def ask(self, worker: Worker) -> str | None:
         """Ask ``worker`` about itself, and keep its answer. Return None when it answered, else the problem.
 
-        A Refusal means that the server cannot be a worker. The router takes an exception as the problem, too. An
+        A Refusal means that the server cannot be a worker. An exception counts as a problem, too. An
         implementation keeps to the deadline :data:`FIRST_LOOK_S`. Not called for passthrough workers.
         """
         ...
@@ -155,14 +155,14 @@ class Registration:
         """Ask ``worker`` about itself. Return None when it answered, else the problem.
 
         A server that cannot be a worker is removed, and the problem is a Refusal. A passthrough worker is not asked
-        about itself: it gets a request for ``/health``.
+        about itself: it only gets a request for ``/health``, as all workers do without an ``introduction``.
         """
         introduction = None if worker.passthrough else self._introduction
         try:
             trouble = await (self._any_answer(worker) if introduction is None else introduction.ask(worker))
         except TimeoutError:
             return f"no answer within {FIRST_LOOK_S:g} s"
-        except Exception as error:  # httpcore on uvloop raises any type; no worker may end the router
+        except Exception as error:  # httpcore on uvloop raises errors of any type, and none may end the router
             return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         if isinstance(trouble, Refusal):
             logger.error("worker %s is refused: %s", worker.url, trouble)
@@ -178,7 +178,7 @@ class Registration:
         return unwell(status)
 
     async def get(self, worker: Worker, path: str) -> tuple[int, bytes]:
-        """Call the function :func:`get`, at most 64 times at once."""
+        """Call the function :func:`get`; at most 64 of these calls run at once."""
         async with self._asking:
             return await get(self._http, worker, path)
 

@@ -40,7 +40,7 @@ class Reply:
 
     @property
     def body(self) -> bytes | None:
-        """The whole body; None while there is an unread stream."""
+        """The whole body; None while the reply is a stream."""
         return self._body
 
     def header(self, name: bytes) -> bytes | None:
@@ -51,7 +51,7 @@ class Reply:
         return None
 
     async def read(self, max_bytes: int | None = None) -> bytes:
-        """Return the whole body, and keep it: the reply is no stream any more.
+        """Return the whole body, and keep it, so that the reply is no stream any more.
 
         Raises WorkerBroke for a stream of more than ``max_bytes``, and what :meth:`BodySource.read` raises.
         """
@@ -83,7 +83,7 @@ class Reply:
 
     def tap(self, tap: Tap) -> None:
         """Let ``tap`` watch the bytes that go to the client."""
-        _ = tap.feed, tap.close  # one that lacks them raises here, where its plugin is known
+        _ = tap.feed, tap.close  # a tap without these raises here, where its plugin is known
         self._taps.append(tap)
 
     async def next_piece(self) -> tuple[bytes, bool]:
@@ -108,7 +108,7 @@ class Reply:
             await pump(lambda piece: send_now(piece, feeds))
 
     def whole(self) -> bytes | None:
-        """Return the whole body, after the taps have seen it; None while there is an unread stream."""
+        """Return the whole body, after the taps have seen it; None while the reply is a stream."""
         if self._taps and self._body is not None:
             self._show(self._body, True)
         return self._body

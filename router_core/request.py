@@ -29,7 +29,7 @@ _OBJECT = re.compile(rb"([ \t\r\n]*\{[ \t\r\n]*)(.?)", re.DOTALL)
 
 
 class Request:
-    """A request of a client, with the changes that plugins made for the worker.
+    """A request for a worker: a client's, with the changes that plugins have made, or the router's own.
 
     ``target`` is path and query as on the wire; ``headers`` keep order and duplicates.
     """
@@ -46,7 +46,7 @@ class Request:
         self._absent = _NONE  # keys that a search has not found
         #: True when the body may have letters written as ``\u0073``; None: unknown.
         self._escaped: bool | None = None
-        #: Makes the error for a body that is not JSON. A stored error, once raised, would keep the body alive.
+        #: Makes the error for a body that cannot be parsed. A stored error, once raised, would keep the body alive.
         self._invalid: Callable[[], BadRequest] | None = None
 
     @property
@@ -95,7 +95,7 @@ class Request:
     def json(self) -> Any:
         """Return the body as JSON, parsed once. Do not change the value; call :meth:`replace_json` with a new one.
 
-        If :meth:`reading` has parsed the body, a long list of integers is an ``array("i")``. Raises BadRequest.
+        If :meth:`reading` has parsed the body, a long list of 32-bit integers is an ``array("i")``. Raises BadRequest.
         """
         if self._invalid is not None:
             raise self._invalid()

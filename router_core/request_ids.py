@@ -19,7 +19,7 @@ __all__ = [
     "request_id_of",
 ]
 
-#: The names that gateways of inference servers read by default.
+#: Headers in which gateways of inference servers look for an id by default.
 DEFAULT_HEADERS = ("x-request-id", "x-correlation-id", "x-trace-id", "request-id")
 _ANSWER = b"x-request-id"
 _KEY = "slime_router.request_id"
@@ -29,9 +29,9 @@ _ID = re.compile(rb"[\x20-\x7e]{1,256}")
 
 
 def request_id_headers(names: Sequence[str] | None) -> tuple[bytes, ...]:
-    """Return the headers that may carry an id, in lower case; none for None. Raises SettingsError.
+    """Return the names of headers that may carry an id, in lower case. Raises SettingsError.
 
-    ``names``: the values of ``--request-id-headers``, None without the flag.
+    ``names``: the values of ``--request-id-headers``. If it is None, since the flag is not given, no name is returned.
     """
     if names is None:
         return ()
@@ -44,8 +44,8 @@ def request_id_headers(names: Sequence[str] | None) -> tuple[bytes, ...]:
 class RequestIds:
     """ASGI middleware that gives each request an id.
 
-    The id is the value of the first header of ``names`` that has 1 to 256 printable ASCII characters. If there is none,
-    an id is made and sent to the engine under the first name. The client gets the id as ``x-request-id``, in place of
+    The id is the value of the first header of ``names`` that has 1 to 256 printable ASCII characters. Without one, an
+    id is made and sent to the engine under the first name. The client gets the id as ``x-request-id``, in place of
     the engine's header of that name.
     """
 

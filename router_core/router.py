@@ -126,7 +126,7 @@ class Router:
             self._life.stopping.set()
 
     def _hung_up(self, exchange: Exchange) -> bool:
-        """Mark the client of ``exchange`` as gone. Returns True when all its workers were told to stop."""
+        """Mark the client of ``exchange`` as gone. Returns True when there are workers, and all were told to stop."""
         told = [self.hooks.client_gone(each) for each in exchange.hang_up()]
         return bool(told) and all(told)
 
@@ -146,7 +146,7 @@ class Router:
         return self._serving.http
 
     def worker_transport(self, **options: Any) -> httpx.AsyncBaseTransport:
-        """Make a transport for an httpx client of workers, with the address rules and the TLS settings.
+        """Make a transport for an httpx client that calls workers, with the address rules and the TLS settings.
 
         ``options`` are httpx's. Each request needs the headers of :func:`router_core.workers.auth_headers`.
         """
@@ -231,7 +231,7 @@ class Router:
 
         For plugins that repair a reply, in ``post_response`` or while its body is read. ``pre_request`` and
         ``post_response`` are not called; ``select_worker`` and ``attempt_failed`` are. The caller closes the reply, and
-        calls ``exchange.release()`` before a time without a request to a worker. Raises HTTPError.
+        calls ``exchange.release()`` before it waits without a request to a worker. Raises HTTPError.
         """
         self.sender.choose(exchange)
         return await self.sender.send(exchange, request)
@@ -239,10 +239,10 @@ class Router:
     def generation(
         self, payload: dict[str, Any], *, session: str | None = None, parent: Exchange | None = None
     ) -> Exchange:
-        """Make an exchange for a plugin's own ``/generate``, for :meth:`respond`; the caller closes it.
+        """Make an exchange with a plugin's own ``/generate`` request, for :meth:`respond`. The caller closes it.
 
-        ``payload`` may hold numpy arrays; do not change it afterwards. ``parent``, if given, is the client's exchange.
-        The engine gets the client's ``carried_headers``. ``client_gone`` gets this exchange, if it has a worker then.
+        ``payload`` may hold numpy arrays; do not change it later. ``parent``: the client's exchange, if any. Its
+        ``carried_headers`` go to the engine. If its client hangs up, ``client_gone`` gets this exchange, too.
         """
         headers = [(b"content-type", b"application/json")]
         if parent is not None:
@@ -286,7 +286,7 @@ class Router:
     # Weights.
 
     async def announce_weights(self, version: str, source: str) -> WeightUpdate | None:
-        """Set ``version`` for workers in use and the fleet. Call the plugins, or return None if the fleet had it."""
+        """Set ``version`` for workers in use and the fleet, and call the plugins. Returns None if the fleet had it."""
         for worker in self.pool:  # before the wait for the lock: later the workers may have a newer version
             if worker.in_use:  # the versions of other workers are unknown
                 self.pool.set_version(worker, version)

@@ -23,7 +23,7 @@ _VISIBLE = re.compile(r"[!-~]+")
 
 
 class Secret(str):
-    """A key of visible ASCII characters. Raises ArgumentTypeError for any other text. No error or ``repr`` shows it."""
+    """A key of visible ASCII characters; other texts raise ArgumentTypeError. No error or ``repr`` shows the key."""
 
     __slots__ = ()
 

@@ -11,9 +11,9 @@ __all__ = ["ASGIApp", "Headers", "Message", "Receive", "Scope", "Send", "Tokeniz
 
 
 class Tokenizer(Protocol):
-    """The methods of a tokenizer that plugins need. They find it in the ComponentRegistry as ``"tokenizer"``.
+    """The methods of a tokenizer that plugins need. The tokenizer is the component ``"tokenizer"``.
 
-    The tokenizers of Transformers and of the embedded engine have them.
+    The tokenizers of Transformers and of the embedded engine have these methods.
     """
 
     def encode(self, text: str, *, add_special_tokens: bool = ...) -> Sequence[int]:

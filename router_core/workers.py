@@ -95,7 +95,7 @@ class Worker:
 
     ``facts``: data of plugins about the worker. Each key belongs to one plugin.
 
-    ``worker_type`` ``passthrough``: the router only proxies to it, in any protocol. All or no workers have this type.
+    ``worker_type`` ``passthrough``: the router only proxies to it, in any protocol. Either all workers are so, or none.
 
     A plugin may give a worker several ``targets``, see :meth:`WorkerPool.divide`: then a request goes to one of them. A
     target is a Worker too, with its own ``id``, ``name``, ``facts`` and requests in flight; its ``server`` has
@@ -160,7 +160,7 @@ class Worker:
 
     @property
     def in_use(self) -> bool:
-        """True when each hold of the worker, if any, has the state ``joining`` or ``ready`` (a circuit breaker)."""
+        """True when each hold of the worker, if any, has the state ``joining`` or ``ready`` (a circuit breaker's)."""
         return all(hold.state in ("joining", "ready") for hold in self.server.holds.values())
 
     @property

@@ -384,4 +384,4 @@ def test_plugin_under_two_names_is_an_error(module: Module, capsys: pytest.Captu
     )
     module("twice", "from once import make")
     line = line_of(capsys, "--middleware-paths", "once.make", "twice.make")
-    assert line == "plugin 'twice.make' is loaded twice, also under another name"
+    assert line == "plugin 'twice.make' is loaded twice, once under another name"
