@@ -64,7 +64,7 @@ class WorkerPool:
     def add(self, worker: Worker) -> Worker:
         """Register ``worker``, or update the worker that is registered under its URL. Returns the registered worker.
 
-        An updated worker keeps facts that ``worker`` lacks. If it was not ``ready``, it is ``joining``. Raises MixedWorkers.
+        An updated worker keeps facts that ``worker`` lacks, and joins again unless it is ready. Raises MixedWorkers.
         """
         self._expect_alike(worker)
         known = self._workers.get(worker.url)

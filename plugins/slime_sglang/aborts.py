@@ -35,8 +35,8 @@ def check_rid(rid: object) -> None:
 def abort_prefix(request: Request) -> str | None:
     """Return the prefix of the rids that ``request`` aborts: ``""`` for all; None for a request without a valid prefix.
 
-    SGLang's ``AbortReq``: ``abort_all``, or the beginning of a ``rid``. Workers answer an invalid request with an error
-    of their own. Raises BadRequest for a ``rid`` that is too long.
+    The body is SGLang's ``AbortReq``: ``abort_all``, or as ``rid`` the beginning of rids. Workers answer an invalid
+    request with an error of their own. Raises BadRequest for a ``rid`` that is too long.
     """
     document = request.json_object_or_none()
     if document is None:

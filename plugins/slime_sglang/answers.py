@@ -20,7 +20,7 @@ __all__ = [
     "without_queued",
 ]
 
-#: Lists in ``meta_info`` with an entry for each sampled token. In an incremental stream they are deltas, too.
+#: Lists in ``meta_info`` with an entry for each sampled token. In an incremental stream, SGLang sends deltas of them.
 PER_TOKEN = (
     "output_token_logprobs",
     "output_top_logprobs",
@@ -30,7 +30,7 @@ PER_TOKEN = (
 )
 #: Arrays in ``meta_info`` with a row for each token, see ``slime_sglang.token_arrays``.
 TOKEN_ARRAYS = ("routed_experts", "indexer_topk")
-#: Figures about all tokens so far. When more tokens have come, the figures of an earlier event are wrong.
+#: Figures about all tokens so far. When more tokens have come, such figures of an earlier event are wrong.
 _OF_ALL_TOKENS = frozenset(
     (
         *PER_TOKEN,
@@ -87,7 +87,7 @@ def ids_of(logprobs: Any) -> list[int]:
 
 
 def with_missing(before: dict[str, Any], event: dict[str, Any], *, grown: bool) -> dict[str, Any]:
-    """Return the abort ``event`` with the fields of ``before`` that it lacks. ``grown``: ``event`` has new tokens."""
+    """Return the abort ``event``, completed by fields of ``before``. ``grown``: ``event`` has new tokens."""
     known, told = before["meta_info"], event["meta_info"]
     kept = {name: value for name, value in known.items() if not (grown and name in _OF_ALL_TOKENS)}
     meta = {**kept, **told}
@@ -123,9 +123,9 @@ class News(NamedTuple):
 
 
 def extended(known: Any, told: Any, total: int, news: News) -> Any:
-    """Return ``known`` with the entries of ``told`` for new tokens. ``told`` may cover all ``total`` tokens.
+    """Return ``known`` plus the entries of ``told`` for new tokens. ``told`` may cover all ``total`` tokens.
 
-    The result may be changed later, but ``told`` may not: it is part of an event that others may have.
+    The caller may change the result. ``told`` is never changed, since it is part of an event that others may have.
     """
     new = len(news.ids)
     if not isinstance(told, list):

@@ -23,7 +23,7 @@ _PIECE = 1 << 20
 
 
 class ArrayCutter:
-    """JSON that comes in pieces, cut into its arrays and the rest. ``keeps``: the arrays are decoded, not dropped.
+    """Cuts JSON that comes in pieces into its token arrays and the rest. ``keeps``: arrays are decoded, else dropped.
 
     ``array_bytes``: the largest number of bytes that one array is expected to have in the JSON.
     """
@@ -55,7 +55,7 @@ class ArrayCutter:
                 return
             name, value = found
             start = data.find(b'"', value)
-            if data[value : start if start >= 0 else None].strip(_SPACE):  # it is not a string
+            if data[value : start if start >= 0 else None].strip(_SPACE):  # the value is not a string
                 self._keep(data, position, value)
                 position = value
             elif start < 0:

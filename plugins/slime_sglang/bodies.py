@@ -41,7 +41,7 @@ def parsed(body: bytes, *, keeps_arrays: bool = False) -> Any:
 def keep_parsed(exchange: Exchange, body: bytes, answer: Any) -> None:
     """Let :func:`answer_in` return ``answer``, the parsed ``body`` of a reply, until ``exchange`` ends.
 
-    Nobody may change ``answer`` any more. If arrays may be cut out of it, it is not kept.
+    Nobody may change ``answer`` any more. If ``body`` is so large that arrays may be cut out of it, this does nothing.
     """
     if is_small(body):
         exchange.notes[_NOTE] = body, answer
@@ -50,7 +50,7 @@ def keep_parsed(exchange: Exchange, body: bytes, answer: Any) -> None:
 def answer_in(exchange: Exchange, body: bytes) -> Any:
     """Return the parsed ``body`` of a reply of ``exchange``. Raises orjson.JSONDecodeError.
 
-    A plugin may have parsed it already. A body that was replaced since then is another object, and is parsed.
+    If a plugin has called :func:`keep_parsed` for this very ``body``, nothing is parsed again.
     """
     known, answer = exchange.notes.get(_NOTE, (None, None))
     return answer if known is body else orjson.loads(body)

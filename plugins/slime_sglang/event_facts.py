@@ -1,6 +1,6 @@
-"""Facts about the request, weight versions and logprobs that several events of a sequence state, and checks of them.
+"""Checks of what several events of a sequence say about the request, the weight versions and the logprobs.
 
-A *span* is an item of ``weight_versions``: ``version`` sampled the tokens from ``start`` to ``end``.
+A *span* is an item of ``weight_versions``: ``version`` sampled the tokens from ``start`` to ``end - 1``.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _spans_fit(runs: Sequence[tuple[Any, int, int]], spans: Any) -> bool:
 
 
 def is_end(ids: list[int], known: list[int]) -> bool:
-    """Return True if ``known`` ends with ``ids``, those of an abort. The last id may stand twice in ``ids``."""
+    """Return True if ``known`` ends with ``ids``, the ids of an abort, which may have the last id twice."""
     return ids == known[len(known) - len(ids) :] or (
         ids[-1:] == known[-1:] and ids[:-1] == known[len(known) - len(ids) + 1 :]
     )
@@ -172,7 +172,7 @@ def is_end(ids: list[int], known: list[int]) -> bool:
 def abort_repeats(
     known: Mapping[str, Any], told: Mapping[str, Any], tokens: int, *, may_be_delta: bool
 ) -> bool:
-    """Return True unless an abort has other entries for earlier tokens in its lists ``PER_TOKEN``.
+    """Return True if the lists ``PER_TOKEN`` of an abort agree with the entries of earlier tokens.
 
     ``known``: ``meta_info`` of the answer before the abort, which had ``tokens`` tokens. ``told``: ``meta_info`` of the
     abort. Its lists may have the entries of all tokens, or those of the new tokens and then those of all tokens. With

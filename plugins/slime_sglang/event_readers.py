@@ -1,4 +1,4 @@
-"""Events of a stream that a plugin has read, for another plugin that reads the same stream behind it."""
+"""Events of a stream that one plugin has read, for another plugin whose tap gets the same stream next."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ __all__ = ["EventReader", "Growth", "Reading", "reader_of", "tap_events"]
 
 _NOTE = "sglang.event_reader"
 
-#: The number of a sequence, and the text that an event adds to it. All else is as in the event before it of this
-#: sequence, except what differs in each event, such as counts. The event is not the last one of the sequence.
+#: The number of a sequence, and the text that an event adds to the sequence. The rest of the event is as in the
+#: sequence's previous event, except what differs in each event, such as counts. It is not the sequence's last event.
 Growth: TypeAlias = tuple[int, str]
 #: What was read of an event: a Growth, or the parsed event, which nobody may change. None: read the event yourself.
 Reading: TypeAlias = Growth | dict[str, Any] | None
 
 
 class EventReader(Protocol):
-    """A tap that reads the events of a stream before the plugin behind it gets them.
+    """A tap that reads the events of a stream before another plugin's tap gets them.
 
-    A Growth adds to the event before it. So it is of use only to a plugin that got that event, too.
+    A Growth adds to the previous event. So only a plugin that got the previous event, too, can use the Growth.
     """
 
     def feed(self, chunk: bytes) -> None:
@@ -33,7 +33,7 @@ class EventReader(Protocol):
         ...
 
     def growth(self, piece: bytes) -> Growth | None:
-        """Return the Growth if ``piece`` is exactly one event, and only adds text to the event before it; else None.
+        """Return the Growth if ``piece`` is exactly one event, and only adds text to the previous event; else None.
 
         ``piece``: the next piece of the stream, which the taps have not got yet.
         """
@@ -45,7 +45,7 @@ class EventReader(Protocol):
 
 
 def tap_events(exchange: Exchange, reply: Reply, reader: EventReader) -> None:
-    """Let ``reader`` tap ``reply``, the reply of ``exchange``. :func:`reader_of` finds it until ``exchange`` ends."""
+    """Let ``reader`` tap ``reply``, the reply of ``exchange``. Until that ends, :func:`reader_of` returns ``reader``."""
     reply.tap(reader)
     exchange.notes[_NOTE] = reply, reader
 

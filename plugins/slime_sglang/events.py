@@ -8,7 +8,7 @@ _ENDS = (b"\n\n", b"\n\r\n")
 _DATA = b"data: "
 _CR = 13
 _INDEX = b',"index":'
-#: Bytes at the end of an event in which the number of its sequence is searched.
+#: Number of bytes at the end of an event that are searched for the number of its sequence.
 _INDEX_BYTES = 20
 _SEAM_BYTES = 2
 

@@ -1,4 +1,4 @@
-"""Search for a figure in an engine's answer that is malformed, or contradicts another figure or the request.
+"""Search of an engine's answer for a figure that is malformed, or contradicts another figure or the request.
 
 A missing figure contradicts nothing, since SGLang's aborts lack most figures (``TokenizerManager._handle_abort_req``).
 """
@@ -119,7 +119,7 @@ def columns_of(logprobs: Any) -> Columns | None:
 
 
 def _are_logprobs(values: Sequence[Any]) -> bool:
-    """Return True when each of ``values`` is the logarithm of a probability, or null (NaN in JSON)."""
+    """Return True when each of ``values`` is the logarithm of a probability, or null (JSON has no NaN)."""
     try:
         highest = max(values)  # at the speed of C
     except TypeError:

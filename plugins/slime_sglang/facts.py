@@ -25,7 +25,7 @@ __all__ = [
 #: registration names. ``EXPERTS_SHAPE``: layers, and experts per token.
 BOOTSTRAP_PORT, MODEL_ID, TOLD_MODEL = "bootstrap_port", "model_id", "told_model"
 EXPERTS_SHAPE = "experts_shape"
-#: A name in the facts of a worker's target, which is one of its data-parallel ranks: the number of this rank.
+#: A name in the facts of a worker's target: the number of the data-parallel rank that the target stands for.
 RANK = "dp_rank"
 #: The values of :attr:`Worker.worker_type`.
 WORKER_TYPES = ("regular", "prefill", "decode", "passthrough")
@@ -44,7 +44,7 @@ def dp_rank(worker: Worker) -> int | None:
 
 
 def experts_shape(worker: Worker) -> tuple[int, int] | None:
-    """Return the layers and the experts per token of the model of ``worker``; None if the worker reports none."""
+    """Return the numbers of layers and of experts per token of the worker's model; None if it does not report them."""
     shape: tuple[int, int] | None = worker.server.facts.get(EXPERTS_SHAPE)
     return shape
 

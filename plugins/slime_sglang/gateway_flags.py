@@ -1,8 +1,8 @@
 """Flags that only the SGLang gateway (sglang-router 0.3.2) has: the gateway's launch lines work here all the same.
 
 A flag that the core or a loaded plugin defines is not handled here. Other flags that do not matter to requests are
-accepted, and a line in the log says why each flag has no effect. Other flags that matter to requests are refused, and
-the router does not start, unless their value changes nothing. Values are never shown, since some are secrets.
+accepted, and a line in the log says why each flag has no effect. With a flag that matters to requests, the router does
+not start, unless the flag's value changes nothing. Values are never shown, since some are secrets.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class GatewayFlag:
         return f"gateway{self.name.replace('-', '_')}"
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
-        """Add the flag to ``parser``, hidden from the help. Without the flag, no option is set."""
+        """Add the flag to ``parser``, hidden from the help. If it is not given, no option is set."""
         how: dict[str, Any] = {"action": "store_true"} if self.nargs == 0 else {"nargs": self.nargs}
         parser.add_argument(
             self.name, dest=self.dest, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **how

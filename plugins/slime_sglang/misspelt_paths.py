@@ -1,4 +1,4 @@
-"""Hints for wrong paths and methods, for which the answer of an engine has no hint."""
+"""Hints for wrong paths and methods, when the engine's answer gives no hint."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class MisspeltPaths:
         self._known = (*sorted(path.decode() for path in GENERATION_PATHS), "/v1/models", *literal)
 
     async def check(self, path: str, reply: Reply) -> None:
-        """Raise UnknownPath if ``path`` looks misspelt, and WrongMethod for another method than a known path has.
+        """Raise UnknownPath if ``path`` looks misspelt, and WrongMethod if a known path does not have the method.
 
-        Both only if ``reply``, an engine's error, gives no hint of its own, or is a redirect to the path without its
-        last slash. The redirect names the engine, so a client that followed it would leave the router out.
+        An engine's error with a hint of its own raises neither. A redirect to the path without its last slash raises
+        UnknownPath: the redirect names the engine, so a client that followed it would bypass the router.
         """
         if reply.status in (307, 308):
             location = urlsplit((reply.header(b"location") or b"").decode("latin-1"))

@@ -1,4 +1,4 @@
-"""Data-parallel ranks: each is a target of its worker, and its number is written into the requests that go to it.
+"""Data-parallel ranks: each rank is a target of its worker, and a generation that goes to a rank names the rank.
 
 A server with ``dp_size`` above 1 has a scheduler and a prefix cache for each rank. The server uses its ranks in turn,
 unless a request names a rank. SGLang reads the rank in the body of a generation, vLLM in a header.

@@ -60,7 +60,7 @@ class AnswerSoFar:
         self._held: bytes | memoryview | None = None
         self._text_is_told = False
         self._is_shared = True
-        #: Some event did not have all tokens so far.
+        #: True when some event did not have all tokens so far.
         self._has_deltas = False
         self._facts = EventFacts()
 
@@ -141,7 +141,7 @@ class AnswerSoFar:
             raise ValueError(f"wanted a text, got {type(text).__name__}")
         ids, count = ids_in(event, meta), meta.get("completion_tokens")
         if self._names_ids and event.get("output_ids") is None:
-            ids = None  # this engine has all new ids in output_ids; without them, logprobs may be an earlier event's
+            ids = None  # this engine has all new ids in output_ids; if they are missing, the logprobs may be old
         if self._is_next_delta(ids, count) and not is_abort(meta):
             return self._take_delta(event, meta, ids or [], text)
         if not (repeats or self._text_is_told) or ids is None or len(ids) != count:
@@ -198,7 +198,7 @@ class AnswerSoFar:
         return text
 
     def _see_mode(self, ids: list[int], news: News, aborted: bool) -> None:
-        """Note if the event repeats earlier events or only adds tokens. An abort that fits both shows nothing."""
+        """Note whether the event repeats earlier events or only adds tokens. An abort that fits both shows nothing."""
         if news.has_all:
             self.cumulative |= not aborted or (news.ids is ids and len(ids) > 1)
         elif news.ids:

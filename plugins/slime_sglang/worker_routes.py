@@ -72,7 +72,7 @@ class _Workers:
         return JSON(answer if trouble is None else answer | _warning(url, trouble))
 
     async def _added(self, url: str, content: dict[str, Any]) -> tuple[Worker, str | None]:
-        """Register the worker at ``url``. Return the worker, and why it is not ready yet, or None if it is ready.
+        """Register the worker at ``url``. Return the worker, and None if it answered, else why it is not ready.
 
         Raises BadRequest, MixedWorkers and WorkerRefused.
         """
@@ -167,7 +167,7 @@ def _accepted(worker: Worker, more: dict[str, str]) -> Response:
 
 
 def _warning(url: str, trouble: str) -> dict[str, str]:
-    return {"warning": f"{url} is not ready yet ({trouble}); it joins when it is"}
+    return {"warning": f"{url} is not ready yet ({trouble}); it joins when it is ready"}
 
 
 def _checked(content: dict[str, Any]) -> dict[str, Any]:

@@ -349,7 +349,7 @@ async def test_a_worker_that_is_not_up_is_told_and_joins_when_it_is(start: Start
         reply = await running.client.post(route, json={"url": url})
         assert reply.status_code in (200, 202)
         assert url in reply.json()["warning"]
-        assert reply.json()["warning"].endswith("; it joins when it is")
+        assert reply.json()["warning"].endswith("; it joins when it is ready")
         assert await urls(running.client) == [url]
         assert (await running.client.get("/readiness")).status_code == 503
         refused = await running.client.get("/work")

@@ -59,7 +59,7 @@ async def test_vllm_is_refused(route: str, answers: dict[str, tuple[int, Any]]) 
         error = refused.json()["error"]
         assert (error["code"], error["message"]) == (
             "WORKER_REFUSED",
-            f"{url} speaks vLLM's protocol; supported: SGLang (to proxy to it only: worker_type passthrough)",
+            f"{url} speaks vLLM's protocol; supported: SGLang (with worker_type passthrough, the router only proxies)",
         )
         assert len(running.router.pool) == 0
 
