@@ -1,4 +1,4 @@
-"""The part of a client's connection that its requests call."""
+"""The interface through which requests call the client's connection on which they came."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class Connection(Source):
             reply.fail(error)
 
     def break_off(self, what: str) -> None:
-        """Close at once. The exchange fails with a message: "worker URL", and then ``what``."""
+        """Close at once. The exchange fails with the message "worker URL", followed by ``what``."""
         self._fail(WorkerBroke(f"worker {self._pool.url} {what}", answered=self._answered))
 
     # asyncio.Protocol
@@ -157,7 +157,7 @@ class Connection(Source):
         assert self._transport is not None  # narrowing: connected
         tls: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
         try:
-            # Without a closing alert somebody on the wire may have cut the body short (RFC 9112 section 9.8).
+            # Without TLS's closing alert somebody on the wire may have cut the body short (RFC 9112 section 9.8).
             self._ended = tls is None or tls.read(1) == b""
         except ssl.SSLError:
             self._ended = False

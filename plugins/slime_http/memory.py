@@ -25,8 +25,8 @@ def tune_gc() -> None:
 def return_large_blocks() -> None:
     """Let large blocks of memory grow without a copy, and go back to the system when they are freed.
 
-    glibc maps each block above a threshold by itself. By default it raises the threshold when such a block is
-    freed, so that later blocks of up to 32 MiB come from the heap (mallopt(3)). Setting the threshold stops this.
+    glibc maps each block above a threshold separately (mmap). By default glibc raises the threshold when such a block
+    is freed, so that later blocks of up to 32 MiB come from the heap (mallopt(3)). Setting the threshold stops this.
     Other C libraries have no ``mallopt``.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

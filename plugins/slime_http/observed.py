@@ -14,7 +14,7 @@ class ObservedRequest:
     did not break off. ``error``: the beginning of an error's body; empty if the server itself made the answer.
 
     Event loop times in seconds: ``began`` (the application was called), ``streamed_at`` (the first chunk was written;
-    0.0 without a stream) and ``ended`` (the answer has ended, or the application returned before).
+    0.0 without a stream) and ``ended`` (the answer has ended, or the application returned before that).
     """
 
     __slots__ = ("began", "ended", "error", "is_whole", "scope", "status", "streamed_at")

@@ -1,4 +1,4 @@
-"""The part of a worker's connection pool that its connections call."""
+"""The interface through which connections to a worker call the pool that they belong to."""
 
 from __future__ import annotations
 

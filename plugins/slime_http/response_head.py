@@ -19,7 +19,7 @@ _KNOWN_NAMES = frozenset(
 
 
 def response_lines(status: int, headers: Iterable[Iterable[bytes]]) -> tuple[bytes, int | None, bool]:
-    """Return the lines of a head, its Content-Length, and True when it has ``Connection: close``.
+    """Return the lines of a head, its Content-Length or None, and True when it has ``Connection: close``.
 
     Transfer-Encoding is left out, since the server decides on it. Raises RuntimeError, TypeError and ValueError for
     headers that cannot be sent.

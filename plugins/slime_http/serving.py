@@ -1,7 +1,7 @@
 """uvicorn servers: in the running event loop for tests and engines, or in the foreground.
 
-Both kinds leave the headers ``Server`` and ``Date`` to the application. A proxy that added its own headers to the
-worker's would send each header twice, which breaks aiohttp clients.
+Both kinds leave the headers ``Server`` and ``Date`` to the application. A proxy that added these two to a worker's
+headers would send both twice, which breaks aiohttp clients.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ logger = logging.getLogger(__name__)
 #: Seconds that a client may keep the server waiting.
 CLIENT_TIMEOUT_S = 300.0
 _BACKLOG = 4096
-#: Seconds that requests have to finish when the application has ended by itself.
+#: Seconds in which requests may finish after the application has ended by itself.
 _CRASH_GRACE_S = 1
 #: Longer than clients keep an idle connection, so that no client uses a connection that is just being closed.
 _KEEP_ALIVE_S = 75.0
 #: Seconds after which the event loop aborts the close of a TLS connection; WriteFlow cuts off slow clients earlier.
 _TLS_CLOSE_S = 86_400.0
-#: Largest number of kinds of requests in flight that a log line lists, and of bytes of a path in it.
+#: A log line lists at most this many kinds of requests in flight, with at most this many bytes of each path.
 _MAX_TOLD, _MAX_PATH = 5, 256
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -90,7 +90,7 @@ class _Server(uvicorn.Server):
         self._level = level
 
     def stop(self) -> None:
-        """Accept no more requests and finish the others; on a second call, do not wait."""
+        """Accept no more requests, and finish those in flight; on a second call, do not wait for them."""
         if not self.should_exit:
             logger.log(
                 self._level, "shutting down: no new requests; in flight, with %s s to end: %s",
@@ -158,7 +158,7 @@ class _Server(uvicorn.Server):
 
     @property
     def _grace_s(self) -> int:
-        """Seconds that requests in flight have to finish. After a crash only those finish that are being answered."""
+        """Seconds in which requests in flight may finish: at most one after a crash of the application."""
         grace_s = self.config.timeout_graceful_shutdown
         assert grace_s is not None  # narrowing: it is set in __init__
         return min(grace_s, _CRASH_GRACE_S) if self.crashed else grace_s
@@ -185,7 +185,7 @@ def _target(scope: Scope) -> str:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening TCP socket on ``host:port`` (0: any free port). Raises OSError, as for a taken port."""
+    """Return a listening TCP socket on ``host:port`` (0: any free port). Raises OSError, for example for a taken port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY on accepted sockets only if the listener names IPPROTO_TCP. Without TCP_NODELAY answers
     # may wait 40 ms.
@@ -225,7 +225,7 @@ async def serving(
     seconds (rounded, at least one) to finish, and are then cancelled. A client that keeps the server waiting for
     ``client_timeout_s`` is refused or cut off. ``level`` is the log level of the lines about the server's start and
     end: DEBUG for a server beside the router's own. ``options`` go to ``uvicorn.Config`` (TLS files).
-    Raises OSError, and an ExceptionGroup of StartupError when the application's lifespan fails.
+    Raises OSError, and an ExceptionGroup of StartupError when the application's lifespan cannot start.
     """
     with bind(host, port) as sock:
         server = _Server(
@@ -279,7 +279,7 @@ def run(
     ``on_start`` is called with the base URL when requests are accepted, ``on_stop`` at the signal. Requests that are
     still running ``grace_s`` seconds later are cancelled. A second signal ends the server at once.
     ``client_timeout_s`` and ``options`` are as for :func:`serving`.
-    Raises StartupError when the application's lifespan fails.
+    Raises StartupError when the application's lifespan cannot start, and SystemExit when the lifespan ends by itself.
     """
     tune_gc()
     return_large_blocks()

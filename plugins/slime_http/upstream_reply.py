@@ -21,7 +21,7 @@ OnFailure = Callable[[WorkerBroke | WorkerTimeout | None], None]
 
 
 class Source(ABC):
-    """The part of a connection that its reply calls."""
+    """The interface through which a reply calls its connection."""
 
     @abstractmethod
     def resume_reply(self) -> None:

@@ -45,7 +45,7 @@ class EventReader(Protocol):
 
 
 def tap_events(exchange: Exchange, reply: Reply, reader: EventReader) -> None:
-    """Let ``reader`` tap ``reply``, the reply of ``exchange``. Until that ends, :func:`reader_of` returns ``reader``."""
+    """Let ``reader`` tap the ``reply`` of ``exchange``. Until ``exchange`` ends, :func:`reader_of` returns ``reader``."""
     reply.tap(reader)
     exchange.notes[_NOTE] = reply, reader
 
