@@ -34,7 +34,8 @@ _SEPARATORS = re.compile(rb"[,;]")
 _PIECES = re.compile(rb"[^\s,;:=\"'`|@()<>{}\[\]\\]+|\S")
 _MAX_PIECES = 512
 _BASIC = re.compile(rb"basic\s+([^\s,;]+)", re.IGNORECASE)
-#: Headers in which clients of other servers put a key. The router accepts no key there, and drops its own keys there.
+#: Headers in which clients of other servers put a key. The router accepts no key in them. It removes such a header from
+#: the request if the header holds one of the router's keys.
 _OTHER_PLACES = frozenset((b"x-api-key", b"api-key", b"cookie", b"proxy-authorization"))
 #: Routes of the core that need no key, for orchestrators, and routes that any user may read.
 _PUBLIC_PATHS = frozenset(("/health", "/liveness", "/readiness"))
@@ -130,7 +131,7 @@ class Keys:
         """Return the caller that ``headers`` authenticate, and the headers without the router's keys.
 
         All of the router's keys are compared in constant time. A key authenticates only as ``Bearer``. Any
-        ``Authorization`` header that holds a key is removed, and so is any such header of ``_OTHER_PLACES``.
+        ``Authorization`` header that holds a key is removed, and any header of ``_OTHER_PLACES`` that holds a key.
         """
         caller = self._anybody
         rest = headers
@@ -141,7 +142,7 @@ class Keys:
             token = words[-1] if words else b""
             found = [known for key, known in self._known if hmac.compare_digest(token, key)]
             if found and len(words) == 2 and words[0].lower() == b"bearer":
-                caller = max(*found, caller, key=_level)  # of equal levels, the first: it has a name
+                caller = max(*found, caller, key=_level)  # of two equal levels, the first, which has a name
             if found or self._among(pair[1]):
                 rest = [other for other in rest if other is not pair]
         return caller, [pair for pair in rest if pair[0] not in _OTHER_PLACES or not self._among(pair[1])]
@@ -204,7 +205,7 @@ class Authenticator(Protocol):
 
 
 class Guard:
-    """Authenticates the caller of each request, and compares its level with the level that the request needs.
+    """Authenticates the caller of each request, and compares the caller's level with the level that the request needs.
 
     ``own``: pattern and is-control flag of each path that the router answers itself, in the order of its routes.
     ``tokens``: authenticates callers by tokens, beside the keys. ``public``: the paths that anybody may read.

@@ -166,7 +166,7 @@ class _Pattern:
     def explicitly_allows(self, target: _Target, address: Address | None) -> bool:
         """Return True when the pattern allows ``target`` at a reserved ``address``.
 
-        The pattern does so by an exact name, or by a network that lies within a reserved network.
+        Only an exact name, or a network that lies within a reserved network, allows a reserved address.
         """
         if not self._fits(target):
             return False
@@ -183,7 +183,7 @@ class _Pattern:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAddresses:
-    """The addresses that workers may have: those of ``patterns``, or without patterns all addresses.
+    """The addresses that workers may have: those of ``patterns``, or without patterns all that are not reserved.
 
     Only an explicit pattern allows a reserved address. ``own``: host and port at which the router itself listens.
     """
@@ -206,7 +206,7 @@ class WorkerAddresses:
         self._check_own(url, target.port, target.address)
 
     def _check_own(self, url: str, port: int, address: Address | None) -> None:
-        """Raise BadRequest for the router's own address: it would forward requests to itself in a loop."""
+        """Raise BadRequest for the router's own address: the router would forward requests to itself in a loop."""
         if self.own is None or self.own[1] != port or address is None:
             return
         listens = _literal(self.own[0])
@@ -234,7 +234,7 @@ class WorkerAddresses:
             self._check_own(url, target.port, ip_address(str(at[0])))
 
     def reachable(self, url: str, address: str) -> bool:
-        """Return True when ``url`` may be at ``address``, the peer address of its connection."""
+        """Return True when ``url`` may be at ``address``, the peer address of a connection to ``url``."""
         return self._tolerates(_Target.of(url), ip_address(address))
 
     def _tolerates(self, target: _Target, address: Address | None) -> bool:

@@ -2,8 +2,8 @@
 
 A page of any site can send requests to 127.0.0.1 without reading the answers (an image, a form, ``fetch`` with
 ``no-cors``). Control calls of such a page are refused; its generations are not. The page can read the answers if the
-site's own name resolves to 127.0.0.1 (DNS rebinding). So a router on loopback refuses a ``Host`` that is a name of
-another site.
+site's own name resolves to 127.0.0.1 (DNS rebinding). So a router on loopback refuses a ``Host`` that may be
+the name of another site.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ Jwk = dict[str, Any]
 
 
 class KeysUnavailable(HTTPError):
-    """No fetch of the identity provider's keys has succeeded for a day, so no token can be verified."""
+    """The identity provider's keys were not fetched within the last day, so no token can be verified."""
 
     status, type, code = 503, "service_unavailable", "IDENTITY_PROVIDER_UNAVAILABLE"
     headers = ((b"retry-after", b"10"),)  # _PAUSE_S

@@ -63,7 +63,7 @@ class Auth:
                 core.host,
             )
 
-    @hookimpl(trylast=True)  # inside the layers of other plugins: it authorizes the path as they rewrote it
+    @hookimpl(trylast=True)  # inside the layers of other plugins, since these may rewrite the path
     def asgi_middleware(self, app: ASGIApp, router: Router) -> ASGIApp:
         settings, core, refusals = self.settings, router.settings, Refusals()
         if not settings.locked:

@@ -1,4 +1,4 @@
-"""Log of refused requests: a client that tries again and again gets few lines."""
+"""Log of refused requests, with few lines for a client that tries again and again."""
 
 from __future__ import annotations
 

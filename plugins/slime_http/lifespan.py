@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 class Lifespan(LifespanOn):
     """Runs the lifespan, and raises a StartupError of the application as it is. Other errors are logged.
 
-    A RouterError is raised on purpose, and its message is enough, so it is logged as one line. Any other error has a traceback.
+    A RouterError is raised on purpose, and its message is enough, so it is logged as one line. Other errors are logged
+    with a traceback.
     """
 
     _error: StartupError | None = None

@@ -185,7 +185,7 @@ def _target(scope: Scope) -> str:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening TCP socket on ``host:port`` (0: any free port). Raises OSError, for example for a taken port."""
+    """Return a listening TCP socket on ``host:port`` (0: any free port). Raises OSError, such as for a taken port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY on accepted sockets only if the listener names IPPROTO_TCP. Without TCP_NODELAY answers
     # may wait 40 ms.

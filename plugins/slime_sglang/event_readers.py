@@ -45,7 +45,7 @@ class EventReader(Protocol):
 
 
 def tap_events(exchange: Exchange, reply: Reply, reader: EventReader) -> None:
-    """Let ``reader`` tap the ``reply`` of ``exchange``. Until ``exchange`` ends, :func:`reader_of` returns ``reader``."""
+    """Let ``reader`` tap the ``reply`` of ``exchange``, and let :func:`reader_of` return it until ``exchange`` ends."""
     reply.tap(reader)
     exchange.notes[_NOTE] = reply, reader
 

@@ -13,7 +13,7 @@ __all__ = ["cancel_once"]
 def cancel_once() -> None:
     """Let SIGINT cancel the running task, and a second SIGINT end the process at once. Call this in the main thread.
 
-    By default the second one raises KeyboardInterrupt anywhere, amid the clean-up of the first one.
+    By default a second SIGINT raises KeyboardInterrupt anywhere, even amid the clean-up after the first.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
@@ -23,5 +23,5 @@ def cancel_once() -> None:
         if task is not None:
             task.cancel()
 
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as of a command in the background
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a command in the background ignores it
         loop.add_signal_handler(signal.SIGINT, cancel)

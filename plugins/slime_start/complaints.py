@@ -20,7 +20,7 @@ def complaint(
     commands: Collection[str],
     find_elsewhere: Callable[[], Mapping[str, str]],
 ) -> str | None:
-    """Return a message about the first key, else word, else variable that is no flag of ``parser``; None without one.
+    """Return a message about the first key, else word, else variable that is no flag of ``parser``; else None.
 
     ``left`` are the words that the parser did not know, and ``find_elsewhere`` returns the flags of plugins that are
     not loaded, each with its plugin. A variable that is like no flag is allowed: it may be there for other reasons.

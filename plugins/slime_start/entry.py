@@ -13,7 +13,7 @@ def main() -> int:
     """Run ``slime-router`` with the command line of the process. Return the exit code: 130 after Ctrl-C."""
     end_quietly()
     try:
-        # The core and its libraries take a second and more to import.
+        # The core and its libraries take a second or more to import.
         return int(importlib.import_module("router_core.cli").main())
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -21,7 +21,7 @@ _SOURCES = (
 
 
 def about(*objects: object) -> str:
-    """Return the first line of the first docstring of ``objects``, as plain text; empty without one."""
+    """Return the first line of the first docstring of ``objects``, as plain text; empty if none has a docstring."""
     text = next(filter(None, map(inspect.getdoc, objects)), "")
     return text.partition("\n")[0].replace("``", "").rstrip(".")
 
@@ -74,7 +74,7 @@ def _rows(abouts: Mapping[str, str]) -> list[str]:
 
 
 def plugin_list(points: Mapping[str, EntryPoint]) -> str:
-    """Return a line for each installed plugin, with the distribution that it is from."""
+    """Return a line for each installed plugin, with its purpose, and its distribution unless it is a default plugin."""
     rows = []
     for name, point in points.items():
         source = "default" if name in DEFAULT_PLUGINS else point.dist.name if point.dist else "?"

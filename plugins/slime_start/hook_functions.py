@@ -1,4 +1,4 @@
-"""Rules for the functions of plugins that implement hooks."""
+"""Rules for functions with which plugins implement hooks."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ Needs = tuple[Mapping[str, str], Collection[str]]
 
 
 def in_order(plugins: Sequence[Needs]) -> list[int]:
-    """Return the places of ``plugins`` in a new order: each comes after those that provide what it requires.
+    """Return the places of ``plugins`` in a new order: each plugin comes after those that provide what it requires.
 
     Otherwise the order stays as it is. If plugins require each other in a circle, one of them comes before another one
     that it needs.

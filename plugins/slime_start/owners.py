@@ -24,7 +24,7 @@ SHIPPED = frozenset(
 #: Modules that take the messages of middleware and check them. If middleware sends a wrong message, each layer outside
 #: of that middleware passes the message on before the check.
 _CHECK_MESSAGES = ("slime_http.response_head", "slime_http.server_request", "router_core.request_ids")
-#: The hook whose code a function calls, or all functions (None) of a module.
+#: For a function, or for all functions of a module (None): the hook whose code such a function calls.
 _CALLERS = {
     ("router_core.hooks", "call_pre_request"): "pre_request",
     ("router_core.hooks", "call_post_response"): "post_response",
@@ -79,7 +79,7 @@ class Owners:
         name. The same holds for a request that cannot be sent, but this search goes on beyond coroutines of the core,
         to the layers of ``sender``. ``unsendable``: the type of the error for such a request.
         Of a group of errors, the first one counts.
-        If no plugin raised the error, the plugin of ``endpoint``, a route's function, did: it returned no Response.
+        If no frame is a plugin's, the plugin of ``endpoint``, a route's function, is to blame: it returned no Response.
         """
         frames = _frames(error.__traceback__)
         while isinstance(error, BaseExceptionGroup):
@@ -115,7 +115,7 @@ def _short(qualified: str) -> str:
 
 
 def _hook(callers: Sequence[tuple[str, CodeType]]) -> str:
-    """Return the hook that gave the router the function below ``callers``, which are frames, the outermost first."""
+    """Return the hook by which the router got the function that ``callers`` (frames, the outermost first) call."""
     for module, code in callers[::-1]:
         hook = _CALLERS.get((module, code.co_name)) or _CALLERS.get((module, None))
         if hook is not None:

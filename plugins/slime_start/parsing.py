@@ -35,8 +35,8 @@ _SERVICE = re.compile(r"'(tcp|udp|sctp)://")
 class Parser(configargparse.ArgumentParser):  # type: ignore[misc]  # the library has no types
     """Raises ``failure`` for a mistake, with a message that says where the value comes from.
 
-    It has the flags that are needed to load plugins. Parse once with these. Then add all other flags, and those of
-    :meth:`add_ends`, and parse again.
+    A new parser has the flags that are needed to load plugins. Parse once with these. Then add all other flags, and
+    those of :meth:`add_ends`, and parse again.
     """
 
     def __init__(self, default_plugins: Sequence[str], *, failure: type[Exception]) -> None:

@@ -14,7 +14,7 @@ _MAX_SHOWN = 200
 def host(text: str) -> str:
     """Return ``text``, the name or address of an interface. Raises ArgumentTypeError.
 
-    An empty text, as from a variable without a value, is refused: the router would listen on all interfaces.
+    An empty text, as from a variable without a value, is refused, since it would mean all interfaces.
     """
     if ":" in text:
         try:
