@@ -19,7 +19,7 @@ __all__ = ["ESCAPED", "PLACEHOLDER", "Cut", "InvalidJson", "Scan", "TooManyValue
 PLACEHOLDER = token_hex(16)
 ESCAPED = re.compile(rb"\\.", re.DOTALL)
 _MAX_DEPTH = 1024
-#: Least bytes of a string that is read by itself.
+#: Smallest number of bytes of a string that is read separately.
 _LONG_STRING = 1 << 18
 #: Bytes of the longest escape (a surrogate pair), and bytes searched for a place without an escape.
 _ESCAPE = 12
@@ -31,7 +31,7 @@ class InvalidJson(ValueError):
 
 
 class TooManyValues(ValueError):
-    """A document whose Python objects would take many times its own memory."""
+    """A document whose Python objects would take many times the memory of its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Cut:
     """The end of a piece, at a comma or at the end of the document.
 
     ``kept``: the number of containers (lists and objects) that were open throughout the piece. ``opened``: the place in
-    the piece of each bracket that opens there and is still open at the end. ``values``: the number of strings, lists
+    the piece of each bracket that opens in it and is still open at its end. ``values``: the number of strings, lists
     and objects. ``commas``: the number of commas. ``strings``: ranges of the document inside long strings; placeholders
     replace them in the piece.
     """
@@ -53,7 +53,7 @@ class Cut:
 
 
 class Scan:
-    """Finds commas outside strings, and the brackets that are open there."""
+    """Finds commas outside strings, and the brackets that are open at these commas."""
 
     def __init__(self, body: bytes, piece: int) -> None:
         self._body = body
@@ -83,7 +83,7 @@ class Scan:
             yield
 
     def _left_out(self, place: int) -> int:
-        """Return the bytes before ``place`` that the piece lacks, because placeholders replace long strings."""
+        """Return the number of bytes before ``place`` that placeholders save in the piece."""
         return sum(end - begin - len(placeholder(begin)) for begin, end in self._strings if end <= place)
 
     def _string_end(self, position: int) -> int:
@@ -102,7 +102,7 @@ class Scan:
         return quote
 
     def _scan_window(self, window: bytes, position: int, *, is_last: bool) -> int:
-        """Scan ``window`` up to its last comma; all of it if it has none or is the last. Returns the bytes scanned."""
+        """Scan ``window`` up to its last comma, or whole if it has none or is the last. Returns the number of bytes."""
         plain = b" " + window[1:] if self._escaped else window
         plain = ESCAPED.sub(b"  ", plain) if b"\\" in plain else plain
         signs = np.frombuffer(plain, np.uint8)
@@ -133,7 +133,7 @@ class Scan:
 
 
 def _long_string(body: bytes, begin: int, end: int) -> list[tuple[int, int]]:
-    """Return the range of a long string to read by itself, nearly all of ``begin`` to ``end``; else an empty list."""
+    """Return the range to read separately if ``begin`` to ``end`` is a long string: nearly all of it. Else ``[]``."""
     if end - begin < _LONG_STRING:
         return []
     first = safe_cut(body, begin + _ESCAPE, end)
@@ -142,9 +142,9 @@ def _long_string(body: bytes, begin: int, end: int) -> list[tuple[int, int]]:
 
 
 def safe_cut(body: bytes | memoryview, place: int, end: int) -> int | None:
-    """Return the first place in a string, from ``place`` on, at which no escape or character is cut.
+    """Return the first place in a string, from ``place`` on, at which a cut divides no escape or character.
 
-    None: no such place is near.
+    Returns None if no such place is near.
     """
     near = bytes(body[place - _ESCAPE : min(place + _SEARCHED, end)])
     for at in range(_ESCAPE, len(near)):

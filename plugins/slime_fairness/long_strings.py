@@ -1,4 +1,4 @@
-"""Long strings of a JSON document, read by themselves while a placeholder stands for each."""
+"""Long strings of a JSON document, read separately, while a placeholder stands for each in its piece."""
 
 from __future__ import annotations
 

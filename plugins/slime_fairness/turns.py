@@ -24,7 +24,7 @@ _NICE = 10
 
 
 class FairTurns:
-    """Turns for clients, ``places`` at a time.
+    """Turns for clients. At most ``places`` clients have a turn at the same time.
 
     No change of the turns has an ``await`` in the middle, so on one event loop they need no lock.
     """

@@ -13,10 +13,10 @@ Read: TypeAlias = Callable[[], "float | Mapping[str, float] | Mapping[tuple[str,
 
 
 class Metrics(Protocol):
-    """The router's metrics; the component ``"metrics"``. It is there when the ``setup`` of other plugins is called.
+    """The router's metrics; the component ``"metrics"``, which other plugins find in their ``setup``.
 
-    ``read`` is called for each scrape, on the event loop. So a request only has to update the plugin's
-    plain numbers. Above 1,000 combinations of labels, all further ones are summed as ``other``.
+    ``read`` is called for each scrape, on the event loop. So while a request is served, a plugin only has to update
+    plain numbers. Beyond 1,000 combinations of labels, the numbers of all further combinations are summed as ``other``.
     """
 
     def gauge(self, name: str, help: str, read: Read, labels: Sequence[str] = ()) -> None:
@@ -38,9 +38,9 @@ class Metrics(Protocol):
 class Totals(NamedTuple):
     """Generations that have ended since the start, of all paths and workers.
 
-    ``by_class``: their number by the first digit of the status. ``incomplete``: likewise, but only of those whose
-    answer broke off, or failed after its head was sent. ``bounds``: upper bounds of durations in seconds. ``whole``:
-    the numbers of durations to the end of the answer, one for each bound and one for all longer durations.
+    ``by_class``: their number by the first digit of the status. ``incomplete``: by the same digit, the number of those
+    whose answer broke off, or failed after its head was sent. ``bounds``: upper bounds of durations in seconds.
+    ``whole``: the numbers of durations to the end of the answer, one for each bound and one for all longer durations.
     ``first_byte``: the numbers of durations to the first byte of a streamed answer.
     """
 

@@ -20,10 +20,10 @@ __all__ = ["CLIENT_GONE", "REMOVED", "Counts", "Kind", "Series"]
 
 #: Value of the label ``worker`` for workers that were removed some time ago.
 REMOVED = "removed"
-#: Value of the label ``error`` for answers that broke off since the client left.
+#: Value of the label ``error`` for answers that broke off because the client left.
 CLIENT_GONE = "client_gone"
 #: Seconds for which the numbers of a removed worker keep its URL. If more than ``_MAX_REMOVED`` workers are removed in
-#: this time, the earliest lose it sooner.
+#: this time, the numbers of those removed first lose the URL sooner.
 _REMOVED_S = 600.0
 _MAX_REMOVED = 100
 
@@ -41,8 +41,8 @@ class Series:
     """The requests of one kind.
 
     ``whole``: durations from the head of the request to the end of the answer.
-    ``to_first_byte``: to the first byte of a stream. ``incomplete``: answers that broke off or failed after their head
-    was sent, by the code of the error, or ``CLIENT_GONE``.
+    ``to_first_byte``: durations from the head of the request to the first byte of a stream. ``incomplete``: answers
+    that broke off or failed after their head was sent, by the code of the error, or ``CLIENT_GONE``.
 
     ``to_worker``: from the head of the request until the worker that answered got it; 0 if no worker answered.
     ``at_worker``: from then to the end of the answer.
@@ -64,7 +64,7 @@ class Series:
         self.at_worker.observe(whole_s - to_worker_s)
 
     def observe_all(self, times_s: list[float]) -> None:
-        """Count many requests. ``times_s``: three times for each: when it began, ended, and was sent to the worker."""
+        """Count many requests. ``times_s``: for each request, when it began, when it ended, when a worker got it."""
         packed = pack(f"{len(times_s)}d", *times_s)  # numpy takes three times as long to read a list
         began, ended, sent_at = np.frombuffer(packed).reshape(-1, 3).T
         self.whole.observe_all(ended - began)
@@ -136,7 +136,7 @@ class Counts:
             self._add_now(request)
 
     def _add_now(self, request: ObservedRequest) -> None:
-        """Count ``request`` now. If a worker got it, :meth:`add` may collect later ones with its worker and path."""
+        """Count ``request`` now. If a worker answered, :meth:`add` may collect later ones of the same worker and path."""
         scope, status, began = request.scope, request.status, request.began
         state = scope["state"]
         path = state.get(PATH, scope["path"])
@@ -156,7 +156,7 @@ class Counts:
             self._error(status, request.error)
 
     def settle(self) -> None:
-        """Count the times that are not counted yet."""
+        """Count the requests whose times were only collected so far."""
         found: defaultdict[Series, list[float]] = defaultdict(list)
         for worker, by_path in self._new.items():
             for path, times_s in by_path.items():

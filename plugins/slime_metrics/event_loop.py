@@ -15,7 +15,7 @@ _INTERVAL_S = 0.5
 
 
 async def watch_lag(lag: Histogram, each: Callable[[], object]) -> None:
-    """Observe the lag in ``lag`` twice a second, without end. ``each`` is called each time."""
+    """Add the event loop's present lag to ``lag`` twice a second, without end. ``each`` is called each time."""
     while True:
         due = anyio.current_time() + _INTERVAL_S
         await anyio.sleep(_INTERVAL_S)

@@ -15,7 +15,7 @@ __all__ = ["Fleet"]
 
 
 class Fleet:
-    """Offers the metrics of ``router``, and remembers its weight updates."""
+    """Offers the metrics of the router's workers and of their weights, and remembers weight updates."""
 
     def __init__(self, router: Router) -> None:
         self._router = router

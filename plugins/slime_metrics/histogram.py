@@ -33,7 +33,7 @@ class Histogram:
         self.total_s += duration_s
 
     def observe_all(self, durations_s: NDArray[np.float64]) -> None:
-        """Count many durations, in much less time than by one :meth:`observe` for each."""
+        """Count many durations. This takes much less time than calling :meth:`observe` for each."""
         places = np.searchsorted(self.bounds, durations_s)
         self._add(np.bincount(places, minlength=len(self.counts)).tolist(), float(durations_s.sum()))
 

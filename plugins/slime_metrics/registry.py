@@ -20,7 +20,7 @@ __all__ = ["MAX_SERIES", "Metrics"]
 
 logger = logging.getLogger(__name__)
 
-#: Largest number of series of a plugin's metric. Further ones are summed, so that endless label values fill no memory.
+#: Largest number of series of a plugin's metric. Further series are summed, so endless label values fill no memory.
 MAX_SERIES = 1000
 _OTHER = "other"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -106,13 +106,13 @@ class Metrics:
 
     @staticmethod
     def written(families: Sequence[Metric], accept: str) -> tuple[bytes, str]:
-        """Return the text of ``families`` in the format that ``accept``, a header, asks for, and its media type."""
+        """Return the text of ``families``, and its media type. ``accept``: the header that asks for a format."""
         encode, media_type = choose_encoder(accept)
         return encode(_Collected(families)), media_type
 
 
 class _Plugins(Collector):
-    """The metrics of plugins; one that fails is left out, and the log has its traceback."""
+    """The metrics of plugins. A metric whose ``read`` raises is left out, and the log has the traceback."""
 
     def __init__(self, offered: Mapping[str, _Offered]) -> None:
         self._offered = offered

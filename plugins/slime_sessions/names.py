@@ -14,12 +14,12 @@ __all__ = ["MAX_BYTES", "PREFIX", "SessionPath", "check_name", "is_placeholder",
 MAX_BYTES = 512
 PREFIX = "/sessions/"
 
-#: Paths below a session. The id ends before the first of these endings: rllm's ids have slashes
-#: (``harbor/hello-world:0``; rllm_model_gateway/middleware.py at 9beb6e0f6).
+#: Paths below a session. The id may have slashes, as rllm's ids have (``harbor/hello-world:0``;
+#: rllm_model_gateway/middleware.py at 9beb6e0f6). So it ends before the first of these endings.
 _BELOW = re.compile(rb"/sessions/(?P<id>.*?)(?P<rest>/v1(?:/.*)?|/generate)", re.DOTALL)
 _ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-#: Keys that programs write where a client library insists on a key. Many clients share such a key: it names no session.
+#: Keys that programs write where a client library insists on a key. Many clients share such a key. It names no session.
 _PLACEHOLDERS = frozenset(
     (
         "api-key", "api_key", "default", "dummy", "empty", "fake", "key", "local", "no-key", "none", "not-needed",

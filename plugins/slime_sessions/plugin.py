@@ -60,7 +60,7 @@ class Sessions:
 
     @hookimpl
     def pre_request(self, exchange: Exchange) -> None:
-        """Refuse requests of a deleted session: nobody will fetch its samples. Remove a key that names a session."""
+        """Refuse requests of a deleted session, as nobody will fetch its samples. Remove a key that names a session."""
         deleted = self._created.deleted
         if deleted and exchange.parent is None:  # a child of an accepted request goes on
             name = exchange.session

@@ -35,7 +35,7 @@ _COMPONENT = "session_turns"
 _OWN_KEYS = frozenset(
     ("accumulated_token_ids", "tito_session_mismatch", "leaf", "experts_exact", "routed_experts_reason")
 )
-#: An answer for turns that sampled more tokens than this in total is written in a thread. So many take about 1 ms.
+#: An answer for turns that sampled more tokens than this in total is written in a thread. Writing so many takes 1 ms.
 _MANY_TOKENS = 16_384
 #: An answer for more turns than this is written in a thread, too: the record of each turn repeats all tokens before it.
 _MANY_TURNS = 8
@@ -194,7 +194,7 @@ def _not_found(session: str) -> SessionNotFound:
 
 
 def _empty_reason(turns: Sequence[Turn]) -> str:
-    """Return why ``turns`` make no samples. The last of the reasons is not one of miles'."""
+    """Return why ``turns`` make no samples. The reason ``still_running`` is ours, the others are miles'."""
     if committed(turns, statuses_of(turns)):
         return "all_truncated"
     return "no_records" if not turns else "still_running"

@@ -37,7 +37,7 @@ class InexactSession(HTTPError):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample. ``loss_mask`` and ``logprobs`` belong to the response, the last ``len(loss_mask)`` of ``tokens``.
+    """One sample. ``loss_mask`` and ``logprobs`` belong to the response: the last ``len(loss_mask)`` tokens.
 
     ``status``: completed, truncated or aborted. ``weight_versions``: the version of each run of sampled tokens, in
     order. ``rows``: those of ``ROWS`` that a plugin records, ``[len(tokens) - 1, layers, top_k]`` if they are known.

@@ -17,8 +17,8 @@ _STATUS = {"stop": COMPLETED, "length": "truncated", "abort": ABORTED}
 def statuses_of(turns: Sequence[Turn]) -> dict[int, str]:
     """Return miles' status of each turn by its number. ``turns``: all turns of a session.
 
-    A turn without a finish reason is completed if the session continued it, and else aborted: the worker or the client
-    broke it off. But a turn that still runs has no status.
+    A turn without a finish reason is completed if the session continued it. Otherwise the turn has no status while it
+    runs, and is aborted once it has ended, since the worker or the client broke it off.
     """
     continued = {turn.before for turn in turns}
     found = {}
@@ -40,8 +40,8 @@ def committed(turns: Sequence[Turn], statuses: Mapping[int, str]) -> list[Turn]:
 def leaves(turns: Sequence[Turn], statuses: Mapping[int, str], *, retries: bool) -> list[Turn]:
     """Return the committed turns that no other committed turn continues.
 
-    Without ``retries``, of several turns that continue one turn, all but the latest are left out. This is miles' rule.
-    It keeps every turn that begins a conversation (``before`` is None). Here such a turn is left out too if it was
+    Without ``retries``, of several turns that continue one turn, all but the latest are left out. This is miles' rule,
+    which keeps every turn that begins a conversation (``before`` is None). Here such a turn is left out, too, if it was
     aborted and its prompt came again later.
     """
     turns = committed(turns, statuses)

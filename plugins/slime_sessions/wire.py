@@ -36,7 +36,7 @@ def encode(
 ) -> Iterator[Piece]:
     """Yield the reply. Each of ``samples`` gets ``reward``, and its own metadata get the fields of ``agent``.
 
-    ``metadata``: those of the session. ``empty_reason``: the reason why there are no samples.
+    ``metadata``: the session's metadata. ``empty_reason``: the reason why there are no samples.
     """
     members = []
     described = []
@@ -65,7 +65,7 @@ def encode(
     members.append(Member(_META, [np.frombuffer(text, np.uint8)]))
     members.sort(
         key=lambda member: (member.dtype.kind != "i", member.name)
-    )  # safetensors_file then sorts by the size of values; together this is the order of the safetensors library
+    )  # safetensors_file then sorts by the size of values; both sorts give the order of the safetensors library
     yield from safetensors_file(members)
 
 

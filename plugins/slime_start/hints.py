@@ -63,7 +63,7 @@ def path_cure(path: str, installed: Collection[str]) -> str:
 def stray_word(
     word: str, arguments: Sequence[str], commands: Collection[str], flags: Mapping[str, argparse.Action]
 ) -> str:
-    """Return a message about ``word``, which is neither a flag nor a flag's value. It quotes no value: keys are secret."""
+    """Return a message about ``word``, which is neither a flag nor a flag's value. It quotes no value."""
     if word[:1] in _DASHES:
         return _wrong_dash(word)
     if word in commands:
