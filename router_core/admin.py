@@ -26,7 +26,7 @@ class _Admin:
         if self._router.stopping.is_set():
             return JSON({"status": "not ready", "reason": "the router is shutting down"}, 503)
         if pool.missing is not None:
-            reason = f"no {pool.missing} is ready (registered: {len(pool)})"
+            reason = f"no {pool.missing} can take requests (registered: {len(pool)})"
             return JSON({"status": "not ready", "reason": reason}, 503)
         return JSON({"status": "ready", "healthy_workers": pool.healthy, "total_workers": len(pool)})
 

@@ -163,7 +163,7 @@ def _serve(arguments: Sequence[str]) -> int:
     if "worker_addresses" not in router.components:
         logger.warning(
             "the plugin auth is not loaded: no key is required, and any server may be a worker,"
-            " unless another plugin adds such checks"
+            " unless another plugin checks requests and workers"
         )
 
     def tell(url: str) -> None:

@@ -109,7 +109,7 @@ class WorkerPool:
             self._on_change(worker, "removed")
 
     def hold(self, worker: Worker, owner: str, reason: str, state: WorkerState = "ready") -> None:
-        """Send no new requests to ``worker`` until ``owner`` releases it; requests in flight go on.
+        """Send no new requests to ``worker``, at least until ``owner`` releases it; requests in flight go on.
 
         Each owner has at most one hold of a worker, and releases only that hold. The owners ``"joining"`` and
         ``"draining"`` belong to the core, all others to plugins. ``state``: see :class:`Hold`.
@@ -166,7 +166,7 @@ class WorkerPool:
 
     @property
     def missing(self) -> str | None:
-        """The first type that requests need and no usable worker has, for messages; None: requests can be sent."""
+        """The first worker type that requests need and no usable worker has, for messages; None: all are there."""
         for kind, workers in self._usable.items():
             if not workers:
                 return "worker" if kind == "regular" else f"{kind} worker"

@@ -44,9 +44,9 @@ def request_id_headers(names: Sequence[str] | None) -> tuple[bytes, ...]:
 class RequestIds:
     """ASGI middleware that gives each request an id.
 
-    The id is the value of the first header of ``names`` that has 1 to 256 printable ASCII characters. Without one, an
-    id is made and sent to the engine under the first name. The client gets the id as ``x-request-id``, in place of
-    the engine's header of that name.
+    The id is the value of the first header of ``names`` that has 1 to 256 printable ASCII characters. Without such a
+    header, an id is made and sent to the engine under the first name. The client gets the id as ``x-request-id``, in
+    place of the engine's header of that name.
     """
 
     def __init__(self, app: ASGIApp, names: tuple[bytes, ...]) -> None:

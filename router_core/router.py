@@ -241,8 +241,8 @@ class Router:
     ) -> Exchange:
         """Make an exchange with a plugin's own ``/generate`` request, for :meth:`respond`. The caller closes it.
 
-        ``payload`` may hold numpy arrays; do not change it later. ``parent``: the client's exchange, if any. Its
-        ``carried_headers`` go to the engine. If its client hangs up, ``client_gone`` gets this exchange, too.
+        ``payload`` may hold numpy arrays; do not change it later. ``parent``: the client's exchange, if any. The engine
+        gets the client's ``carried_headers``. ``client_gone`` gets this exchange, too, if it has a worker.
         """
         headers = [(b"content-type", b"application/json")]
         if parent is not None:

@@ -52,7 +52,7 @@ class FairTurns:
         return Breaks(self, client)
 
     async def run(self, steps: Generator[None, None, T], client: Hashable) -> T:
-        """Run ``steps`` on the event loop, each in a turn. With one place, one iteration of the loop runs one step.
+        """Run ``steps`` on the event loop, each in a turn. With one place, at most one runs per iteration of the loop.
 
         Returns what ``steps`` returns.
         """

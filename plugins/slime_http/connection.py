@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection to a worker: an asyncio protocol, parsed by httptools (llhttp).
+"""One HTTP/1.1 connection to a worker: an asyncio protocol, whose answers httptools (llhttp) parses.
 
 This is the byte path, so it has no task, no lock and no cancel scope per request. Framing follows RFC 9112 strictly. An
 answer with ambiguous framing (two lengths, a length and chunks, another transfer coding) breaks the connection and is

@@ -25,8 +25,7 @@ logger = logging.getLogger(__name__)
 class Lifespan(LifespanOn):
     """Runs the lifespan, and raises a StartupError of the application as it is. Other errors are logged.
 
-    A RouterError is raised on purpose, and its message is enough, so it is logged as one line. Other errors are logged
-    with a traceback.
+    The log has one line for a RouterError, which is raised on purpose and has a clear message, else a traceback.
     """
 
     _error: StartupError | None = None

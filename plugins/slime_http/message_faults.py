@@ -15,7 +15,7 @@ _STATUSES = range(100, 1000)
 
 
 class UnsendableRequest(Exception):
-    """A request that cannot go to a worker, since code in the router's process broke it; the message says how."""
+    """An error for a request to a worker that code in the router's process has broken; the message says how."""
 
 
 def request_fault(method: object, target: object, headers: object) -> str | None:

@@ -76,7 +76,7 @@ class ServerRequest(ObservedRequest):
         self._head = b""
         self._is_head = scope["method"] == "HEAD"
         self._is_chunked = False
-        #: Bytes of the answer's body still to come by its Content-Length; None: closing the connection ends the body.
+        #: Bytes that the answer's body still lacks of its Content-Length; None: closing the connection ends the body.
         self._left: int | None = 0
 
     @property

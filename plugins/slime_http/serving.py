@@ -35,7 +35,7 @@ CLIENT_TIMEOUT_S = 300.0
 _BACKLOG = 4096
 #: Seconds in which requests may finish after the application has ended by itself.
 _CRASH_GRACE_S = 1
-#: Longer than clients keep an idle connection, so that no client uses a connection that is just being closed.
+#: Seconds until an idle connection is closed: longer than clients keep one, so none uses it while it is being closed.
 _KEEP_ALIVE_S = 75.0
 #: Seconds after which the event loop aborts the close of a TLS connection; WriteFlow cuts off slow clients earlier.
 _TLS_CLOSE_S = 86_400.0

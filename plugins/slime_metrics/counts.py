@@ -136,7 +136,7 @@ class Counts:
             self._add_now(request)
 
     def _add_now(self, request: ObservedRequest) -> None:
-        """Count ``request`` now. If a worker answered, :meth:`add` may collect later ones of the same worker and path."""
+        """Count ``request`` now. If a worker answered, :meth:`add` may collect later ones for this worker and path."""
         scope, status, began = request.scope, request.status, request.began
         state = scope["state"]
         path = state.get(PATH, scope["path"])

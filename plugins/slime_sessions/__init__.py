@@ -1,4 +1,4 @@
-"""Sessions for agents that cannot set headers: by path, by body, by API key; their records and samples."""
+"""Sessions for agents that cannot set headers: named by path, body or API key; with records and samples."""
 
 from slime_sessions.plugin import Sessions, add_options, make_plugin
 from slime_sessions.settings import Settings

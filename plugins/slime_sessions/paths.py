@@ -1,4 +1,4 @@
-"""ASGI middleware: ``/sessions/{id}/v1/...`` is ``/v1/...`` with that session."""
+"""ASGI middleware that serves ``/sessions/{id}/v1/...`` as ``/v1/...`` with that session."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Sessions:
             self._take_key(exchange)
 
     def _take_key(self, exchange: Exchange) -> None:
-        """Remove ``Authorization``, which holds the session's name. The worker's own key is sent instead."""
+        """Remove ``Authorization``, which holds the session's name. The worker gets its own key instead, if any."""
         request = exchange.request
         session = exchange.session  # read before the key is removed; the exchange keeps it
         assert session is not None  # narrowing: the key names a session

@@ -215,7 +215,7 @@ class AnswerSoFar:
         if self._text_is_told:
             self.text = told
 
-    # The counter decides if it can: ``completion_tokens`` counts all tokens so far, in deltas too.
+    # The counter ``completion_tokens`` decides if it can, since it counts all tokens so far, in deltas too.
 
     def _read(self, ids: list[int] | None, meta: dict[str, Any], text: str | None) -> News:
         known, count = self._ids, meta.get("completion_tokens")

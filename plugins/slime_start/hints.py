@@ -26,7 +26,7 @@ def unknown_command(name: str, commands: Collection[str], plugins: Collection[st
         return f"{name} is a plugin, not a command: --plugin {name}"
     found = closest(name, [*commands, "--help", "--version"])
     hint = f": did you mean {found}?" if found is not None else ";"
-    return f"unknown command {name!r}{hint} known: {', '.join(sorted(commands))} (none: start the router)"
+    return f"unknown command {name!r}{hint} known: {', '.join(sorted(commands))} (without a command, the router starts)"
 
 
 def _wrong_dash(word: str) -> str:

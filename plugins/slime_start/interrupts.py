@@ -14,7 +14,7 @@ INTERRUPTED = 128 + signal.SIGINT
 def end_quietly() -> None:
     """Let SIGINT end the process at once from now on, unless SIGINT is ignored or has a handler already.
 
-    An exception would not do: raised within an import, it may be printed in a callback of the interpreter, or lost.
+    An exception would not always end it: in an import, a callback of the interpreter may print or lose the exception.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, end_now)

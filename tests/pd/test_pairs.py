@@ -147,7 +147,7 @@ async def test_without_one_of_the_halves_nothing_is_generated(start: Start, kind
         assert answer.json()["error"]["message"].startswith(f"no {missing} worker can take requests")
         readiness = await running.client.get("/readiness")
         assert readiness.status_code == 503
-        assert readiness.json()["reason"] == f"no {missing} worker is ready (registered: 2)"
+        assert readiness.json()["reason"] == f"no {missing} worker can take requests (registered: 2)"
 
 
 async def test_a_worker_of_both_halves_gets_nothing(start: Start) -> None:

@@ -198,7 +198,7 @@ MISTAKES = {
     "--pd-disaggregation --prefill http://a:1 xx": "--prefill: wanted URL and a bootstrap port or"
     " none, got 'http://a:1 xx'",
     # commands
-    "serve": "unknown command 'serve'; known: demo, engine, plugins, store, top (none: start the router)",
+    "serve": "unknown command 'serve'; known: demo, engine, plugins, store, top (without a command, the router starts)",
     "engin": "unknown command 'engin': did you mean engine? known: demo, engine, plugins, store, top (none:"
     " start the router)",
     "tpo": "unknown command 'tpo': did you mean top? known: ",
