@@ -162,7 +162,7 @@ class Registration:
             trouble = await (self._any_answer(worker) if introduction is None else introduction.ask(worker))
         except TimeoutError:
             return f"no answer within {FIRST_LOOK_S:g} s"
-        except Exception as error:  # httpcore on uvloop raises errors of any type, and none may end the router
+        except Exception as error:  # httpcore on uvloop raises any type, and none may end the router
             return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         if isinstance(trouble, Refusal):
             logger.error("worker %s is refused: %s", worker.url, trouble)

@@ -94,7 +94,7 @@ class Introduction:
             self._router.pool.set_version(worker, version)
             self._router.weights.see(version)
             if self._router.weights.current is None:
-                self._router.weights.move(version, worker.url)  # calls no hook: the version is learnt, not changed
+                self._router.weights.move(version, worker.url)  # no hook: the version is learnt, not changed
         return model if isinstance(model, str) else None
 
 

@@ -16,7 +16,9 @@ from slime_sglang.documents import document_in
 __all__ = ["objection"]
 
 _DEADLINE_S = 2.0
-_REFUSAL = "{url} speaks vLLM's protocol; supported: SGLang (with worker_type passthrough, the router only proxies)"
+_REFUSAL = (
+    "{url} speaks vLLM's protocol; supported: SGLang (with worker_type passthrough, the router only proxies)"
+)
 
 
 async def objection(worker: Worker, http: httpx.AsyncClient) -> str | None:

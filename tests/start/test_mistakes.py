@@ -199,8 +199,8 @@ MISTAKES = {
     " none, got 'http://a:1 xx'",
     # commands
     "serve": "unknown command 'serve'; known: demo, engine, plugins, store, top (without a command, the router starts)",
-    "engin": "unknown command 'engin': did you mean engine? known: demo, engine, plugins, store, top (none:"
-    " start the router)",
+    "engin": "unknown command 'engin': did you mean engine? known: demo, engine, plugins, store, top (without"
+    " a command, the router starts)",
     "tpo": "unknown command 'tpo': did you mean top? known: ",
     "hepl": "unknown command 'hepl': did you mean --help? known: ",
     "version": "unknown command 'version': did you mean --version? known: ",
