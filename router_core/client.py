@@ -112,7 +112,7 @@ class Watch:
 
 
 class Watched:
-    """One request that ``watch`` watches, within its block. Read its whole body from ``receive`` first."""
+    """One request that ``watch`` watches during a block. Read the whole body from ``receive`` before the block."""
 
     __slots__ = ("_cancelled", "_grace", "_over", "_receive", "_task", "_waiting", "_watch", "exchange")
 
