@@ -46,14 +46,8 @@ class ServerRequest(ObservedRequest):
     )  # fmt: skip
 
     def __init__(
-        self,
-        connection: ClientConnection,
-        app: ASGIApp,
-        scope: Scope,
-        *,
-        keep_alive: bool,
-        expects_continue: bool,
-    ) -> None:
+        self, connection: ClientConnection, app: ASGIApp, scope: Scope, *, keep_alive: bool, expects_continue: bool
+    ) -> None:  # fmt: skip
         self._connection = connection
         self.transport = connection.transport
         self._app: Any = app  # Any: another author's application may return anything
@@ -174,11 +168,7 @@ class ServerRequest(ObservedRequest):
                 self._connection.continued()
         while not (self.disconnected or self.complete):
             if self._has_news:
-                self._has_news = False
-                body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-                self._body.clear()
-                self._size = 0
-                return {"type": "http.request", "body": body, "more_body": self._more_body}
+                return {"type": "http.request", "body": self._take(), "more_body": self._more_body}
             self._connection.read_on()
             if self._event is None:
                 self._event = asyncio.Event()
@@ -187,22 +177,16 @@ class ServerRequest(ObservedRequest):
         return {"type": "http.disconnect"}
 
     def take_whole(self, max_bytes: int) -> bytes | None:
-        """Return the whole body. Returns None, and does nothing, when only :meth:`receive` can give it.
+        """Return the whole body. Returns None, and takes nothing, before its end or above ``max_bytes``."""
+        is_over = self._more_body or self.disconnected or self.complete
+        return self._take() if self._has_news and not is_over and self._size <= max_bytes else None
 
-        That is so for a body of more than ``max_bytes``, one that is still coming, and one of a client that has gone.
-        """
-        if (
-            self._more_body
-            or not self._has_news
-            or self.disconnected
-            or self.complete
-            or self._size > max_bytes
-        ):
-            return None
-        self._has_news = False
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body.clear()
+    def _take(self) -> bytes:
+        """Return the parts of the body that have come since the last call."""
+        self._has_news = self.expects_continue = False
         self._size = 0
+        body = self._body.pop() if len(self._body) == 1 else b"".join(self._body)
+        self._body.clear()
         return body
 
     async def send(self, message: Message) -> None:

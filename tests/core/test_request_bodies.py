@@ -72,6 +72,20 @@ async def test_a_client_that_asks_first_is_told_to_go_on(start: Start) -> None:
         assert worker.arrived[0].values(b"expect") == []
 
 
+async def test_connection_stays_open_when_the_body_comes_before_100_continue(
+    start: Start,
+) -> None:
+    loop = asyncio.get_running_loop()
+    async with scripted(echo) as worker, start(*BARE, "--worker-urls", worker.url) as running:
+        with await dial(running.url) as raw, anyio.fail_after(HANG_S):
+            head = b"POST / HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n"
+            for _ in range(2):
+                await loop.sock_sendall(raw, head + b"hello")
+                reply = await loop.sock_recv(raw, 1 << 16)
+                assert reply.startswith(b"HTTP/1.1 200 OK")
+                assert b"connection: close" not in reply
+
+
 REFUSED = {
     "both lengths": b"POST / HTTP/1.1\r\nHost:[::]\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "two lengths": b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello!",
