@@ -19,7 +19,8 @@ class RecentSessions:
     """The sessions that each worker got. A session counts as ``exp(-age / 10 s)``."""
 
     def __init__(self) -> None:
-        #: By the id of a worker: its count as of the time ``_since``. A session that comes later adds more than 1.
+        #: By the id of a worker: its count as of the time ``_since``. A session that comes t seconds after ``_since``
+        #: adds ``exp(t / 10 s)``, which is more than 1.
         self._counts: dict[str, float] = {}
         self._since = 0.0
 

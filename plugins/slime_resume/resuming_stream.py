@@ -129,8 +129,8 @@ class ResumingStream:
     def _may_tell(self, merged: MergedResponse) -> bool:
         """Return False while an event might repeat tokens, or take back text.
 
-        For example, the client's text may end with a broken character (U+FFFD). The merged text lacks that character
-        until the next attempt completes it.
+        For example, the text that the client has may end with U+FFFD, which stands for the first bytes of a character.
+        The merged text leaves it out, and is shorter than the client's text, until the next attempt brings the rest.
         """
         is_mode_known = merged.incremental is not None or not self._tokens
         return is_mode_known and merged.text_length >= self._characters
@@ -196,7 +196,10 @@ class ResumingStream:
         return False
 
     def _begins_response(self) -> bool:
-        """Return True when the client gets this attempt as a new response, or the next attempt continues it."""
+        """Return True if this attempt begins the response.
+
+        Either it has something to send, or it was aborted after its first tokens, and another attempt may continue it.
+        """
         if not self._ready:
             output = _read_alone(self._aborted) if self._aborted is not None else None
             if output is None or not sampled_ids(output):

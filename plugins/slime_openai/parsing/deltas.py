@@ -72,9 +72,9 @@ def new_call_id() -> str:
 class Writer:
     """Makes deltas from the parts of an answer: thoughts, content and calls.
 
-    White space right before a call, between calls, and behind the last call belongs to the format and is left out, like
-    newlines around thoughts. White space before content is kept, even behind a call. So white space is held back until
-    the next part is known.
+    White space right before a call, between calls, and at the end of an answer that ends with a call belongs to the
+    format and is left out, like newlines around thoughts. White space between a call and content that follows it is
+    kept. So white space is held back until the next part is known.
 
     ``tools``: the JSON schema of the parameters of each callable tool, by the tool's name. ``calls``: the number of
     calls so far. ``behind_call``: True while only white space has followed a call.

@@ -45,8 +45,8 @@ class Turns:
         """Record ``output``, which the client got as the message ``reply``.
 
         An unusable answer makes no turn: its tokens are not known for certain. An answer without tokens makes none
-        either. In a session, an answer to ids that the client gave makes a turn that no request continues: only the
-        client says that the ids spell its messages. This turn shows that the session has asked ``question``, so the
+        either. In a session, an answer to ids that the client gave makes a turn that no request continues: nothing
+        proves that the ids spell the client's messages. This turn shows that the session has asked ``question``, so the
         session will not continue another session's answer to ``question``.
         """
         ids, reason = output.ids, output.reason or {}
@@ -105,5 +105,5 @@ class Turns:
                 if len(ending) > len(matched):
                     break
         if isinstance(matched, str):
-            return 0, matched  # no token begins where the stop string begins
+            return 0, matched  # it begins inside a token, or is not at the end, or has several tokens a character
         return 0, ""

@@ -40,12 +40,12 @@ async def restore(
     past = Past(notes, tokenizer, is_shared=store.is_shared, here=here, reader=reader)
     if reader.damage:
         notes = await store.mend_notes(notes, reader.damage, reader.mended(begun, past.marks))
-    # All records of a run may be gone, while segments of later runs still name them as parents.
+    # A run is known even if all its records are gone: segments of later runs may still name its segments as parents.
     segments = (*past.segments.values(), *past.hidden.values(), *past.waiting.values())
     named = [key for each in segments for key in (each.key, each.parent) if key]
     named += [note.key for note in past.rows if note.key]
-    # A running router may join several of its notes into one. This router then reads them again, also those about
-    # dropped records.
+    # Another router that shares the store may join several of its notes into one. This router then reads their content
+    # again, notes about dropped records included. So it remembers which records were dropped.
     dropped = past.dropped if store.is_shared else ()
     demotion.runs.begin([*named, *past.side_records, *dropped], store.run)
     demotion.dropped.update(map(demotion.runs.serial, dropped))
@@ -58,7 +58,8 @@ async def restore(
         copied = opening(begun, here.beginnings, here.sessions, facts, past.gone, past.replaced)
         await _written(store.copy(copied, CLOSING))
     if store.keeps_notes:
-        # The note is written before this run has samples. It shows later starts that samples may be lost.
+        # The note is written before this run has samples. If nothing else of this run is left, the note shows later
+        # starts that the run existed, so that its samples may be lost.
         await _written(store.note(packed([begun, *past.marks])))
     _follow(demotion, trajectories, writer, past)
     gone_rows = tuple(key for note in past.rows for key, _ in note.records if key in gone)

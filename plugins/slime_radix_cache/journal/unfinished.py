@@ -65,8 +65,8 @@ class UnfinishedStreams:
     A large answer that is passed on while it comes counts as a stream, too, and is recorded at its end.
 
     Streams that ran when a former process ended are lost: ``sessions`` gets a mark for each session. The lost text is
-    not known, so ``texts`` gets a mark, too. With any mark in ``texts``, the number of contexts that a text may stand
-    for is only a lower bound.
+    not known, so ``texts`` gets a mark, too. Once ``texts`` has a mark, the number of known contexts of any text is a
+    lower bound: a lost stream may have had the same text.
     """
 
     def __init__(self, file: SessionFile, sessions: Marks, texts: Marks) -> None:
@@ -94,8 +94,9 @@ class UnfinishedStreams:
 
 
 class UnansweredSessions:
-    """Sessions with a request, running or ended, that has no recorded answer. Such a request alone is no loss.
+    """Sessions with a request, running or ended, that has no recorded answer.
 
+    Such a request does not by itself mean that tokens of the session are lost.
     ``in`` is true only for sessions of former processes, whose requests are not known any more. If the file is full,
     a former session is marked in ``lost`` and gives up its slot to the new session. If there is no former session, the
     new session is marked.

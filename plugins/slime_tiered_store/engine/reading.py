@@ -22,7 +22,7 @@ _NO_SLOT = -1
 class ReadOp:
     """Reads the blocks from ``start`` to ``stop`` of a plan, and verifies them.
 
-    Meanwhile, blocks that the index knows are locked, and blocks that an earlier process left are claimed. Claimed
+    Meanwhile it locks the blocks that are in the index, and claims the blocks that an earlier process left. Claimed
     blocks enter the index afterwards if they continue a prefix that the index knows.
     """
 
@@ -71,7 +71,7 @@ class ReadOp:
         return error
 
     def _verify(self, frames: list[memoryview]) -> None:
-        """Raise BlockCorrupt if a frame does not hold its block, or if the index has another checksum for the block."""
+        """Raise BlockCorrupt if a frame does not hold its block, or BlockReplaced if the index has another checksum."""
         sequence_meta, name = self._plan.sequence_meta, self._engine.name
         for at, (block, frame) in enumerate(zip(self._blocks, frames, strict=True), self._start):
             checksum = self._layout.verify(name, frame, block.key, sequence_meta.tokens(at, at + 1))

@@ -47,7 +47,8 @@ class DirectoryReport:
 def verify_directory(path: Path, ops: FileOps | None = None) -> DirectoryReport:
     """Read every block and all notes of a directory that no router uses. Blocks the caller.
 
-    Raises OSError, and ValueError for a directory that is damaged, in use, or of another kind.
+    The report has damaged blocks and notes. Raises OSError, and ValueError if ``store.json`` or the index is damaged,
+    if a router uses the directory, or if it is no directory of ``--store-ssd``.
     """
     ops = ops or FileOps()
     layout = read_layout(path)
