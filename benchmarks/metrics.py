@@ -2,19 +2,19 @@
 
     python -m benchmarks.metrics --rounds 40 --seconds 3
 
-Each measurement has two routers in one process, see ``benchmarks.several_routers``. Both have the default plugins
-except ``metrics``. The second router has one thing more: ``metrics``, the request log, or traces. In the row
-``nothing`` it has nothing more, so this row shows the error of the measurement.
+Each measurement has four pairs of routers in one process, see ``benchmarks.several_routers``. Both routers of a pair
+have the default plugins except ``metrics``. The second one has one thing more: ``metrics``, the request log, or traces.
+In the row ``nothing`` it has nothing more, so this row shows the error of the measurement.
 
 The load is the 720-byte request of ``benchmarks.proxy``. The routers get slices of 512 requests in random order, since
 the time of a request changes by some percent within seconds on a shared machine. After some slices there is a pause.
-In the pause the process does what the second router does afterwards, such as sending spans, and its background work.
-``more`` is the difference between the medians of the two routers' slices, plus the processor time of the pauses, for
-each request. ``%`` is ``more`` as a share of the first router's time.
+In the pause the process does what the second routers do afterwards, such as sending spans, and its background work.
+The time of a router is the median of its slices. ``more`` is the mean difference of the two times of a pair, plus the
+processor time of the pauses, for each request. ``%`` is ``more`` as a share of the mean time of the first routers.
 
-A round starts the process anew: the two routers have different places in memory, which changes their times by some
-percent. So many short rounds are better than a few long ones. The table has medians over the rounds, and below it are
-the confidence intervals of the medians of ``%``. Nobody scrapes the metrics meanwhile.
+A round starts the process anew: two routers have different places in memory, which changes their times by some percent.
+So many short rounds are better than a few long ones. The table has medians over the rounds, and below it are the
+confidence intervals of the medians of ``%``. Nobody scrapes the metrics meanwhile.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import uvloop
 
@@ -48,9 +48,11 @@ _TABLE = "bare, 64 connections"
 _CONNECTIONS = 64
 _REQUEST_BYTES = 720
 _SAMPLED_TOKENS = 82
+#: Pairs of routers in a process.
+_PAIRS = 4
 #: Requests of a slice, and slices of each router between two pauses.
-_SLICE, _SLICES = 512, 4
-_WARM_UP = 8
+_SLICE, _SLICES = 512, 2
+_WARM_UP = 2
 #: Longer than the half second after which ``metrics`` counts the last requests.
 _PAUSE_S = 0.6
 #: All routers name all their plugins: a plugin named beside the default plugins would have another place in the order.
@@ -91,10 +93,10 @@ async def main(options: Options) -> int:
             for number in range(options.rounds):
                 os.environ["PYTHONHASHSEED"] = str(number + 1)
                 for candidate, flags in _candidates(options, url).items():
-                    ports = [str(free_port()) for _ in range(2)]
+                    ports = [str(free_port()) for _ in range(2 * _PAIRS)]
                     routers = [
                         [*_OTHERS, *more, "--worker-urls", url, "--port", port]
-                        for more, port in zip(([], flags), ports, strict=True)
+                        for more, port in zip(([], flags) * _PAIRS, ports, strict=True)
                     ]
                     with child("routers", command(routers), core=PROXY_CORE, directory=directory) as process:
                         urls = [f"http://127.0.0.1:{port}" for port in ports]
@@ -125,11 +127,11 @@ async def main(options: Options) -> int:
 async def _round(
     process: Child, urls: Sequence[str], request: bytes, options: Options
 ) -> tuple[float, float, float]:
-    """Return microseconds of processor time for a request: of the first router, of the second, and in the pauses."""
+    """Return microseconds of processor time for a request: of first routers, of second ones, and in the pauses."""
     requests = options.pick(_SLICE, tiny=_CONNECTIONS)
-    found: list[list[float]] = [[], []]
+    found: list[list[float]] = [[] for _ in urls]
     later_s: list[float] = []
-    order = [0, 1] * _SLICES
+    order = [*range(len(urls))] * _SLICES
     with _loads(urls, request) as loads:
         for load in loads:
             await load.run(requests * options.pick(_WARM_UP, tiny=1))
@@ -143,8 +145,9 @@ async def _round(
             before_s = process.cpu_s()
             await asyncio.sleep(_PAUSE_S)
             later_s.append(process.cpu_s() - before_s)
-    bare_s, own_s = (median(each) for each in found)
-    return bare_s / requests * 1e6, own_s / requests * 1e6, median(later_s) / (requests * _SLICES) * 1e6
+    bare_s, own_s = (fmean(median(each) for each in found[kind::2]) for kind in (0, 1))
+    later_s_each = median(later_s) / (_PAIRS * _SLICES)
+    return bare_s / requests * 1e6, own_s / requests * 1e6, later_s_each / requests * 1e6
 
 
 @contextmanager

@@ -105,5 +105,8 @@ class Turns:
                 if len(ending) > len(matched):
                     break
         if isinstance(matched, str):
-            return 0, matched  # it begins inside a token, or is not at the end, or has several tokens a character
+            return (
+                0,
+                matched,
+            )  # it begins inside a token, or is not at the end, or has several tokens a character
         return 0, ""
