@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fail the run if a module of ``--needs`` cannot be imported: nobody would see that its tests are skipped."""
+    """Fail the run if a module of ``--needs`` cannot be imported, since nobody would see that its tests are skipped."""
     for name in filter(None, session.config.getoption("needs").split(",")):
         try:
             importlib.import_module(name)
@@ -43,7 +43,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Replace 150 public certificate authorities by one: to read them all takes 25 ms for each router and client."""
+    """Replace 150 public certificate authorities by one, since reading them takes 25 ms in each router and client."""
     path = str(tmp_path_factory.mktemp("authority") / "ca.pem")
     trustme.CA().cert_pem.write_to_path(path)
     with pytest.MonkeyPatch.context() as patch:

@@ -14,7 +14,7 @@ __all__ = ["build_compiled", "compiled_faults", "earlier_wheels", "hot_modules"]
 
 
 def hot_modules(root: Path) -> list[str]:
-    """Return the paths in a wheel of the modules that ``pyproject.toml`` in ``root`` says to compile."""
+    """Return the modules that ``pyproject.toml`` in ``root`` says to compile, as paths in a wheel."""
     project = tomllib.loads((root / "pyproject.toml").read_text())
     modules = project["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]["modules"]
     return [path.removeprefix("plugins/") for path in modules]
