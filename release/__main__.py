@@ -98,7 +98,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Build and check a release of the last commit.")
     parser.add_argument("into", nargs="?", type=Path, default=_ROOT / "dist", help="default: dist")
     parser.add_argument(
-        "--set-version", metavar="VERSION", help="write a new version into all files that have the version, and exit"
+        "--set-version",
+        metavar="VERSION",
+        help="write a new version into all files that have the version, and exit",
     )
     options = parser.parse_args()
     try:
