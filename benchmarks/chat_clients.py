@@ -30,7 +30,7 @@ _BEGINNING_S = 30.0
 
 
 class Talk:
-    """A conversation. Its last question contains the name of its request, so no two requests are equal."""
+    """A conversation. Its last question contains the name of the request, so no two requests are equal."""
 
     def __init__(self, messages: Sequence[dict[str, str]], max_tokens: int) -> None:
         *others, last = messages

@@ -40,7 +40,7 @@ def _other_system(messages: list[_Message], turn: int) -> list[_Message]:
 
 
 def _all_other(messages: list[_Message], turn: int) -> list[_Message]:
-    """Change every message in each turn: everything is tokenised, as without a cache."""
+    """Change every message in each turn. So the router knows no text of an earlier turn."""
     return [_marked(message, turn) for message in messages]
 
 

@@ -1,4 +1,4 @@
-"""A worker's answers to chats: at ``/generate``, which the router calls, and at ``/v1/chat/completions``."""
+"""A worker's answers to chats: at ``/generate``, which the plugin ``openai`` calls, and at ``/v1/chat/completions``."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def _turn(options: Options, directory: Path) -> _Turn:
 
 
 def _flags(memory_bytes: int, disk: Path) -> Sequence[str]:
-    """Return a router's flags. Unless ``memory_bytes`` is 0, the router moves all experts to a store in ``disk``."""
+    """Return a router's flags for a store in ``disk``, which gets all experts; no flags if ``memory_bytes`` is 0."""
     if not memory_bytes:
         return ()
     store = ("--plugin", "tiered_store", "--store-memory-bytes", str(memory_bytes))

@@ -1,8 +1,9 @@
 """The processor time that the dashboard takes for a data request of an open page, and for a sample of its plots.
 
-The router has the default plugins and ``radix_cache``. Its data route is called without a socket and without
-middleware. Each worker but the embedded engine has answered ``/generate`` with two statuses. The history is full. The
-first data request of a page gets all of the history, and each later request only what is new.
+The router has the default plugins, ``engine`` and ``radix_cache``. Its data route is called without a socket and
+without middleware. One worker is the embedded engine. Each of the others counts as having answered ``/generate`` with
+two statuses. The history of samples is full. The first data request of a page gets all of the history. A later request
+gets only the samples that are new.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ async def _get(app: ASGIApp, query: bytes) -> int:
 
 
 async def _cost_us(options: Options, call: Callable[[], Any]) -> float:
-    """Return the processor time of ``call`` in microseconds, in the fastest of some rounds."""
+    """Return the mean processor time of a ``call`` in microseconds, in the fastest of some rounds."""
     best = float("inf")
     rounds, calls = options.pick((_ROUNDS, _CALLS), tiny=(1, 2))
     for _ in range(rounds):

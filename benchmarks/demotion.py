@@ -7,11 +7,11 @@ retrieved, one after the other, and compared with the engine's journal. The name
 ``--radix-tree-max-bytes`` is. ``no memory`` is 1 byte: each turn is demoted as soon as it is answered. Without a lower
 tier, what does not fit is evicted. So fewer turns find their history (``hit rate``), and fewer conversations are
 ``whole``. A whole conversation has the tokens of all turns as they were sampled. If a conversation is not whole, the
-router must say that its tokens are not exact, or that its session is not ``complete``. With SSD or a remote store
-(``file://``) all conversations must be whole. The store's own memory (``--store-memory-bytes``) has 4 MiB, or what the
-name of the row says. The columns from ``hits`` on have the shares of the blocks that reads found in the store's memory,
-on the SSD and in the remote store. With an SSD in front of the remote store, the name of the row has the size of the
-SSD, in percent of the blocks of all records.
+router must say that its tokens are not exact, or that its session is not ``complete``. With memory for all, an SSD or a
+remote store (``file://``), all conversations must be whole. The store's own memory (``--store-memory-bytes``) has 4
+MiB, or what the name of the row says. The column ``hits`` and the two after it have the shares of the blocks that reads
+found in the store's memory, on the SSD and in the remote store. With an SSD in front of the remote store, the name of
+the row has the size of the SSD, in percent of the blocks of all records.
 
 The router runs on one core; the load and the embedded engine run on another.
 """
@@ -52,9 +52,9 @@ _QUESTION_TOKENS = 1_600
 _SETTLE_S = 60.0
 _ALL, _HALF, _LITTLE, _NOTHING = 0, 2 << 20, 1 << 20, 1
 _STORE_BYTES = 4 << 20
-#: The store's memory with an SSD in front of a remote store: so little that it has few hits.
+#: The store's memory in rows that compare SSDs in front of a remote store. It is so small that it has few hits.
 _STORE_BEFORE_SSD_BYTES = 256 << 10
-#: The blocks of all records of the conversations; see the column.
+#: The blocks of all records of the conversations; see the last column.
 _RECORD_BLOCKS = 1_282
 _COLUMNS = (
     Column("turns_per_s", "turns/s"),
@@ -150,7 +150,7 @@ async def _settled(url: str, limit_bytes: int) -> dict[str, Any]:
 
 
 async def _store_figures(url: str) -> dict[str, float]:
-    """Return the share of the blocks that reads found in each tier, in percent, and the number of all blocks."""
+    """Return the percentages of the blocks that reads found in each tier, and the number of blocks of all records."""
     shown = await _get(f"{url}/store")
     hits = {name: tier["hits"] for name, tier in shown["tiers"].items()}
     shares = {f"{name}_hits": count / max(1, sum(hits.values())) * 100 for name, count in hits.items()}

@@ -40,7 +40,7 @@ async def download(url: str, body: bytes, expected: bytes | None = None) -> tupl
 class _Sink(asyncio.BufferedProtocol):
     """Counts and compares bytes without keeping them.
 
-    The bytes come into one buffer. It is compared when it is full or has the last byte.
+    The bytes come into one buffer. The buffer is compared when it is full or has the last byte.
     """
 
     def __init__(self, done: asyncio.Future[int], expected: bytes | None) -> None:

@@ -2,12 +2,12 @@
 
     python -m benchmarks.fairness --gateway-python gateway/bin/python
 
-One client asks for a few tokens every two milliseconds over two keep-alive connections. Another sends a hostile body
-over and over. ``wait`` is the time from a request of the first client to its answer. When an answer is late, the
-requests that were due meanwhile count as well, each with its own wait. ``direct`` is the wait without a proxy: the time
-that the worker and the clients add. ``grown`` is the proxy's peak memory less its memory before the first body, and
-``x body`` is ``grown`` divided by the size of the body. The proxy is started anew for each body. ``strangers`` is the
-share of the proxy's core that other processes used.
+One client asks for a few tokens every two milliseconds over two keep-alive connections. Another client sends a
+hostile body over and over. ``wait`` is the time from a request of the first client to its answer. When an answer is
+late, the requests that were due meanwhile count as well, each with its own wait. ``direct`` is the wait without a
+proxy: the time that the worker and the clients add. ``grown`` is the proxy's peak memory less its memory before the
+first body, and ``x body`` is ``grown`` divided by the size of the body. The proxy is started anew for each body.
+``strangers`` is the share of the proxy's core that other processes used.
 
 The proxy has one core; the worker and both clients share the other.
 """
@@ -85,7 +85,7 @@ async def main(options: Options) -> int:
 
 @contextmanager
 def _worker(options: Options, directory: Path) -> Iterator[str]:
-    """Run ``benchmarks.quick_worker``. ``directory`` gets its answers, and the routers' tokenizer and template."""
+    """Run ``benchmarks.quick_worker``. ``directory`` gets its answers, and a tokenizer and a template for routers."""
     samples = Samples(tokenizer := save_tokenizer(directory / "tokenizer", options.vocabulary))
     template = files("slime_engine").joinpath("chat_template.jinja").read_text()
     (directory / "chat_template.jinja").write_text(template)
@@ -141,7 +141,7 @@ def _peers(options: Options, directory: Path) -> Sequence[Peer]:
 
 
 def _unpinned(peer: Peer) -> Peer:
-    """Return ``peer``, which has several threads, on its own core and on that of the load. So its clients wait less."""
+    """Return ``peer``, which has several threads, with two cores instead of one. So its clients wait less."""
 
     def command(*given: Any) -> list[str]:
         return ["taskset", "-c", f"{PROXY_CORE},{LOAD_CORE}", *peer.command(*given)]
@@ -158,7 +158,7 @@ async def _beside(
     worker: str,
     directory: Path,
 ) -> None:
-    """Measure the worker itself, then every peer, with the body called ``name``. Peers in ``kept`` run already."""
+    """Measure the worker itself, then every peer, with the body ``name``, if any. Proxies in ``kept`` run already."""
 
     def is_wanted(peer: str) -> bool:
         return options.wants(f"{name}, {peer}")

@@ -1,4 +1,4 @@
-"""Time from a client's hang-up to the engine's stop, through the router and through the gateway."""
+"""Time from a client's hang-up until the engine is idle, through the router and through the gateway."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def _running(engine: httpx.AsyncClient) -> int:
 async def _measure(
     proxy: Running, engine: httpx.AsyncClient, asked: dict[str, Any], count: int
 ) -> list[float]:
-    """Return the seconds to the engine's stop for ``count`` clients in turn; [] if the engine gets no request."""
+    """Return the seconds until the engine is idle, for ``count`` clients in turn; [] if it gets no request."""
     body = orjson.dumps({**asked, "sampling_params": _SAMPLING})
     head = b"POST /generate HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     port = urlsplit(proxy.url).port

@@ -66,7 +66,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def _is_compiled() -> bool:
-    """Return True if ``router_core.proxy`` is compiled, by its file: older commits have no function that tells it."""
+    """Return True if ``router_core.proxy`` is compiled, by its file, since older commits have no function for this."""
     found = find_spec("router_core.proxy")
     return found is not None and not str(found.origin).endswith(".py")
 

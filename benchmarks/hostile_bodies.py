@@ -47,7 +47,7 @@ def _message(content: str) -> bytes:
     return json.dumps({"role": "user", "content": content}, separators=(",", ":")).encode()
 
 
-#: Functions that make the bodies, by name. The size of a body is divided by the argument.
+#: Functions that make the bodies, by name. The size of each large body is divided by the argument.
 BODIES: dict[str, Callable[[int], Body]] = {
     "100,000 id lists": lambda part: _of_ids(b"[1]", 100_000 // part),
     "300,000 texts": lambda part: (

@@ -1,6 +1,6 @@
--- wrk: POST the bodies of a file, one per line, in turn. A body with "@unique@" gets a text of its own each time.
--- Arguments: file, tag of this run, and the number of answers after which wrk idles, if any. A file of one body without
--- the mark costs the least: that body is sent as it is.
+-- wrk: POST the bodies of a file, one per line, in turn. In each request, another text replaces the mark "@unique@".
+-- Arguments: file, tag of this run, and the number of answers after which wrk idles, if any. If a body has no mark, only
+-- this body is sent, as it is. A file of one such body costs the least.
 
 local heads, tails, tag, turn = {}, {}, "", 0
 local mark = "@unique@"

@@ -8,13 +8,13 @@ In the row ``nothing`` it has nothing more, so this row shows the error of the m
 
 The load is the 720-byte request of ``benchmarks.proxy``. The routers get slices of 512 requests in random order, since
 the time of a request changes by some percent within seconds on a shared machine. After some slices there is a pause.
-In the pause the process does what the second routers do afterwards, such as sending spans, and its background work.
-The time of a router is the median of its slices. ``more`` is the mean difference of the two times of a pair, plus the
-processor time of the pauses, for each request. ``%`` is ``more`` as a share of the mean time of the first routers.
+In the pause the process does its background work, and what the second routers put off, such as sending spans. The time
+of a router is the median of its slices. ``more`` is the mean difference of the two times of a pair, plus the processor
+time of the pauses, for each request. ``%`` is ``more`` as a share of the mean time of the first routers.
 
-A round starts the process anew: two routers have different places in memory, which changes their times by some percent.
-So many short rounds are better than a few long ones. The table has medians over the rounds, and below it are the
-confidence intervals of the medians of ``%``. Nobody scrapes the metrics meanwhile.
+A round starts the process anew, since the places of two routers in memory change their times by some percent. So many
+short rounds are better than a few long ones. The table has medians over the rounds, and below it are the confidence
+intervals of the medians of ``%``. Nobody scrapes the metrics meanwhile.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _OTHERS = ["--no-default-plugins"] + [
 
 
 def _candidates(options: Options, collector: str) -> dict[str, list[str]]:
-    """Return the flags that a second router has more than the first, by the name of the row."""
+    """Return the flags that only the second router has, by the name of the row."""
     found = {
         "metrics": ["--plugin", "metrics"],
         "request log": ["--access-log"],

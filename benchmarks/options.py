@@ -39,7 +39,7 @@ class Options:
 
     @property
     def most_requests(self) -> int | None:
-        """The number of answers after which a load sends no more; None: it sends until its time is over."""
+        """The number of answers after which a load sends no more requests; None: only its time limits the load."""
         return self.pick(None, tiny=_TINY_REQUESTS)
 
     @property
@@ -48,7 +48,7 @@ class Options:
         return self.pick(VOCABULARY, tiny=_TINY_VOCABULARY)
 
     def tokenizer(self, directory: Path) -> tuple[str, ...]:
-        """Return a router's flags for the tokenizer in ``directory``. A tiny run loads it without transformers."""
+        """Return a router's flags for the tokenizer in ``directory``. In a tiny run, transformers is not imported."""
         quick = ("--middleware-paths", "benchmarks.quick_tokenizer", "--quick-tokenizer", str(directory))
         return self.pick(("--hf-checkpoint", str(directory)), tiny=quick)
 
@@ -64,7 +64,7 @@ def flags(description: str, *, rounds: int = 5, seconds: float = 4.0) -> argpars
         "--rounds",
         type=int,
         default=rounds,
-        help="rounds; in some scripts engines, clients or seeds: see benchmarks/README.md (default %(default)s)",
+        help="number of rounds, engines, clients or seeds: see benchmarks/README.md (default %(default)s)",
     )
     parser.add_argument(
         "--seconds", type=float, default=seconds, help="length of one measurement (default %(default)s)"
@@ -94,13 +94,16 @@ def flags(description: str, *, rounds: int = 5, seconds: float = 4.0) -> argpars
     parser.add_argument(
         "--tiny",
         action="store_true",
-        help="try the script in seconds: one short round, few requests, no peers",
+        help="try the script in seconds: one short round, few requests, no proxy but the router",
     )
     return parser
 
 
 def add_directory(parser: argparse.ArgumentParser) -> None:
-    """Add ``--directory``, the directory in which a script makes its temporary directory. None: the system's."""
+    """Add ``--directory``, the directory in which a script makes its temporary directory.
+
+    The default is None: the system's directory for temporary files.
+    """
     parser.add_argument(
         "--directory",
         type=Path,

@@ -1,4 +1,4 @@
-"""The proxies that are compared: how each is started, and the message when one is missing."""
+"""The proxies that are compared: how each is started, and the message when a proxy is missing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ _JSON = {"content-type": "application/json"}
 class Peer:
     """A proxy that can be started in front of one worker.
 
-    ``is_ours``: this project's router. ``is_tiny``: a tiny run measures it, too.
+    ``command`` returns the command line, from the proxy's port, the worker's URL and a directory for files. ``missing``
+    returns the reason why the proxy cannot run, or None. ``is_ours``: the proxy is this project's router. ``is_tiny``:
+    a tiny run measures the proxy, too.
     """
 
     name: str
@@ -60,12 +62,12 @@ class Running:
     child: Child | None = None
 
     def cpu_s(self) -> float:
-        """Return the processor time so far, in seconds."""
+        """Return the processor time so far, in seconds; 0 for the worker itself."""
         return self.child.cpu_s() if self.child else 0.0
 
 
 def router(name: str, *flags: str, tiny: bool = True) -> Peer:
-    """Return this project's router with ``flags``; ``tiny=False``: a tiny run leaves it out."""
+    """Return this project's router with ``flags``. If ``tiny`` is False, a tiny run leaves it out."""
 
     def command(port: int, worker_url: str, directory: Path) -> list[str]:
         address = ["--host", "127.0.0.1", "--port", str(port), "--worker-urls", worker_url]
@@ -79,7 +81,7 @@ def router(name: str, *flags: str, tiny: bool = True) -> Peer:
 
 
 def gateway(python: str) -> Peer:
-    """Return SGLang's Rust gateway, with features off that the router without plugins does not have.
+    """Return SGLang's Rust gateway. Features that the router without plugins does not have are off.
 
     Its default policy (cache_aware) keeps a tree of prompts; round_robin does not. Retries need a copy of each
     request, and the circuit breaker a record of each reply, so retries and the circuit breaker are off.
@@ -147,8 +149,8 @@ async def started(
     """Start ``peers`` on the CPU core ``PROXY_CORE``. They run until ``stack`` closes.
 
     Each of the returned proxies has answered ``request`` correctly. A peer that ends, or does not answer correctly
-    within half a minute, is left out, and the end of its output is printed. Raises RuntimeError if this peer is the
-    project's router.
+    within half a minute, is left out, and the end of its output is printed. But if this peer is the project's router,
+    RuntimeError is raised.
     """
     proxies = []
     for peer in peers:
@@ -168,7 +170,7 @@ async def started(
 async def first_answer(
     proxy: Child, url: str, request: bytes, is_right: Callable[[httpx.Response], bool]
 ) -> str | None:
-    """Send the request until the answer is right, and return None; else return the fault of the last attempt."""
+    """Send ``request`` until the answer is right. Returns None, or the last fault if the proxy ends or 30 s pass."""
     fault = "it did not listen"
     deadline = time.monotonic() + _START_DEADLINE_S
     async with httpx.AsyncClient(base_url=url, headers=_JSON, trust_env=False, timeout=30.0) as client:

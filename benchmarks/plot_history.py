@@ -38,9 +38,10 @@ _Row = tuple[str, str, bool]
 
 
 def drawn(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Return the SVG of ``runs``, oldest first: a line for each row of the router, a dashed one for each goal.
+    """Return the SVG of ``runs``: a line for each row of the router, and a dashed line for each goal.
 
-    Runs with compiled modules have lines of their own, which are dotted. Runs without the field ``compiled`` had none.
+    ``runs`` begins with the oldest run. Runs with compiled modules have lines of their own, which are dotted. A run
+    without the field ``compiled`` had no compiled modules.
     """
     runs = [run for run in runs if run["benchmark"] == _BENCHMARK and any(map(_ratio, run["rows"]))]
     lines: dict[_Row, list[tuple[int, float]]] = {}

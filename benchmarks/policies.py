@@ -73,9 +73,10 @@ def _cost_us(options: Options, name: str, workers: Sequence[Worker], prompts: Se
 
 
 def _events_us(options: Options, count: int, size: int, block: int | None) -> float:
-    """Return the time of a choice plus that of a call of ``answered``. Each worker has the first half of every prompt.
+    """Return the time of a choice plus that of a call of ``answered``.
 
-    ``block``: the number of tokens of a block in KV events; None: there are no KV events.
+    Each worker has seen the first half of every prompt. ``block``: the number of tokens of a block in KV events; None:
+    there are no KV events.
     """
     workers = [Worker(f"http://127.0.0.1:{port}") for port in range(1, count + 1)]
     tokens = size // _ID_BYTES
@@ -106,7 +107,7 @@ def _events_us(options: Options, count: int, size: int, block: int | None) -> fl
 def _memory_mb(size: int, part: int) -> float:
     """Return the memory, in MB, of a :class:`Prefixes` that is full of prompts of ``size`` bytes.
 
-    Only a part of it is filled and measured: 1/``part``.
+    To save time, a :class:`Prefixes` with 1/``part`` of the size is measured, and its memory is multiplied by ``part``.
     """
     seen = Prefixes(Settings().max_tree_size // part)
     horizons = Horizons()
@@ -136,7 +137,7 @@ def _block_bytes(count: int) -> float:
 def _answer_us(options: Options, body: bytes, later: bool) -> float:
     """Return the time to find the number of cached tokens in ``body``.
 
-    ``later``: return the time to read ``body`` after the number has been found.
+    If ``later`` is True, return the time to read ``body`` after the number has been found.
     """
     reply = Reply(200, [])
     tap = CachedTokens(reply, lambda prompt, cached: None)

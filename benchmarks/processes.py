@@ -53,7 +53,7 @@ class Child:
             Path(f"/proc/{pid}/clear_refs").write_text("5")
 
     def memory_bytes(self) -> tuple[int, int]:
-        """Return the resident memory of the child and its descendants: now, and the peak since the last reset."""
+        """Return the resident memory of the child and its descendants: now, and the sum of peaks since the reset."""
         now = peak = 0
         for pid in self._family():
             status = dict(
@@ -180,7 +180,7 @@ def _python_path() -> Iterator[str]:
 def quick_worker(directory: Path, answer: bytes) -> Iterator[str]:
     """Run ``benchmarks.quick_worker`` on the core of the load. It answers ``/generate`` with ``answer``.
 
-    Yields its URL. ``directory`` gets the files of its answers and its log.
+    Yields the worker's URL. ``directory`` gets the worker's log and the files with its answers.
     """
     generated, chat = directory / "generated.json", directory / "chat.json"
     generated.write_bytes(answer)

@@ -107,7 +107,7 @@ async def _bare(options: Options, report: Report, samples: Samples, directory: P
 
 @asynccontextmanager
 async def _cheapest_worker(template: Template, answer: bytes, directory: Path) -> AsyncIterator[str]:
-    """Run a worker that takes little of the core that it shares with the load: nginx, else a Python stand-in."""
+    """Run a worker that takes little of the load's core: nginx, or a Python stand-in if nginx is not installed."""
     if not nginx.is_installed():
         print(
             f"{nginx.MISSING}: the worker is a Python stand-in, which a fast proxy can outrun",

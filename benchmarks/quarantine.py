@@ -66,9 +66,9 @@ class _Load:
 async def _fleet(
     flags: Sequence[str], count: int, directory: Path
 ) -> AsyncIterator[tuple[Router, str, list[tuple[Child, Worker]]]]:
-    """Run a router in this process, in front of engines in other processes. Yields the router, its URL, and engines.
+    """Run a router in this process, in front of engines in other processes.
 
-    ``count`` engines are yielded. One more runs, so that one is left when these engines have died.
+    Yields the router, its URL, and ``count`` engines. One more engine runs, so that one is left when these have died.
     """
     async with AsyncExitStack() as stack:
         router, app = build(flags)

@@ -7,8 +7,8 @@ and the experts of each token but the last, 8 in each of 48 layers. The client c
 five downloads, one after another. *32 at once*: the rate counts the bytes of all 32 downloads. ``grown`` is the peak of
 the proxy's resident memory (``VmHWM``) less its memory before. *recorded*: the bytes that the router keeps
 (``/cache_stats``) for each row of each answer. A row has the experts of one token. As int32, a row takes 1,536 bytes.
-``exact``: the router returns the sampled tokens and the experts as the worker sent them. An answer that the router has
-not recorded is an error.
+``exact`` is 100 % if the router returns the sampled tokens and the experts as the worker sent them. An answer that the
+router has not recorded is an error.
 
 The proxy has one core; the worker and the client, a process each, share the other.
 """

@@ -22,7 +22,7 @@ async def check_all_recorded(report: Report, url: str) -> None:
 
 
 async def check_exact(report: Report, url: str, text: str, place: int, sampled_ids: Sequence[int]) -> None:
-    """Report a problem unless the tokens of ``text`` are exact, with ``sampled_ids`` from ``place`` on."""
+    """Report a problem if the tokens of ``text`` are not exact, or are not ``sampled_ids`` from token ``place`` on."""
     async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=_TIMEOUT_S) as client:
         reply = await client.post("/retrieve_from_text", json={"text": text})
     found = reply.raise_for_status().json()

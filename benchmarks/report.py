@@ -21,7 +21,7 @@ __all__ = ["EXACT", "Column", "Report"]
 EXACT = "exact"
 
 _ERRORS = ("errors", "faults", "failed")
-#: Least widths of a table whose rows are printed one by one.
+#: Least widths of the columns of a table whose rows are printed one by one.
 _NAME_WIDTH, _FIGURE_WIDTH = 46, 10
 _RATES = ("requests_per_s", "chunks_per_s", "turns_per_s")
 
@@ -31,7 +31,7 @@ class Column:
     """One figure of the table: its name in the samples, its heading, its decimals.
 
     ``ratio`` adds a column with the figure divided by the baseline peer's. This column has the median of the rounds'
-    ratios: all peers are measured in each round, and a shared machine drifts between rounds.
+    ratios, not the ratio of the medians, since a shared machine drifts between rounds.
     """
 
     figure: str
@@ -64,9 +64,9 @@ class Report:
         self.problems.append(text)
 
     def finish(self, options: Options) -> int:
-        """Save the run, print its problems, and return the exit code: 1 if there are problems.
+        """Print the problems, write the files of ``--json`` and ``--history``, and return the exit code.
 
-        A run with problems does not become part of the history.
+        The exit code is 1 if there are problems. A run with problems is not appended to the history.
         """
         if not self.samples:
             self.problem("nothing was measured")
@@ -79,7 +79,7 @@ class Report:
         return 1 if self.problems else 0
 
     def show(self, scenario: str, columns: Sequence[Column]) -> None:
-        """Print the medians of one scenario as a table."""
+        """Print the medians of one scenario as a table. A scenario without samples is left out."""
         if peers := self.samples.get(scenario):
             rows = [_headings(scenario, columns), *(self._cells(scenario, peer, columns) for peer in peers)]
             widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
@@ -88,7 +88,7 @@ class Report:
                 _print_row(row, widths)
 
     def show_row(self, scenario: str, peer: str, columns: Sequence[Column]) -> None:
-        """Print the row of ``peer``, whose samples are complete. The headings come before a scenario's first row."""
+        """Print the row of ``peer``, after its last sample. The headings come before a scenario's first row."""
         headings = _headings(scenario, columns)
         least = [_NAME_WIDTH, *[_FIGURE_WIDTH] * len(headings[1:])]
         widths = [max(len(heading), width) for heading, width in zip(headings, least, strict=True)]
@@ -107,7 +107,7 @@ class Report:
         return row
 
     def save(self, path: Path) -> None:
-        """Write every sample, and the facts about the machine, as JSON."""
+        """Write the samples, the medians, the problems, the command and the facts about the machine, as JSON."""
         medians = {
             scenario: {
                 peer: {figure: _median(samples, figure) for figure in samples[0]}

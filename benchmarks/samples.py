@@ -98,7 +98,7 @@ class Samples:
         return f"<|im_start|>user\n{text}{_END}\n<|im_start|>assistant\n"
 
     def following(self, history: str, answer: str, question: str) -> str:
-        """Return the conversation's text with one more turn, as a chat template writes it: the end token is text."""
+        """Return ``history`` with an answer, the end token and the next question, as a chat template writes them."""
         return f"{history}{answer}{_END}\n{self.question(question)}"
 
     def _logprob(self) -> float:
@@ -126,8 +126,8 @@ def request_body(text: str, max_new_tokens: int, *, stream: bool = False, rid: s
 def save_tokenizer(directory: Path, vocabulary: int) -> Tokenizer:
     """Train a byte-level BPE of at most ``vocabulary`` tokens, and save it to ``directory``, for transformers.
 
-    It has ChatML's special tokens. The training text is the language reference that comes with Python. Training takes
-    about a second.
+    The tokenizer has ChatML's special tokens. The training text is the language reference that comes with Python.
+    Training takes about a second.
     """
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,7 +1,7 @@
 """``cache_aware`` with small KV caches, in the simulation of ``benchmarks.scheduling``.
 
 *uncorrected* learns nothing from answers. *cache_aware* learns the ``cached_tokens`` of each answer. *KV events* also
-gets the engines' KV events, which need prompts of ids.
+gets the engines' KV events, which need prompts of ids. *cache_aware, ids* has such prompts without KV events.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ gateway itself. Each hit rate must be within 0.1 of the simulated one. If the si
 by more than 0.1, the policy with the higher one must also have the higher hit rate with the engines.
 
 The last tables have one engine with four data-parallel ranks, and ``cache_aware`` with ``--dp-aware`` (*on*) and
-without (*off*). If the TTFT p95 with ``--dp-aware`` is shorter in the simulation, it must also be shorter with the
-engines. If it is not shorter in the simulation, it must not be shorter with the engines.
+without (*off*). If the simulated TTFT p95 is shorter with ``--dp-aware`` than without, the engine's must be shorter,
+too. If the simulated one is not shorter, the engine's must not be shorter.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class _Connection(asyncio.Protocol):
         self._got = b""
         wanted = self._load.answer_bytes or size
         if not (len(got) == size == wanted and got.startswith(b"HTTP/1.1 200 ")):
-            self._load.failed(f"it answered {got[:200]!r}")
+            self._load.failed(f"the server answered {got[:200]!r}")
         else:
             self._load.answer_bytes = size
             self._load.answered(self)
@@ -110,7 +110,7 @@ class _Connection(asyncio.Protocol):
         return end + 4 + (int(length[1]) if length else 0)
 
     def connection_lost(self, _: Exception | None) -> None:
-        self._load.failed("it closed a connection")
+        self._load.failed("the server closed a connection")
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:

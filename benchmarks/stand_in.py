@@ -1,7 +1,8 @@
 """A cheap worker in this process that answers ``/generate`` or chats from a table, and counts what it gets.
 
-It has only the HTTP that proxies need, on bare transports, so that it takes little time beside the proxy.
-``max_new_tokens`` selects the answer. The requests are counted, as are those with ids, so that a run can check them.
+It has only the HTTP that proxies need, on bare transports, so that it takes little processor time.
+``max_new_tokens`` selects the answer. The requests are counted, as are those with ids, so that a run can check what
+the proxy sent.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Template:
 
 
 class Fixed:
-    """An answer of constant bytes: one that is too large to be made anew for each request."""
+    """A constant answer, for bodies that are too large to be made anew for each request."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body
@@ -102,7 +103,7 @@ class Stream:
     rid: bytes
 
     def advance(self) -> None:
-        """Write the next chunk, or the end."""
+        """Write the next chunk. After the last chunk, write the end of the answer, once."""
         chunk = next(self.chunks, None)
         if chunk is not None:
             self.transport.write(chunk.render(self.rid))
@@ -113,8 +114,10 @@ class Stream:
 class StandIn:
     """The answers, and counts of the requests. It runs in one event loop and never awaits.
 
-    ``sampled_before``: ids of earlier answers; ``with_sampled_ids`` counts the requests that contain these ids.
-    ``name_of`` finds the name of a stream in its request.
+    ``answers``: the answers that do not stream, by ``max_new_tokens``. A request without ``max_new_tokens`` gets an
+    answer of 0. The answers of one number are given in turn. ``sampled_before``: ids of earlier answers;
+    ``with_sampled_ids`` counts the requests that contain these ids. ``name_of`` finds the name of a stream in its
+    request.
     """
 
     def __init__(
@@ -159,7 +162,10 @@ class StandIn:
         stream.advance()
 
     def _prompt_tokens(self, body: bytes) -> int:
-        """Return the number of ids in a request, by their commas; 1 for a text, which is not tokenised here."""
+        """Return the number of ids in a request, by their commas. Count the request if it has ids.
+
+        Returns 1 for a text, which is not tokenised here.
+        """
         start = body.find(b'"input_ids":')
         if start < 0:
             return 1

@@ -4,10 +4,10 @@
 
 Sequences of 32 blocks of 16 tokens are inserted. Each prompt of 16 blocks has eight samples, which add 16 blocks each.
 ``plain loop`` keeps dicts by the key of a block. It looks at each block on its own, and to evict blocks it sorts all
-leaves by age. ``keys`` is the time to hash a sequence. All times are the mean processor time of one call. In a round,
-each figure has 100 calls, or 1,000 from 100,000 blocks on, since calls take longer if there are only a few. The calls
-go to 100 indexes of 100 blocks in turn, to ten of 1,000 blocks, or to one larger index. For each figure of an eviction,
-``plain loop`` evicts only once from each index.
+leaves by age. ``keys`` is the time to hash a sequence. All times are the mean processor time of one call. In a round, a
+figure is the mean of 100 calls, or of 1,000 calls if the index has 100,000 blocks or more. The mean of fewer calls
+would be longer. The calls go to 100 indexes of 100 blocks in turn, to ten of 1,000 blocks, or to one larger index. For
+each figure of an eviction, ``plain loop`` evicts only once from each index.
 
 Then the script measures the eviction of one block, from an index of 50,000 leaves and from an index of one long
 sequence. A median above 20 us with 50,000 leaves is a failure. ``fork_end`` and ``fork_begin`` insert a shorter
@@ -133,7 +133,7 @@ def _evict(peer: _Ours | _PlainLoop, count: int) -> Callable[[SequenceMeta], int
 
 
 def _measure(report: Report, scenario: str, blocks: int, tries: int, rounds: int) -> None:
-    """Fill indexes of both kinds with ``blocks`` blocks, and measure them in turn. ``tries``: calls of a round."""
+    """Fill indexes of both kinds with ``blocks`` blocks, and measure them in turn. ``tries``: calls for a figure."""
     count = max(100 * tries // blocks, 1)
     peers: list[list[_Ours | _PlainLoop]] = [[kind() for _ in range(count)] for kind in (_Ours, _PlainLoop)]
     of_prompt = _PROMPT + _SAMPLES * (_BLOCKS - _PROMPT)

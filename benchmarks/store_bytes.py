@@ -3,15 +3,15 @@
     python -m benchmarks.store_bytes [--only "1,024 KiB"] [--rounds N] [--directory DIR]
 
 ``memory copy``: the tier copies rows into blocks in memory and writes the headers of the blocks, as a put does. A call
-copies about 1 MiB; keys and checksums are computed before. The plain loop copies as many bytes into slices of a
-bytearray, one slice for each block.
+copies about 1 MiB; keys and checksums are computed before the measurement. The plain loop copies as many bytes into
+slices of a bytearray, one slice for each block.
 
 ``SSD write``: a call writes 64 MiB. For blocks of records, calls of 1 MiB are measured, too. A call returns when its
 bytes are on the disk. Before each call the tier forgets the blocks, as the store does. The plain loop calls ``pwrite``
 for each slot, and ``fdatasync`` once a call.
 
-``cold read``: a call reads blocks that the page cache does not have. Calls of 1 MiB are also made in any order, as
-sessions are retrieved. The plain loop calls ``preadv`` for each slot.
+``cold read``: a call reads blocks that the page cache does not have. Calls of 1 MiB are also made in random order,
+since sessions are retrieved in any order. The plain loop calls ``preadv`` for each slot.
 
 A block and its header fill a slot. In the store of records, a slot has 4 KiB. The plain loop moves whole slots through
 the page cache, and the kernel reads ahead for the plain loop. Tier and loop alternate, in preallocated files that were

@@ -37,7 +37,8 @@ def quantile_us(delays_ns: Sequence[int], share: float) -> float:
 class Seen:
     """Delays of the chunks that arrived at the clients, each from the worker's write to the client's read.
 
-    ``first_ns``: the delays of the streams' first chunks.
+    ``first_ns``: the delays of the streams' first chunks. ``streams``: the number of streams that ended. ``faults``:
+    wrong chunks, streams that ended too early or with another status than 200, and lost connections.
     """
 
     delays_ns: list[int] = field(default_factory=list)

@@ -136,7 +136,7 @@ class _Side(Generic[K]):
         return busy / answers, clock / answers
 
     def report(self, report: Report, scenario: str, answers: int) -> None:
-        """Add every sample, and the log's size and reading speed."""
+        """Add every sample, and the log's size and reading speed, to ``report``, and print the table."""
         for name, samples in self.samples.items():
             for cpu_us, clock_us in samples:
                 report.add(scenario, name, cpu_us=cpu_us, clock_us=clock_us)

@@ -62,7 +62,7 @@ _WITH, _WITHOUT = "router, radix_cache", "router, no plugins"
 
 
 async def measure_turns(options: Options, report: Report, directory: Path) -> None:
-    """Hold the conversations of every shape through a router with the cache, and the same prompts through another."""
+    """Hold the conversations of every shape through a router with the cache; send the same prompts to one without."""
     samples = Samples(save_engine_tokenizer(directory / "engine-tokenizer"))
     cached = ("--plugin", "radix_cache", *options.tokenizer(directory / "engine-tokenizer"))
     peers = [

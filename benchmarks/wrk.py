@@ -12,7 +12,7 @@ from benchmarks.processes import LOAD_CORE
 
 __all__ = ["UNIQUE", "Figures", "run"]
 
-#: Replaced by another text in each request.
+#: A mark in the bodies. Each request has another text in its place.
 UNIQUE = "@unique@"
 
 _SCRIPT = Path(__file__).with_name("load.lua")
@@ -53,8 +53,9 @@ async def run(
 ) -> Figures:
     """Load ``path`` of ``url`` with the bodies of a file (one per line) from one thread on the load's core.
 
-    ``headers``: each as in ``Accept: a/b``. After ``most_requests`` answers, wrk idles until its time is over. Raises
-    RuntimeError with wrk's output when it fails.
+    ``headers``: each as in ``Accept: a/b``. ``tag``: the beginning of each text that replaces ``UNIQUE``. After
+    ``most_requests`` answers, wrk idles until ``seconds`` have passed. If wrk fails, RuntimeError with its output is
+    raised.
     """
     process = await asyncio.create_subprocess_exec(
         *("setpriv", "--pdeathsig", "TERM", "taskset", "-c", str(LOAD_CORE)),

@@ -60,7 +60,7 @@ class Ranks:
 
 
 class Servers:
-    """``count`` regular servers, and one policy. Half of the servers join at ``joined_s``."""
+    """``count`` regular servers, and one policy. Half of the servers join at ``joined_s``; 0: no server joins later."""
 
     def __init__(
         self,
@@ -138,9 +138,9 @@ class Servers:
 
 
 class Earliest(Servers):
-    """Regular servers. A request goes where its first token comes earliest, unless its session already has a worker.
+    """Regular servers. A request whose session has no worker yet goes to the worker with the earliest first token.
 
-    Only the simulation can know where that is, so it is no policy of a router.
+    Only the simulation can know this worker, so no router can have this policy.
     """
 
     def send(

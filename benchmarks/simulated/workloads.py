@@ -33,7 +33,7 @@ class Workload:
     """``steps`` steps of conversations: a step begins when the previous step has ended.
 
     ``make(random)`` returns the conversations of a step; ``concurrent`` of them run at once. ``has_sessions``: each
-    request names its conversation. Half of the engines join at ``joined_s`` seconds.
+    request names its conversation. Half of the engines join at ``joined_s`` seconds; 0: no engine joins later.
     """
 
     name: str
