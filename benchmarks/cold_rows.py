@@ -2,8 +2,8 @@
 
     python -m benchmarks.cold_rows [--only npz] [--rounds N] [--directory DIR]
 
-The answers have several forms. ``samples`` is the answer of ``/sessions/{id}/samples``, with int32 rows. The other
-forms are answers of ``/retrieve_from_text``.
+An answer is npz, msgpack, JSON or ``samples``. ``samples`` is the answer of ``/sessions/{id}/samples``, with int32
+rows. The other forms are answers of ``/retrieve_from_text``.
 
 A sample has about 80,000 tokens, of which 1,024 are sampled. A row has the experts of one token: 8 in each of 94
 layers, a byte each. All rows take 60 MB. ``memory``: a router without a store. ``store's memory``: the store's memory

@@ -89,7 +89,7 @@ def flags(description: str, *, rounds: int = 5, seconds: float = 4.0) -> argpars
         "--gateway-python",
         default=os.environ.get("GATEWAY_PYTHON", sys.executable),
         metavar="PYTHON",
-        help="interpreter that has sglang-router==0.3.2 (default: $GATEWAY_PYTHON, else this one)",
+        help="interpreter that has sglang-router==0.3.2 (default: $GATEWAY_PYTHON, else that of this script)",
     )
     parser.add_argument(
         "--tiny",

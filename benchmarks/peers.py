@@ -83,8 +83,8 @@ def router(name: str, *flags: str, tiny: bool = True) -> Peer:
 def gateway(python: str) -> Peer:
     """Return SGLang's Rust gateway. Features that the router without plugins does not have are off.
 
-    Its default policy (cache_aware) keeps a tree of prompts; round_robin does not. Retries need a copy of each
-    request, and the circuit breaker a record of each reply, so retries and the circuit breaker are off.
+    The gateway's default policy (cache_aware) keeps a tree of prompts; round_robin does not. Retries need a copy of
+    each request, and the circuit breaker a record of each reply, so retries and the circuit breaker are off.
     """
 
     def command(port: int, worker_url: str, directory: Path) -> list[str]:

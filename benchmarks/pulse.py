@@ -1,8 +1,9 @@
 """Lateness of the router's event loop, measured in the router by a plugin for ``--middleware-paths``.
 
-A tick is due every millisecond. Its lateness is the time until the loop ran it. A chunk that arrived at the moment of
-the tick would have waited as long. All ticks that are due during a stall count, each with its own wait: one stall of
-20 ms is twenty late ticks, not one. An idle loop is late by the precision of uvloop's timers, a millisecond or two.
+A tick is due every millisecond. Its lateness is the time from then until the loop runs it. A chunk that arrived at the
+moment of the tick would have waited as long. All ticks that are due during a stall count, each with its own wait: one
+stall of 20 ms is twenty late ticks, not one. An idle loop is late by the precision of uvloop's timers, a millisecond or
+two.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Waits:
 
 
 class _Connection(asyncio.Protocol):
-    """The same request, over and over. The next one leaves at the first tick after the answer."""
+    """The same request, every ``_TICK_NS``. After a late answer, the next request leaves at the next tick."""
 
     def __init__(self, request: bytes, waits: Waits) -> None:
         self._request = request

@@ -133,7 +133,10 @@ class _Simulation:
         kept: Worker | None,
         done: Callable[[Generation], None],
     ) -> Worker | None:
-        """Send a request. ``kept``: the worker of its session, or None. Returns the worker to keep, or None."""
+        """Send a request. ``kept``: the worker of its session; None if there is none yet, or no session.
+
+        Returns the worker for the next request of the session; None without a session.
+        """
         limit = b"%d" % turn.new_tokens if self._names_lengths else b"null"
         if self._writes_ids:
             written = b'"input_ids": [%s]' % ",".join(map(str, prompt.ids())).encode()
