@@ -9,9 +9,10 @@ of a stream leaves the worker when the client has read the previous chunk, so th
 each stream gets 40 tokens a second, a moderate load. *turns*: the number of tokens that are tokenised in each of 20
 turns, and the time of a turn.
 
-The proxy has one core; the worker and the clients share the other, in one process. ``added`` is the time to the
-first words, less this time without a proxy. ``exact`` is the share of requests that reached the worker with the
-ids that were sampled in earlier turns.
+The proxy has one core; the worker and the clients share the other, in one process. ``added`` is the time to the first
+words, less this time without a proxy. ``exact`` is the share of requests that reached the worker with the ids that were
+sampled in earlier turns. In *turns*, it is the share of conversations whose prompt begins with the ids of all earlier
+turns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Clients of ``/v1/chat/completions``. Each sends its next request as soon as it has read all of an answer."""
+"""Clients of ``/v1/chat/completions``. Each client sends its next request as soon as it has read the whole answer."""
 
 from __future__ import annotations
 

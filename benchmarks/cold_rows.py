@@ -6,12 +6,12 @@ An answer is npz, msgpack, JSON or ``samples``. ``samples`` is the answer of ``/
 rows. The other forms are answers of ``/retrieve_from_text``.
 
 A sample has about 80,000 tokens, of which 1,024 are sampled. A row has the experts of one token: 8 in each of 94
-layers, a byte each. All rows take 60 MB. ``memory``: a router without a store. ``store's memory``: the store's memory
-has all blocks. ``SSD``: the store's memory has room for 4 MiB only, so blocks are read from a file on the disk. When a
-download begins, the page cache has no page of this file. ``grown``: the peak of the router's resident memory
-(``VmHWM``) less the memory before. The client reads as fast as it can and drops what it gets. From each router, one
-answer in npz and one ``samples`` are compared with the rows that the worker sent. The router has one core, the worker
-and the client the other.
+layers, a byte each. All rows take 60 MB. There are three routers. ``memory`` has no store. ``store's memory`` has a
+store whose memory holds all blocks. ``SSD`` has a store whose memory has room for 4 MiB only, so blocks are read from a
+file on the disk. When a download from ``SSD`` begins, the page cache has no page of this file. ``grown``: the peak of
+the router's resident memory (``VmHWM``) less the memory before. The client reads as fast as it can and drops what it
+gets. From each router, one answer in npz and one ``samples`` are compared with the rows that the worker sent. The
+router has one core, the worker and the client the other.
 """
 
 from __future__ import annotations

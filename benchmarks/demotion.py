@@ -2,8 +2,8 @@
 
     python -m benchmarks.demotion [--only SSD] [--rounds N] [--directory DIR]
 
-All conversations are held at once, four turns each. At the end, a conversation has about 2,000 tokens. Then they are
-retrieved, one after the other, and compared with the engine's journal. The name of a row says what
+All conversations are held at once, four turns each. At the end, a conversation has about 2,000 tokens. Then the
+conversations are retrieved, one after the other, and compared with the engine's journal. The name of a row says what
 ``--radix-tree-max-bytes`` is. ``no memory`` is 1 byte: each turn is demoted as soon as it is answered. Without a lower
 tier, what does not fit is evicted. So fewer turns find their history (``hit rate``), and fewer conversations are
 ``whole``. A whole conversation has the tokens of all turns as they were sampled. If a conversation is not whole, the
@@ -150,7 +150,7 @@ async def _settled(url: str, limit_bytes: int) -> dict[str, Any]:
 
 
 async def _store_figures(url: str) -> dict[str, float]:
-    """Return the percentages of the blocks that reads found in each tier, and the number of blocks of all records."""
+    """Return each tier's share of the blocks that reads found, in percent, and the number of blocks of all records."""
     shown = await _get(f"{url}/store")
     hits = {name: tier["hits"] for name, tier in shown["tiers"].items()}
     shares = {f"{name}_hits": count / max(1, sum(hits.values())) * 100 for name, count in hits.items()}
@@ -158,7 +158,7 @@ async def _store_figures(url: str) -> dict[str, float]:
 
 
 async def _is_flagged(url: str, session: str, reason: str) -> bool:
-    """Return True if a client can tell that the router has evicted tokens of a session."""
+    """Return True if the router tells a client that tokens of the session are missing or not exact."""
     if reason.startswith("not exact: "):
         return True
     if reason.startswith("tokens "):  # other tokens than the engine consumed, without a flag

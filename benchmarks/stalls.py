@@ -1,4 +1,4 @@
-"""The router's event loop while prompts of 32k tokens pass through it beside many small streams."""
+"""The router's event loop while prompts of 32k tokens pass through the router beside many small streams."""
 
 from __future__ import annotations
 

@@ -114,8 +114,8 @@ class Stream:
 class StandIn:
     """The answers, and counts of the requests. It runs in one event loop and never awaits.
 
-    ``answers``: the answers that do not stream, by ``max_new_tokens``. A request without ``max_new_tokens`` gets an
-    answer of 0. The answers of one number are given in turn. ``sampled_before``: ids of earlier answers;
+    ``answers``: the answers that do not stream, by ``max_new_tokens``. A request without ``max_new_tokens`` gets
+    one of ``answers[0]``. The answers of one number are given in turn. ``sampled_before``: ids of earlier answers;
     ``with_sampled_ids`` counts the requests that contain these ids. ``name_of`` finds the name of a stream in its
     request.
     """

@@ -6,14 +6,14 @@
 copies about 1 MiB; keys and checksums are computed before the measurement. The plain loop copies as many bytes into
 slices of a bytearray, one slice for each block.
 
-``SSD write``: a call writes 64 MiB. For blocks of records, calls of 1 MiB are measured, too. A call returns when its
-bytes are on the disk. Before each call the tier forgets the blocks, as the store does. The plain loop calls ``pwrite``
-for each slot, and ``fdatasync`` once a call.
+``SSD write``: a call writes 64 MiB. For blocks of records, which the radix cache puts into a store, calls of 1 MiB are
+measured, too. A call returns when its bytes are on the disk. Before each call the tier forgets the blocks, as the store
+does. The plain loop calls ``pwrite`` for each slot, and ``fdatasync`` once a call.
 
 ``cold read``: a call reads blocks that the page cache does not have. Calls of 1 MiB are also made in random order,
 since sessions are retrieved in any order. The plain loop calls ``preadv`` for each slot.
 
-A block and its header fill a slot. In the store of records, a slot has 4 KiB. The plain loop moves whole slots through
+A block and its header fill a slot. A slot for a block of records has 4 KiB. The plain loop moves whole slots through
 the page cache, and the kernel reads ahead for the plain loop. Tier and loop alternate, in preallocated files that were
 written before. ``of plain`` is the median of the rounds' ratios. The directory must be on a disk.
 """

@@ -3,10 +3,10 @@
     python -m benchmarks.store_copies [--only redis] [--rounds N] [--directory DIR]
 
 ``file``: a directory on the same disk; each file and its directory entry are synced. ``redis``: a server with
-``appendfsync always``. ``s3``: moto's server, which is one Python process and keeps objects in memory. The blocks are
-those of ``slime_tiered_store.cold_records``. A plain writer makes one call for each block, from memory. There are as
-many plain writers as the tier makes calls at once. Plain writers and copy alternate, and ``of plain`` is the median of
-the rounds' ratios. The directory must be on a disk.
+``appendfsync always``. ``s3``: moto's server, which is one Python process and keeps objects in memory. The blocks have
+the size of those in ``slime_tiered_store.cold_records``. A plain writer makes one call for each block, from memory.
+There are as many plain writers as the tier makes calls at once. Plain writers and copy alternate, and ``of plain`` is
+the median of the rounds' ratios. The directory must be on a disk.
 """
 
 from __future__ import annotations

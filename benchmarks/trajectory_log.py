@@ -106,7 +106,7 @@ class _Side(Generic[K]):
     size: int = 0
 
     def run(self, path: Path, histories: Histories, conversations: int) -> None:
-        """Fill a store without a log, and another with a log. Then read the log again."""
+        """Fill a store without a log, and another with a log. Then open the log anew, which reads it."""
         self.samples["without"].append(self._filled(self.plain(), histories, conversations))
         directory = LogDirectory(path, "--directory")
         kept, log = self.logged(directory)

@@ -1,4 +1,4 @@
-"""wrk as the load generator, with its figures as a value."""
+"""Runs of wrk, the load generator, and their figures."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _BEFORE, _BEHIND = b'"text": "', b'", "sampling_params"'
 
 
 class GatewayCacheAware:
-    """The gateway's rules, with its defaults.
+    """Chooses a worker by the gateway's rules, with its defaults.
 
     - If the largest load is more than 64 requests above the smallest, and more than 1.5 times the smallest: the worker
       with the smallest load.

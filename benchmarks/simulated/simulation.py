@@ -25,7 +25,7 @@ _APART_S = 0.000_2
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``hit_rate``: cached tokens, as a share of all tokens of prompts.
+    """Figures of a run. ``hit_rate``: cached tokens, as a share of all tokens of prompts.
 
     ``ttft_p95_s``: time to the first token. ``tpot_p95_s``: mean time between two tokens of an answer. Both are 95th
     percentiles over the requests. ``makespan_s``: time until the last answer.
@@ -168,7 +168,7 @@ class _Client:
         self._worker: Worker | None = None
 
     def go_on(self, now: float, history: Text) -> None:
-        """Send the next request, after the client's pause; or end the conversation."""
+        """Send the next request, after the client's pause. After the last turn, end the conversation."""
         turn = next(self._turns, None)
         if turn is None:
             self._over(now)
