@@ -11,8 +11,8 @@ turns, and the time of a turn.
 
 The proxy has one core; the worker and the clients share the other, in one process. ``added`` is the time to the first
 words, less this time without a proxy. ``exact`` is the share of requests that reached the worker with the ids that were
-sampled in earlier turns. In *turns*, it is the share of conversations whose prompt begins with the ids of all earlier
-turns.
+sampled in earlier turns. In *turns*, it is the share of conversations that go on with the ids of all earlier turns: see
+``benchmarks.chat_turns``.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def _events_us(options: Options, count: int, size: int, block: int | None) -> fl
 def _memory_mb(size: int, part: int) -> float:
     """Return the memory, in MB, of a :class:`Prefixes` that is full of prompts of ``size`` bytes.
 
-    To save time, a :class:`Prefixes` with 1/``part`` of the size is measured, and its memory is multiplied by ``part``.
+    A :class:`Prefixes` with 1/``part`` of the size is measured, and its memory is multiplied by ``part``.
     """
     seen = Prefixes(Settings().max_tree_size // part)
     horizons = Horizons()

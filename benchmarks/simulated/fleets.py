@@ -138,7 +138,7 @@ class Servers:
 
 
 class Earliest(Servers):
-    """Regular servers. A request whose session has no worker yet goes to the worker with the earliest first token.
+    """Regular servers. A request goes to its session's worker, if any, else to that with the earliest first token.
 
     Only the simulation can know this worker, so no router can have this policy.
     """
