@@ -138,9 +138,9 @@ class Servers:
 
 
 class Earliest(Servers):
-    """Regular servers. A request goes to its session's worker, if any, else to that with the earliest first token.
+    """Regular servers. A request without a session's worker goes to the worker with the earliest first token.
 
-    Only the simulation can know this worker, so no router can have this policy.
+    Only the simulation knows when first tokens come, so no router can have this policy.
     """
 
     def send(
