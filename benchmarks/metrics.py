@@ -3,14 +3,15 @@
     python -m benchmarks.metrics --rounds 40 --seconds 3
 
 Each measurement has four pairs of routers in one process, see ``benchmarks.several_routers``. Both routers of a pair
-have the default plugins except ``metrics``. The second one has one thing more: ``metrics``, the request log, or traces.
-In the row ``nothing`` it has nothing more, so this row shows the error of the measurement.
+have the default plugins except ``metrics``. The second router has one thing more: ``metrics``, the request log, or
+traces. In the row ``nothing`` it has nothing more, so this row shows the error of the measurement.
 
 The load is the 720-byte request of ``benchmarks.proxy``. The routers get slices of 512 requests in random order, since
-the time of a request changes by some percent within seconds on a shared machine. After some slices there is a pause.
-In the pause the process does its background work, and what the second routers put off, such as sending spans. The time
-of a router is the median of its slices. ``more`` is the mean difference of the two times of a pair, plus the processor
-time of the pauses, for each request. ``%`` is ``more`` as a share of the mean time of the first routers.
+the time of a request changes by some percent within seconds on a shared machine. After some slices there is a pause. In
+the pause the process does its background work, and what the second routers put off, such as sending spans. The time of
+a router is the median of its slices. ``more`` is the mean difference of the two times of a pair, plus the processor
+time of the pauses, for each request of a second router. ``%`` is ``more`` as a share of the mean time of the first
+routers.
 
 A round starts the process anew, since the places of two routers in memory change their times by some percent. So many
 short rounds are better than a few long ones. The table has medians over the rounds, and below it are the confidence
@@ -62,7 +63,7 @@ _OTHERS = ["--no-default-plugins"] + [
 
 
 def _candidates(options: Options, collector: str) -> dict[str, list[str]]:
-    """Return the flags that only the second router has, by the name of the row."""
+    """Return the flags that only the second routers have, by the name of the row."""
     found = {
         "metrics": ["--plugin", "metrics"],
         "request log": ["--access-log"],
