@@ -31,7 +31,7 @@ class Fleet(Protocol):
     ) -> Worker | None:
         """Send a request to ``kept``, the worker of its session. If ``kept`` is None, the policy chooses a worker.
 
-        A policy that keeps the sessions itself chooses for each request, and ``kept`` is ignored.
+        If the policy keeps sessions on workers by itself, it chooses for each request, and ``kept`` is ignored.
         Returns the worker for the next requests of the session, or None if it is not known yet.
         """
         ...

@@ -21,8 +21,9 @@ ESCAPED = re.compile(rb"\\.", re.DOTALL)
 _MAX_DEPTH = 1024
 #: Smallest number of bytes of a string that is read separately.
 _LONG_STRING = 1 << 18
-#: Bytes of the longest escape (a surrogate pair), and bytes searched for a place without an escape.
+#: Length in bytes of the longest escape (a surrogate pair).
 _ESCAPE = 12
+#: How many bytes are searched for a place that is not inside an escape.
 _SEARCHED = 1 << 12
 
 
@@ -40,8 +41,8 @@ class Cut:
 
     ``kept``: the number of containers (lists and objects) that were open throughout the piece. ``opened``: the place in
     the piece of each bracket that opens in it and is still open at its end. ``values``: the number of strings, lists
-    and objects. ``commas``: the number of commas. ``strings``: ranges of the document inside long strings; placeholders
-    replace them in the piece.
+    and objects; some strings may be missing. ``commas``: the number of commas. ``strings``: ranges of the document
+    inside long strings; placeholders replace them in the piece.
     """
 
     end: int

@@ -37,7 +37,8 @@ class WorkerRing:
         """Return the first of ``workers`` on the ring from ``key`` on.
 
         O(log places), and a step for each place that is skipped because its worker is not offered. The pool offers the
-        same tuple until its workers change. Lists and new tuples of workers cost O(workers) in addition.
+        same tuple until its workers change. A list or a new tuple of workers costs O(workers) in
+        addition, and O(places * log places) if one of the workers is not on the ring yet.
         """
         if workers is self._offered:
             by_name = self._by_name

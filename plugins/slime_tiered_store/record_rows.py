@@ -1,4 +1,7 @@
-"""Records as the rows of one sequence: the length in bytes, the content, and zeros up to the end of a block."""
+"""The form of a record in the store: a sequence of its own.
+
+Its rows hold the record's length in bytes, its content, and zeros up to the end of the last block.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class TransformersBackend:
     """A model of ``checkpoint``. One thread at a time computes, and only it changes keys and values of sequences.
 
     The event loop starts and releases sequences. The thread collects the released ones at its next step, update or
-    flush. ``prefix_tokens``: the number of tokens of ended sequences whose keys and values a rank keeps at most.
+    flush. ``prefix_tokens``: each rank keeps the keys and values of at most this many tokens of ended sequences.
     """
 
     batch_size = 256

@@ -20,7 +20,7 @@ __all__ = ["RowNotes"]
 class RowNotes:
     """Writes the notes of the component ``"token_rows"``, and gives it the notes of earlier runs and other routers.
 
-    ``past``: the notes of earlier runs. A response is known by its serial here, and by the key of its record in notes.
+    ``past``: the notes of earlier runs. Here a response is known by its serial; in notes, by the key of its record.
     ``saver`` writes the notes, and counts those that the component cannot read. The rows of such a note stay unknown.
     """
 
@@ -84,7 +84,7 @@ class RowNotes:
             await self._writer.flush()
 
     async def save_of(self, segments: Iterable[Segment]) -> None:
-        """Put rows into the store, if it outlives the router: those of all ``segments`` and ancestors that are saved.
+        """Put the rows of ``segments`` and their ancestors, as far as these are saved, into a store that keeps notes.
 
         Rows that the store does not take in time stay in memory. When the call returns, the notes about all other rows
         are written. O(all these segments).

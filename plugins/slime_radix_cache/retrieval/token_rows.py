@@ -15,7 +15,7 @@ __all__ = ["INT32", "NPY", "ROWS", "RowNames", "WantedRows", "about_rows", "find
 
 #: Forms of rows in JSON: SGLang's base64 of int32, and vLLM's base64 of a file in NumPy's format.
 INT32, NPY = "int32", "npy"
-#: The only inexact reason with which rows are still exact: a token without a logprob has its row.
+#: The only reason for inexact tokens that leaves their rows exact: a token without a logprob still has its row.
 _HARMLESS = "no_logprobs"
 
 
@@ -32,7 +32,7 @@ class RowNames:
         return f"return_{self.rows}"
 
 
-#: By the name of the field in ``meta_info`` in which engines send the rows.
+#: The names for each kind of rows. The key is the field of ``meta_info`` in which engines send these rows.
 ROWS = {
     name: RowNames(name, f"{short}_exact", f"{short}_offsets")
     for name, short in zip(TOKEN_ARRAYS, ("experts", "indexer"), strict=True)

@@ -37,7 +37,7 @@ _LONG_PART = 1 << 15
 _LONGEST_PART = 1 << 20
 #: About how many characters are tokenised in one call: a tokenizer needs a hundred times their size in memory.
 _AT_ONCE = 1 << 15
-#: About how many characters of a long text are cached, in parts, for other texts. They are its first characters.
+#: Of a long text, about this many characters from its beginning are cached, in parts, for texts that begin alike.
 _KEPT = 1 << 20
 #: How many characters are encoded in UTF-8 in one call: about 0.5 ms of work.
 _LONG_UTF8 = 1 << 20
@@ -56,9 +56,10 @@ class Encoder:
     """Tokenizer of prompts.
 
     If the tokenizer has a Rust tokenizer inside, as most transformers tokenizers have, a copy of the Rust tokenizer is
-    used, since transformers sets truncation and padding on the original. Only calls for a batch of texts release the
-    GIL. Any other tokenizer is called directly, and must be safe to call from several threads. ``abilities``: results
-    of the tests of the tokenizer. ``max_tokens``: limit for one prompt.
+    used, since transformers sets truncation and padding on the original. The copy's calls for a batch of texts release
+    the GIL, its other calls do not. A tokenizer without a Rust tokenizer inside is called directly, and must be safe to
+    call from several threads. ``abilities``: results of the tests of the tokenizer. ``max_tokens``: limit for one
+    prompt.
     """
 
     def __init__(
