@@ -158,7 +158,7 @@ class _Server(uvicorn.Server):
 
     @property
     def _grace_s(self) -> int:
-        """How many seconds requests in flight have to finish. After a crash of the application, this is at most one."""
+        """The seconds that requests in flight have to finish. After a crash of the application: at most one second."""
         grace_s = self.config.timeout_graceful_shutdown
         assert grace_s is not None  # narrowing: it is set in __init__
         return min(grace_s, _CRASH_GRACE_S) if self.crashed else grace_s
