@@ -17,7 +17,7 @@ from router_core import hookspecs
 from router_core.errors import HTTPError, MissingComponent, PluginError, PluginFailed, StartupError
 from router_core.exchange import Exchange
 from router_core.reply import Reply
-from router_core.request import Request
+from router_core.request import Request, UnwritableBody
 from router_core.weights import WeightUpdate
 from router_core.workers import Worker, WorkerChange
 from slime_http.message_faults import UnsendableRequest, reply_fault, request_fault
@@ -111,12 +111,13 @@ class Hooks:
         request, foreign = exchange.request, self.owners.foreign
         before, target, method = request.headers[:], request.target, request.method
         for plugin, function in self.pre_request:
+            value, is_stale = request._json, request._stale
             try:
                 reply = function(exchange)
                 if reply is not None and hasattr(reply, "__await__"):
                     reply = await reply
-                if plugin in foreign:
-                    request.encode_small()  # an error raised here names this plugin
+                if plugin in foreign and (request._json is not value or request._stale is not is_stale):
+                    request.encode_for(plugin)  # an error raised here names this plugin
             except HTTPError:
                 raise
             except Exception as error:
@@ -184,6 +185,8 @@ class Hooks:
         if reply is None and request is not None and (fault := _fault_of(request)) is not None:
             message = "internal error: middleware, or a plugin's sender, broke the request; the router's log says how"
             logger.error("middleware, or a plugin's sender, broke the request: %s", fault)
+        if isinstance(error, UnwritableBody) and request is not None and request.author is not None:
+            return failure(request.author, "pre_request", error)
         if (found := self.owners.culprit(error, UnsendableRequest, by)) is None:
             return HTTPError(message)
         logger.error("plugin %r failed in %s", *found)

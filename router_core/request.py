@@ -13,7 +13,7 @@ import orjson
 from router_core.errors import BadRequest, TooManyValues
 from router_core.types import Headers
 
-__all__ = ["LARGE_BYTES", "Request"]
+__all__ = ["LARGE_BYTES", "Request", "UnwritableBody"]
 
 #: A body of at least this many bytes is parsed in pieces.
 LARGE_BYTES = 1 << 17
@@ -34,7 +34,9 @@ class Request:
     ``target`` is path and query as on the wire; ``headers`` keep order and duplicates.
     """
 
-    __slots__ = ("_absent", "_body", "_escaped", "_invalid", "_json", "_stale", "headers", "method", "target")
+    __slots__ = (
+        "_absent", "_body", "_escaped", "_invalid", "_json", "_stale", "author", "headers", "method", "target",
+    )  # fmt: skip
 
     def __init__(self, method: str, target: bytes, headers: Headers, body: bytes = b"") -> None:
         self.method = method
@@ -48,6 +50,8 @@ class Request:
         self._escaped: bool | None = None
         #: Makes the error for a body that cannot be parsed. A stored error, once raised, would keep the body alive.
         self._invalid: Callable[[], BadRequest] | None = None
+        #: The last plugin, of those that do not ship with the router, that replaced a large body.
+        self.author: str | None = None
 
     @property
     def path(self) -> str:
@@ -56,7 +60,7 @@ class Request:
 
     @property
     def body(self) -> bytes:
-        """The bytes for the worker; encodes a value of :meth:`replace_json`. Raises BadRequest and JSONEncodeError."""
+        """The bytes for the worker; encodes a value of :meth:`replace_json`. Raises BadRequest and UnwritableBody."""
         if self._stale:
             try:
                 self._body = orjson.dumps(self._json, _as_numpy, orjson.OPT_SERIALIZE_NUMPY)
@@ -167,10 +171,15 @@ class Request:
         self._json = value
         self._stale, self._invalid = True, None
 
-    def encode_small(self) -> None:
-        """Encode a value of :meth:`replace_json` now, unless it replaced a large body. Raises as :attr:`body` does."""
+    def encode_for(self, plugin: str) -> None:
+        """Encode the value that ``plugin`` gave to :meth:`replace_json`, unless it replaced a large body.
+
+        Then it is encoded later, as long work, and ``plugin`` is its author. Raises as :attr:`body` does.
+        """
         if self._stale and len(self._body) < LARGE_BYTES:
             _ = self.body
+        else:
+            self.author = plugin
 
     def add_field(self, field: bytes) -> None:
         """Add a top-level ``field``, such as ``b'"stream":true'``, that the body, a JSON object, does not have.
@@ -222,7 +231,11 @@ def _as_numpy(value: Any) -> Any:
     return as_numpy(value)
 
 
+class UnwritableBody(TypeError):
+    """A value of :meth:`Request.replace_json` that JSON cannot hold."""
+
+
 def _not_written(error: orjson.JSONEncodeError) -> Exception:
     if "ecursion" not in str(error):
-        return error
+        return UnwritableBody(str(error))
     return BadRequest("the body is nested too deeply: at most 254 levels can be passed on")

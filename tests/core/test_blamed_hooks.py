@@ -186,3 +186,21 @@ async def test_mistake_of_a_request_names_plugin_and_hook(
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "PLUGIN_FAILED"), answer.text
     assert answer.json()["error"]["message"].startswith(named + "; ")
     assert named in caplog.text
+
+
+@pytest.mark.parametrize(
+    "others", [("--no-default-plugins",), ("--plugin", "r3")], ids=["alone", "with others"]
+)
+async def test_large_body_that_json_cannot_hold_names_the_plugin_that_made_it(
+    others: tuple[str, ...], start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large body is encoded after the hooks, when it is sent."""
+    code = "def pre_request(exchange): exchange.request.replace_json({**exchange.request.json(), 'x': {1}})"
+    name = written(tmp_path, monkeypatch, code)
+    other = written(tmp_path, monkeypatch, "def pre_request(exchange): exchange.request.json()")
+    flags = (*others, "--middleware-paths", name, other)
+    body = b'{"text":"%b"}' % (b"a" * (1 << 18))
+    async with serving(Recording()) as url, start(*flags, "--worker-urls", url) as running:
+        answer = await running.client.post("/generate", content=body)
+    assert answer.status_code == 500
+    assert answer.json()["error"]["message"].startswith(f"plugin {name!r} failed in pre_request; ")

@@ -36,8 +36,8 @@ def test_value_in_place_of_a_large_body_is_encoded_later(size: int) -> None:
     one.replace_json({1, 2})
     if size < LARGE_BYTES:
         with pytest.raises(TypeError, match="set"):
-            one.encode_small()
+            one.encode_for("a")
     else:
-        one.encode_small()
+        one.encode_for("a")
         with pytest.raises(TypeError, match="set"):
             _ = one.body
