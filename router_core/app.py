@@ -135,7 +135,7 @@ class _App:
             request = Request(scope["method"], target, headers, body)
             address, _ = scope.get("client") or (None, 0)
             exchange = Exchange(request, sources=router.session_sources, address=address, scope=scope)
-            with Watched(router.clients, receive, exchange) as watched:
+            with Watched((router._life or router._serving).clients, receive, exchange) as watched:
                 reply = await router.respond(exchange)
                 if (rest := relay(reply, scope["method"], send, watched.end)) is not None:
                     await rest

@@ -10,6 +10,7 @@ import anyio
 import httpx
 from anyio.abc import TaskGroup, TaskStatus
 
+from router_core.client import Watch
 from router_core.registration import Registration
 
 __all__ = ["Life", "background"]
@@ -21,6 +22,7 @@ class Life:
 
     tasks: TaskGroup
     http: httpx.AsyncClient
+    clients: Watch
     registration: Registration
     started: anyio.Event = field(default_factory=anyio.Event)
     stopping: anyio.Event = field(default_factory=anyio.Event)

@@ -172,10 +172,7 @@ class Request:
         self._stale, self._invalid = True, None
 
     def encode_for(self, plugin: str) -> None:
-        """Encode the value that ``plugin`` gave to :meth:`replace_json`, unless it replaced a large body.
-
-        Then it is encoded later, as long work, and ``plugin`` is its author. Raises as :attr:`body` does.
-        """
+        """Encode the value that ``plugin``, its author, gave a small body. Raises as :attr:`body` does."""
         if self._stale and len(self._body) < LARGE_BYTES:
             _ = self.body
         else:

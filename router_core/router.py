@@ -44,10 +44,7 @@ class Router:
     """All state of one router. A process may have several routers.
 
     ``options`` is the parsed command line with the plugins' flags (``args`` is slime's name for it).
-    ``clients``, set while the router serves, detects clients that hang up.
     """
-
-    clients: Watch
 
     def __init__(
         self, settings: Settings, plugins: pluggy.PluginManager, options: argparse.Namespace | None = None
@@ -111,6 +108,11 @@ class Router:
         return self._life
 
     @property
+    def clients(self) -> Watch:
+        """Detects clients that hang up."""
+        return self._serving.clients
+
+    @property
     def started(self) -> anyio.Event:
         """Set when all lifespans are entered, and the restored workers and the workers to start with are registered."""
         return self._serving.started
@@ -167,8 +169,8 @@ class Router:
             ):
                 introduction = self.components.find("introduction")
                 registration = Registration(self.pool, self.settings, http, tasks, introduction)
-                self.clients = Watch(asyncio.get_running_loop(), self._hung_up)
-                life = self._life = Life(tasks, http, registration)
+                clients = Watch(asyncio.get_running_loop(), self._hung_up)
+                life = self._life = Life(tasks, http, clients, registration)
                 async with AsyncExitStack() as stack:
                     try:
                         for plugin, lifespan in self.hooks.lifespan:

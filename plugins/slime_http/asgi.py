@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from types import BuiltinMethodType, MethodType
 from typing import Any
 
 __all__ = [
@@ -27,6 +28,10 @@ EXPLAIN = "slime_http.explain"
 #: Key in the ASGI state. Its value is the code of the error that ended an answer after its head was sent.
 FAILED = "slime_http.failed"
 
+#: Types of bound methods; the second is that of compiled classes. A layer may wrap ``send`` in an object that delegates
+#: the attributes, ``__self__`` included: the layer must be called then.
+_METHODS = (MethodType, BuiltinMethodType)
+
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -46,7 +51,8 @@ def note_failure(scope: Scope, code: str) -> None:
 
 def send_now_of(send: Send) -> SendNow | None:
     """Return the ``send_now`` of the object that the method ``send`` is bound to, or None if there is none."""
-    found: SendNow | None = getattr(getattr(send, "__self__", None), "send_now", None)
+    method: Any = send
+    found: SendNow | None = getattr(method.__self__, "send_now", None) if type(send) in _METHODS else None
     return found
 
 
@@ -55,7 +61,8 @@ def take_whole(receive: Receive, max_bytes: int) -> bytes | None:
 
     The router's own server gives a body that has come at once, which saves two coroutines for the ASGI message.
     """
-    at_once = getattr(getattr(receive, "__self__", None), "take_whole", None)
+    method: Any = receive
+    at_once = getattr(method.__self__, "take_whole", None) if type(receive) in _METHODS else None
     found: bytes | None = at_once(max_bytes) if at_once is not None else None
     return found
 
@@ -65,7 +72,8 @@ def send_whole(send: Send, status: int, headers: Headers, body: bytes) -> Awaita
 
     The router's own server takes a whole answer in one call, which saves two coroutines for the ASGI messages.
     """
-    at_once = getattr(getattr(send, "__self__", None), "send_whole", None)
+    method: Any = send
+    at_once = getattr(method.__self__, "send_whole", None) if type(send) in _METHODS else None
     if at_once is not None and at_once(status, headers, body):
         return None
     return _send_messages(send, status, headers, body)

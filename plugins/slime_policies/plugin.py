@@ -143,17 +143,14 @@ class CorrectedPolicies(Policies):
     def __init__(self, policy: Corrected, choose: Choose | None = None) -> None:
         super().__init__(policy, choose)
         self._answered = policy.answered
-        self._selective = policy if isinstance(policy, Selective) else None
+        self._expects = policy.expects if isinstance(policy, Selective) else lambda exchange: True
 
     @hookimpl(trylast=True)  # called first: later plugins may read, wrap or replace the worker's answer
     def post_response(self, exchange: Exchange) -> None:
-        selective = self._selective
-        if selective is not None and not (exchange.notes and selective.expects(exchange)):
-            return
         reply = exchange.reply
         if reply is None or reply.status != 200 or exchange.worker is None:
             return
-        if at_generation(exchange.request):
+        if self._expects(exchange) and at_generation(exchange.request):
             CachedTokens(reply, partial(self._answered, exchange)).watch()
 
 

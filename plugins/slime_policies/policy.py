@@ -45,5 +45,5 @@ class Selective(Corrected, Protocol):
     """A policy that learns from some answers only. Other answers need not be searched for numbers of cached tokens."""
 
     def expects(self, exchange: Exchange) -> bool:
-        """Return True when the policy learns from the answer to ``exchange``, whose ``notes`` then have an entry."""
+        """Return True when the policy learns from the answer to ``exchange``."""
         ...

@@ -17,7 +17,7 @@ import pytest
 
 _ROOT = Path(__file__).parents[2]
 _FOLDER = _ROOT / "benchmarks"
-_OTHERS = {"late_engine", "plot_history", "quick_worker"}  # programs that measure nothing
+_OTHERS = {"late_engine", "plot_history", "quick_worker", "several_routers"}  # programs that measure nothing
 _DEADLINE_S = 300
 _NOT_FOUND = 2
 

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 
 from core.servers import Wire, answer, scripted
@@ -115,3 +116,52 @@ async def test_server_calls_the_application_without_layers_that_only_pass_on(
     while (layer := getattr(layer, "_app", None)) is not None:
         layers.append(type(layer).__name__)
     assert layers == expected
+
+
+async def test_a_layer_that_hands_on_the_attributes_of_receive_and_send_is_called() -> None:
+    """Libraries for wrappers, such as wrapt, make objects with all attributes of what they wrap."""
+
+    class Delegating:
+        def __init__(self, inner: Any, change: Any) -> None:
+            self._inner, self._change = inner, change
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+        async def __call__(self, *message: Any) -> Any:
+            return self._change(await self._inner(*map(self._change, message)))
+
+    def upper(message: Any) -> Any:
+        return message and {**message, "body": message.get("body", b"").upper()}
+
+    async with scripted(echo) as worker:
+        router, _ = build([*NO_PLUGINS, "--worker-urls", worker.url])
+        app = make_app(router)
+
+        async def layered(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] == "http":
+                receive, send = Delegating(receive, upper), Delegating(send, upper)
+            await app(scope, receive, send)
+
+        async with serving(layered) as url, connected(url) as client:
+            with anyio.fail_after(HANG_S):
+                status = 0
+                while status != 200:
+                    await client.say(b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhello")
+                    answer = await client.answer()
+                    status = answer.status
+    assert worker.arrived[-1].body == b"HELLO"
+
+
+async def test_a_router_that_does_not_serve_refuses_requests() -> None:
+    async with scripted(echo) as worker:
+        router, _ = build([*NO_PLUGINS, "--worker-urls", worker.url])
+        app = make_app(router)
+        for _ in range(2):
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                assert (await client.post("/x", content=b"hello")).status_code == 500
+            async with router.running():
+                pass
+        assert worker.arrived == []
+        assert router.proxy.open_connections == 0
