@@ -101,7 +101,7 @@ async def test_the_router_answers_what_is_described_and_nothing_else(start: Star
             running.router.pool.remove(worker)
         for method, path in sorted(described | others):
             answer = await running.client.request(method, path)
-            was_for_a_worker = "no worker can take requests" in answer.text
+            was_for_a_worker = "no worker can take requests (registered: none;" in answer.text
             assert was_for_a_worker == ((method, path) in others), f"{method} {path}: {answer.text}"
 
 
