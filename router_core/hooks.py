@@ -17,10 +17,10 @@ from router_core import hookspecs
 from router_core.errors import HTTPError, MissingComponent, PluginError, PluginFailed, StartupError
 from router_core.exchange import Exchange
 from router_core.reply import Reply
-from router_core.request import Request, UnwritableBody
+from router_core.request import Request
 from router_core.weights import WeightUpdate
 from router_core.workers import Worker, WorkerChange
-from slime_http.message_faults import UnsendableRequest, reply_fault, request_fault
+from slime_http.message_faults import UnsendableRequest, UnwritableBody, reply_fault, request_fault
 from slime_start.hook_functions import by_position, misfit
 from slime_start.owners import Owners
 

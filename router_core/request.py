@@ -12,8 +12,9 @@ import orjson
 
 from router_core.errors import BadRequest, TooManyValues
 from router_core.types import Headers
+from slime_http.message_faults import UnwritableBody
 
-__all__ = ["LARGE_BYTES", "Request", "UnwritableBody"]
+__all__ = ["LARGE_BYTES", "Request"]
 
 #: A body of at least this many bytes is parsed in pieces.
 LARGE_BYTES = 1 << 17
@@ -226,10 +227,6 @@ def _as_numpy(value: Any) -> Any:
     from slime_fairness.large_json import as_numpy  # imports numpy, which not every router needs
 
     return as_numpy(value)
-
-
-class UnwritableBody(TypeError):
-    """A value of :meth:`Request.replace_json` that JSON cannot hold."""
 
 
 def _not_written(error: orjson.JSONEncodeError) -> Exception:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["IN_VALUES", "TOKEN", "UnsendableRequest", "reply_fault", "request_fault"]
+__all__ = ["IN_VALUES", "TOKEN", "UnsendableRequest", "UnwritableBody", "reply_fault", "request_fault"]
 
 #: The name of a header, and a method: a token, RFC 9110 section 5.6.2.
 TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -16,6 +16,10 @@ _STATUSES = range(100, 1000)
 
 class UnsendableRequest(Exception):
     """An error for a request to a worker that code in the router's process has broken; the message says how."""
+
+
+class UnwritableBody(TypeError):
+    """An error for a value, given as the body of a request, that JSON cannot hold."""
 
 
 def request_fault(method: object, target: object, headers: object) -> str | None:
