@@ -16,6 +16,7 @@ from router_core.errors import Forbidden, HTTPError
 from router_core.types import Scope
 from slime_auth.access import Level
 from slime_auth.addresses import is_loopback
+from slime_auth.errors import UnsupportedMediaType
 
 __all__ = ["Pages", "UnsupportedMediaType"]
 
@@ -25,14 +26,6 @@ _OWN_SITES = (b"", b"none", b"same-origin")
 _SEEN = 64
 #: Content types that a page can send without a preflight (Fetch standard, "CORS-safelisted request-header").
 _ANY_PAGES = (b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data")
-
-
-class UnsupportedMediaType(HTTPError):
-    """The path takes no body of this ``Content-Type``."""
-
-    status = 415
-    type = "invalid_request_error"
-    code = "UNSUPPORTED_MEDIA_TYPE"
 
 
 class Pages:

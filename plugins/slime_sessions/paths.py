@@ -9,6 +9,7 @@ from router_core.client import send_error
 from router_core.errors import HTTPError
 from router_core.proxy import PATH
 from router_core.types import ASGIApp, Receive, Scope, Send
+from slime_sessions.errors import NothingThere
 from slime_sessions.names import PREFIX, read_path
 
 __all__ = ["SessionPaths"]
@@ -17,14 +18,6 @@ _HEADER = b"x-session-id"
 _SAMPLES = "/samples"
 #: Methods of the routes on a session itself.
 _OWN_METHODS = ("GET", "HEAD", "DELETE")
-
-
-class NothingThere(HTTPError):
-    """An unknown path below a session."""
-
-    status = 404
-    type = "not_found_error"
-    code = "NOT_FOUND"
 
 
 class SessionPaths:
