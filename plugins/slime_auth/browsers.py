@@ -18,7 +18,7 @@ from slime_auth.access import Level
 from slime_auth.addresses import is_loopback
 from slime_auth.errors import UnsupportedMediaType
 
-__all__ = ["Pages", "UnsupportedMediaType"]
+__all__ = ["Pages"]
 
 #: Values of ``Sec-Fetch-Site`` in requests that do not come from another site; empty: there is no such header.
 _OWN_SITES = (b"", b"none", b"same-origin")

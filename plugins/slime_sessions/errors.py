@@ -1,4 +1,4 @@
-"""The error for unknown paths. It lies outside of the compiled modules, where a class would lose its ``status``."""
+"""The error for unknown paths. It lies outside of the compiled modules, where it would lose its ``status``."""
 
 from __future__ import annotations
 
