@@ -13,9 +13,9 @@ a router is the median of its slices. ``more`` is the mean difference of the two
 time of the pauses, for each request of a second router. ``%`` is ``more`` as a share of the mean time of the first
 routers.
 
-A round starts the process anew, since the places of two routers in memory change their times by some percent. So many
-short rounds are better than a few long ones. The table has medians over the rounds, and below it are the confidence
-intervals of the medians of ``%``. Nobody scrapes the metrics meanwhile.
+A round starts the process anew, since the places of two routers in memory change their times by some percent. Therefore
+many short rounds are better than a few long ones. The table has medians over the rounds, and below it are the
+confidence intervals of the medians of ``%``. Nobody scrapes the metrics meanwhile.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import importlib
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from configparser import ConfigParser
 from dataclasses import dataclass
@@ -442,3 +443,18 @@ def test_the_pool_alone_sets_the_weight_version_of_a_worker() -> None:
     sets = re.compile(r"\.weight_version = ")
     paths = [*CORE.rglob("*.py"), *PLUGINS.rglob("*.py")]
     assert [path.name for path in paths if sets.search(path.read_text())] == ["pool.py"]
+
+
+def test_no_compiled_module_defines_an_error_with_a_status() -> None:
+    """Compiled, such a class would lose its ``status``, and the client would get a 500."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    compiled = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]["modules"]
+    assert compiled
+    classes = [
+        (path, node)
+        for path in compiled
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("Error") for base in node.bases)
+    ]
+    wrong = [f"{path}: {node.name}" for path, node in classes if "status" in ast.unparse(node)]
+    assert not wrong
